@@ -1,0 +1,22 @@
+"""What can be timed, and the plain facts about it.
+
+Importing this needs neither PyTorch nor Triton; :func:`implementations` imports them when called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.problem import Conv, Gemm
+
+if TYPE_CHECKING:
+    from kernels.launch import Implementation
+
+__all__ = ["Conv", "Gemm", "implementations"]
+
+
+def implementations() -> dict[str, Implementation]:
+    """Every implementation by name, whether or not it runs on this machine."""
+    from kernels.registry import all_implementations
+
+    return all_implementations()

@@ -1,0 +1,142 @@
+"""``python -m kernels list | check | compile``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kernels import Conv, Gemm, implementations
+from kernels.cli import (
+    ConvOption,
+    DeviceOption,
+    GemmOption,
+    GpuOption,
+    JsonOption,
+    new_app,
+    note,
+    parse_problems,
+    print_json,
+    run,
+)
+from kernels.errors import UserError, nearest
+from kernels.problem import DTYPE_BYTES, Problem
+
+app = new_app("What can be timed here: list it, check it, compile it.")
+
+
+@app.command("list")
+def list_command(
+    device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
+) -> None:
+    """List the implementations, what each supports here, and why not."""
+    from kernels.device import select_device
+
+    machine = select_device(device, gpu).machine
+    rows: list[dict[str, Any]] = []
+    for name, implementation in implementations().items():
+        for op in implementation.ops:
+            why = {
+                dtype: implementation.supports(_plain(op, dtype), machine) for dtype in DTYPE_BYTES
+            }
+            supported = [dtype for dtype, reason in why.items() if reason is None]
+            reason = None if supported else why["fp32"]
+            rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
+    if json:
+        print_json(rows)
+        return
+    print(f"{machine.name} ({machine.slug})")
+    for row in rows:
+        what = " ".join(row["supports"]) or row["reason"]
+        print(f"  {row['implementation']:14} {row['op']:5} {what}")
+
+
+@app.command("check")
+def check_command(
+    implementation: Annotated[
+        list[str] | None, typer.Option("--implementation", help="Only this one; may be repeated.")
+    ] = None,
+    gemm: GemmOption = None,
+    conv: ConvOption = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Compare results with a float64 reference; Triton's interpreter where there is no GPU.
+
+    Without problems of your own, a set of small ones with awkward sizes is checked.
+    """
+    from kernels.device import select_device
+
+    selected = select_device(device, gpu)
+    if selected.gpu is None:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, below
+    from kernels.check import SUITE, check_all
+
+    names = implementation or list(implementations())
+    for name in names:
+        if name not in implementations():
+            raise UserError(
+                f"implementation {name!r} is not known; {nearest(name, implementations())}"
+            )
+    problems = parse_problems(gemm, conv) or [
+        *map(Gemm.parse, SUITE["gemm"]),
+        *map(Conv.parse, SUITE["conv"]),
+    ]
+    asked = bool(implementation or gemm or conv)
+    rows = check_all(names, problems, selected)
+    if not asked:  # the whole suite: what cannot run here is not news
+        rows = [row for row in rows if row.status != "unsupported"]
+    if json:
+        print_json([asdict(row) for row in rows])
+    else:
+        for row in rows:
+            error = "" if row.rel_error is None else f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}"
+            print(f"{row.status:12}{row.implementation:14} {row.problem:56} {error} {row.message}")
+    bad = sum(row.status in ("wrong", "error") for row in rows)
+    done = sum(row.status == "ok" for row in rows)
+    note(f"{done} ok, {bad} wrong or failed, {len(rows) - done - bad} unsupported.")
+    if bad or not done:
+        raise typer.Exit(1)
+
+
+@app.command("compile")
+def compile_command(
+    arch: Annotated[
+        list[str] | None, typer.Option("--arch", help="Such as sm_90; may be repeated.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every candidate config.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Compile the Triton kernels for named architectures, without a GPU."""
+    from kernels.compilecheck import ARCHES, Row, compile_rows
+
+    def show(row: Row) -> None:
+        if not json:
+            print(
+                f"{'ok' if row.ok else 'BAD':4}{row.kernel} {row.arch:7}{row.dtype} {row.layout} "
+                f"align {row.alignment:2}  {row.mma:9}{row.registers:4} registers "
+                f"{row.shared_bytes >> 10:4} KiB shared  {row.config}  {row.message}",
+                flush=True,
+            )
+
+    rows = compile_rows(arch or ARCHES, every, show)
+    if json:
+        print_json([asdict(row) for row in rows])
+    bad = [row for row in rows if not row.ok]
+    note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
+    if bad or not rows:
+        raise typer.Exit(1)
+
+
+def _plain(op: str, dtype: str) -> Problem:
+    """An ordinary problem, to ask what is supported at all."""
+    if op == "gemm":
+        return Gemm(1024, 1024, 1024, dtype)
+    return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)
+
+
+if __name__ == "__main__":
+    run(app, "python -m kernels")

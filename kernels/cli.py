@@ -1,0 +1,93 @@
+"""What every command line here shares: exit codes, one-sentence errors, JSON on stdout alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from kernels.errors import UserError
+from kernels.problem import Conv, Gemm, Problem
+
+GemmOption = Annotated[
+    list[str] | None, typer.Option("--gemm", help="M,N,K,dtype[,layout[,batch]]")
+]
+ConvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conv", help="N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, gpu or cpu.")]
+GpuOption = Annotated[int, typer.Option("--gpu", help="Which GPU, counted from 0.")]
+
+
+def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
+    """The problems of a command line's ``--gemm`` and ``--conv`` options."""
+    return [*map(Gemm.parse, gemm or []), *map(Conv.parse, conv or [])]
+
+
+def new_app(help_text: str) -> typer.Typer:
+    """A Typer application in the house's style."""
+    return typer.Typer(
+        help=help_text + " Every command takes --debug for a traceback.",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def run(app: typer.Typer, program: str) -> None:
+    """Run and exit: 0 done, 1 the work failed, 2 a usage error, 130 interrupted.
+
+    An error is one sentence on stderr; ``--debug``, anywhere, prints the traceback instead.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    try:
+        code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            raise
+        sentence, code = _explain(error, program)
+        print(sentence, file=sys.stderr)
+    sys.exit(code or 0)
+
+
+def _explain(error: BaseException, program: str) -> tuple[str, int]:
+    """The sentence and the exit code of an error."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return "Interrupted.", 130
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename or 'no file named'}.", 1
+    # Click's usage errors, whether Typer brings its own copy of Click or not. Where no command
+    # was given, the help is the message.
+    if hasattr(error, "format_message"):
+        message = error.format_message()
+        is_help = not message or message.startswith("Usage:")
+        return message if is_help else f"{message} See `{program} --help`.", 2
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first} (--debug shows where).", 1
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line for the human, on stderr, so that stdout stays the command's answer."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,148 @@
+"""How an implementation is tuned, and the arithmetic of tiles and waves. Torch-free.
+
+A tile is the block of the result that one CTA computes; a wave is as many tiles as the machine
+holds at once. The arithmetic works on numbers and on NumPy arrays alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine
+from kernels.problem import DTYPE_BYTES
+
+
+class Config:
+    """Base of the frozen dataclasses that tune an implementation; its text is ``key=value;…``."""
+
+    def __str__(self) -> str:
+        return ";".join(f"{f.name}={_word(getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what :meth:`__str__` writes; keys left out keep their default."""
+        known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
+        values: dict[str, int | bool] = {}
+        for part in text.split(";"):
+            key, _, word = part.partition("=")
+            if key not in known:
+                raise UserError(f"config key {key!r} is not known; {nearest(key, known)}")
+            if word not in ("on", "off") and not word.isdigit():
+                raise UserError(f"config {key} takes a whole number, on or off, not {word!r}.")
+            values[key] = word == "on" if word in ("on", "off") else int(word)
+        return cls(**values)
+
+
+def _word(value: int | bool) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class TileConfig(Config):
+    """Block sizes of a tiled matmul: a CTA's tile is ``bm`` × ``bn``, its K step ``bk`` elements.
+
+    ``group`` rows of tiles are visited together so that concurrent CTAs share operands in L2.
+    """
+
+    bm: int = 128
+    bn: int = 128
+    bk: int = 64
+    stages: int = 4
+    warps: int = 4
+    group: int = 8
+
+    def shared_bytes(self, dtype: str) -> int:
+        """Shared memory of the pipeline's stages: A and B blocks of each."""
+        return self.stages * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulator registers of one thread."""
+        return self.bm * self.bn // (32 * self.warps)
+
+    def invalid(self, dtype: str, machine: Machine) -> str | None:
+        """Why this config cannot run, as a sentence; None if it can.
+
+        The one rule: powers of two of at least 16 (Triton's ``tl.dot``), at most 128 accumulators
+        a thread (255 registers hold no more beside the operands), stages that fit the CTA's
+        shared memory.
+        """
+        for name in ("bm", "bn", "bk"):
+            size = getattr(self, name)
+            if size < 16 or size & (size - 1):
+                return f"{name}={size} is not a power of two of at least 16."
+        if self.accumulators > 128:
+            return f"{self.accumulators} accumulators a thread do not fit; use more warps."
+        if self.shared_bytes(dtype) > machine.shared_cta_bytes:
+            return (
+                f"{self.stages} stages take {self.shared_bytes(dtype) >> 10} KiB of shared memory "
+                f"and a CTA of {machine.name} has {machine.shared_cta_bytes >> 10}."
+            )
+        return None
+
+
+# --- Tiles and waves -----------------------------------------------------------------------------
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    """⌈a / b⌉ for whole numbers or arrays of them."""
+    return -(-a // b)
+
+
+def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1) -> Any:
+    """Tiles of a GEMM: batch · ⌈m/bm⌉ · ⌈n/bn⌉ · split."""
+    return batch * ceil_div(m, bm) * ceil_div(n, bn) * split
+
+
+def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
+    """Useful share of the padded result: m·n over the area of all tiles, at most 1."""
+    return (m * n) / (ceil_div(m, bm) * bm * ceil_div(n, bn) * bn)
+
+
+def tail_efficiency(tiles: Any, slots: Any) -> Any:
+    """Tiles over the slots of all waves, at most 1: what the last wave leaves idle."""
+    return tiles / (ceil_div(tiles, slots) * slots)
+
+
+def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
+    """Largest ``size'`` ≥ ``size`` that needs no wave more than ``size``: the edge of its wave.
+
+    ``size`` runs along the blocks of ``block`` elements; ``other`` is the result's other
+    dimension. One element beyond the edge starts another wave.
+    """
+    across = ceil_div(other, other_block)
+    waves = ceil_div(ceil_div(size, block) * across, slots)
+    return waves * slots // across * block
+
+
+# The tiles that libraries really use, seen in kernel names (cuBLAS and cuDNN under PyTorch 2.1 to
+# 2.13): the time model takes the fastest of them where a kernel's own tile is not known.
+_SIMT = [(32, 32), (32, 64), (64, 32), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128),
+         (128, 128), (256, 64), (64, 256), (128, 256), (256, 128)]  # fmt: skip
+_AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128),
+           (256, 64), (64, 256), (256, 128), (128, 256)]  # fmt: skip
+_HOPPER = [(64, 8), (64, 16), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 192),
+           (192, 128), (128, 256), (256, 128), (192, 192), (256, 64), (64, 256)]  # fmt: skip
+_CPU = [(8, 16), (16, 16), (32, 16), (64, 16), (128, 16)]  # rows × vector lanes
+
+
+def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
+    """(rows, columns) of the tiles that the vendor's library has for a generation and dtype."""
+    if generation == "cpu":
+        return _CPU
+    if dtype == "fp32":
+        return _SIMT
+    return _HOPPER if generation in ("hopper", "blackwell") else _AMPERE
+
+
+def large_tile(generation: str, dtype: str) -> tuple[int, int]:
+    """(rows, columns) of the tile that a large product gets; its edges are where steps are.
+
+    Seen in names: nvjet 128×256 and ampere 128×256, whose first number is our columns. How a
+    CPU's libraries block is not known; there it is only where to look more closely.
+    """
+    if generation == "cpu":
+        return 128, 64
+    return (128, 128) if dtype == "fp32" else (256, 128)

@@ -1,0 +1,139 @@
+"""The device at hand: which one, its facts, and the versions of what runs on it. Needs torch."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kernels.errors import UserError
+from kernels.machine import DeviceProperties, Machine, from_properties, of_cpu
+
+_LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that PyTorch can use. ``gpu`` is its ordinal among the visible ones."""
+
+    machine: Machine
+    torch_name: str
+    gpu: int | None = None
+
+
+def select_device(kind: str = "auto", gpu: int = 0) -> Device:
+    """The GPU where there is one, the CPU otherwise or where it is asked for.
+
+    Args:
+        kind: ``auto``, ``gpu`` or ``cpu``.
+        gpu: which of the visible GPUs.
+
+    Raises:
+        UserError: a GPU is there that PyTorch cannot use. That is never a quiet fall to the CPU.
+    """
+    if kind not in ("auto", "gpu", "cpu"):
+        raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
+    if kind == "cpu":
+        return this_cpu()
+    if torch.version.hip is not None:
+        raise UserError(
+            "This PyTorch is built for ROCm and Rooftile measures NVIDIA GPUs and CPUs; "
+            "use a CUDA build of PyTorch, or DEVICE=cpu."
+        )
+    if torch.cuda.is_available():
+        return _this_gpu(gpu)
+    driver = nvidia_driver()
+    if driver is not None:
+        raise UserError(_why_unusable(driver), exit_code=1)
+    if kind == "gpu":
+        raise UserError("No NVIDIA GPU was found on this machine; use DEVICE=cpu.", exit_code=1)
+    return this_cpu()
+
+
+def this_cpu() -> Device:
+    """The CPU. Its ceilings are not measured yet: they are 0."""
+    ceilings = {"fp32": 0.0, "bf16": 0.0}
+    return Device(of_cpu(ceilings, 0.0, torch.get_num_threads()), "cpu")
+
+
+def _this_gpu(gpu: int) -> Device:
+    count = torch.cuda.device_count()
+    if not 0 <= gpu < count:
+        raise UserError(f"GPU {gpu} is not there; PyTorch sees {count}, counted from 0.")
+    p = torch.cuda.get_device_properties(gpu)
+    machine = from_properties(
+        DeviceProperties(
+            name=p.name,
+            capability=(p.major, p.minor),
+            sms=p.multi_processor_count,
+            memory_bytes=p.total_memory,
+            l2_bytes=p.L2_cache_size,
+            shared_sm_bytes=p.shared_memory_per_multiprocessor,
+            shared_cta_bytes=p.shared_memory_per_block_optin,
+            boost_mhz=p.clock_rate / 1e3,
+            memory_mhz=p.memory_clock_rate / 1e3,
+            bus_bits=p.memory_bus_width,
+        )
+    )
+    # The cache that is really there: an H200's is 50 or 60 MB, whatever the datasheet says.
+    machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
+    return Device(machine, f"cuda:{gpu}", gpu)
+
+
+def nvidia_driver() -> str | None:
+    """Version of the NVIDIA driver if there is also a GPU; ``unknown`` if it does not say."""
+    if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
+        return None
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    match = re.search(r"(?:Kernel Module\D*|for x86_64\s+)(\d+(?:\.\d+)+)", text)
+    return match.group(1) if match else "unknown"
+
+
+def _why_unusable(driver: str) -> str:
+    """One sentence: driver found, what PyTorch needs, what to do."""
+    found = f"An NVIDIA GPU is there (driver {driver}), but PyTorch {torch.__version__} "
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return found + "is told to hide it: unset CUDA_VISIBLE_DEVICES, or use DEVICE=cpu."
+    if torch.version.cuda is None:
+        return found + "is a CPU build: install a CUDA build, or use DEVICE=cpu."
+    least = _LEAST_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_LEAST_DRIVER.values()))
+    return found + (
+        f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {least} or later; "
+        "update the driver, point PYTHON at a PyTorch that it can run, or use DEVICE=cpu."
+    )
+
+
+def software(device: Device) -> dict[str, str]:
+    """Versions of everything that a time depends on; no host name, user or path."""
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    try:
+        import triton
+
+        versions["triton"] = triton.__version__
+    except ImportError:
+        pass
+    if device.gpu is not None:
+        versions["cuda"] = str(torch.version.cuda)
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+        versions["driver"] = nvidia_driver() or "unknown"
+    else:
+        for name, pattern in (("mkl", r"Math Kernel Library Version (\S+)"),
+                              ("onednn", r"MKL-DNN v(\S+)")):  # fmt: skip
+            match = re.search(pattern, torch.__config__.show())
+            if match:
+                versions[name] = match.group(1)
+        versions["threads"] = str(torch.get_num_threads())
+    return versions

@@ -1,0 +1,31 @@
+"""The one error that a user causes and can mend, and the helper that words it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input or a machine that cannot do what was asked: one sentence that says what to do.
+
+    The command line prints the sentence and exits with ``exit_code``: 2 for bad input (the
+    default), 1 where the input was fine and the work failed.
+    """
+
+    def __init__(self, sentence: str, exit_code: int = 2) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Say which valid word was probably meant: "did you mean 'x'?", or the list when none is near.
+
+    >>> nearest("bf61", ["bf16", "fp32"])
+    "did you mean 'bf16'?"
+    """
+    words = list(known)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"use one of {', '.join(words)}."

@@ -1,0 +1,314 @@
+"""Plain facts about the machine that computes: rates, bandwidth, caches, each with its source.
+
+Torch-free. Known GPUs come from ``machines.toml``; any other GPU gets its facts from what the
+device says of itself (:func:`from_properties`); a CPU's ceilings are measured (:func:`of_cpu`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import UserError, nearest
+
+_TABLE = Path(__file__).with_name("machines.toml")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device. Rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
+
+    A CPU is a machine too: its threads are its ``sms``, its last-level cache is its ``l2_bytes``.
+    ``sources`` says, fact by fact, where the number comes from.
+    """
+
+    slug: str
+    name: str
+    kind: str  # "gpu" or "cpu"
+    generation: str
+    capability: tuple[int, int] | None  # compute capability; None for a CPU
+    sms: int
+    tensor_mhz: float
+    boost_mhz: float
+    bandwidth: float
+    l2_bytes: int
+    shared_sm_bytes: int
+    shared_cta_bytes: int
+    memory_bytes: int
+    peaks: Mapping[str, float]  # FLOP/s by dtype; a dtype that is missing is not supported
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def peak(self, dtype: str) -> float:
+        """Peak FLOP/s of a dtype.
+
+        Raises:
+            UserError: the machine has no units for it.
+        """
+        if dtype not in self.peaks:
+            raise UserError(f"{self.name} computes {', '.join(self.peaks)}, not {dtype}.")
+        return self.peaks[dtype]
+
+    def ridge(self, dtype: str) -> float:
+        """Arithmetic intensity (FLOP/byte) at which the memory roof meets the dtype's roof."""
+        return self.peak(dtype) / self.bandwidth
+
+    @property
+    def arch(self) -> str:
+        """``sm_90`` for compute capability 9.0; ``cpu`` for a CPU."""
+        return "cpu" if self.capability is None else "sm_{}{}".format(*self.capability)
+
+    def to_json(self) -> dict[str, Any]:
+        """For run.json; :meth:`from_json` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """Inverse of :meth:`to_json`."""
+        capability = data["capability"]
+        return cls(**{**data, "capability": None if capability is None else tuple(capability)})
+
+
+@functools.cache
+def known_machines() -> dict[str, Machine]:
+    """Every machine of ``machines.toml`` by slug."""
+    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    sources = table.pop("sources")
+    return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
+
+
+def known_machine(slug: str) -> Machine:
+    """The machine of ``machines.toml`` with this slug.
+
+    Raises:
+        UserError: there is none.
+    """
+    if slug not in known_machines():
+        raise UserError(f"machine {slug!r} is not known; {nearest(slug, known_machines())}")
+    return known_machines()[slug]
+
+
+def machine_of_arch(arch: str) -> Machine:
+    """The first machine of ``machines.toml`` with this architecture, such as ``sm_90``."""
+    by_arch: dict[str, Machine] = {}
+    for machine in known_machines().values():
+        by_arch.setdefault(machine.arch, machine)
+    if arch not in by_arch:
+        raise UserError(f"architecture {arch!r} is not known; {nearest(arch, by_arch)}")
+    return by_arch[arch]
+
+
+@functools.cache
+def _slug_of_device_name() -> dict[str, str]:
+    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return {
+        name: slug
+        for slug, entry in table.items()
+        if slug != "sources"
+        for name in entry["device_names"]
+    }
+
+
+def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
+    """The entry with the facts of the one that it is ``like`` filled in."""
+    entry = dict(table[slug])
+    if "like" in entry:
+        base = _inherited(table, entry.pop("like"))
+        entry = {**base, **entry, "tflops": {**base["tflops"], **entry.get("tflops", {})}}
+    return entry
+
+
+def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
+    facts = {key: fact for key, fact in entry.items() if key not in ("device_names", "tflops")}
+    value = {key: fact[0] if isinstance(fact, list) else fact for key, fact in facts.items()}
+    peaks = {dtype: tflops * 1e12 for dtype, (tflops, _) in entry["tflops"].items()}
+    cited = {key: sources[fact[1]] for key, fact in facts.items() if isinstance(fact, list)}
+    cited |= {f"peak {dtype}": sources[source] for dtype, (_, source) in entry["tflops"].items()}
+    major, minor = value["capability"].split(".")
+    return Machine(
+        slug=slug,
+        name=entry["device_names"][0],
+        kind="gpu",
+        generation=value["generation"],
+        capability=(int(major), int(minor)),
+        sms=value["sms"],
+        tensor_mhz=value["tensor_mhz"],
+        boost_mhz=value["boost_mhz"],
+        bandwidth=value["bandwidth"] * 1e9,
+        l2_bytes=value["l2_mib"] << 20,
+        shared_sm_bytes=value["shared_sm_kib"] << 10,
+        shared_cta_bytes=value["shared_cta_kib"] << 10,
+        memory_bytes=int(value["memory_gb"] * 1e9),
+        peaks=peaks,
+        sources=cited,
+    )
+
+
+# --- A GPU that no table knows -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What a GPU says of itself, wherever it was asked. Clocks in MHz, sizes in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    sms: int
+    memory_bytes: int
+    l2_bytes: int
+    shared_sm_bytes: int
+    shared_cta_bytes: int
+    boost_mhz: float
+    memory_mhz: float
+    bus_bits: int
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s: two transfers a memory clock over the whole bus."""
+        return 2 * self.memory_mhz * 1e6 * self.bus_bits / 8
+
+
+# FLOPs per clock and SM; 16-bit products accumulate in fp32. From the architecture whitepapers
+# (machines.toml's sources). A dtype that is missing has no units on that chip.
+_FLOPS_PER_CLOCK: dict[tuple[int, int], dict[str, int]] = {
+    (7, 0): {"fp32": 128, "fp16": 1024},
+    (7, 5): {"fp32": 128, "fp16": 1024},
+    (8, 0): {"fp32": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048},
+    (8, 6): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
+    (8, 9): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
+    (9, 0): {"fp32": 256, "tf32": 2048, "fp16": 4096, "bf16": 4096},
+    (10, 0): {"fp32": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192},
+    (12, 0): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
+}
+_GENERATIONS = {
+    (7, 0): "volta",
+    (7, 5): "turing",
+    (8, 0): "ampere",
+    (8, 6): "ampere",
+    (8, 9): "ada",
+    (9, 0): "hopper",
+    (10, 0): "blackwell",
+    (12, 0): "blackwell-rtx",
+}
+
+
+def from_properties(properties: DeviceProperties) -> Machine:
+    """Facts of the GPU at hand: the table's where it knows the card, the device's own otherwise.
+
+    A MIG slice is no known card. It takes SMs, L2 and memory from itself, and of its card's
+    bandwidth the share that its memory is of the card's.
+    """
+    p = properties
+    slug = _slug_of_device_name().get(p.name)
+    if slug is not None:
+        return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
+
+    # A capability newer than the table takes the newest older row: a guess, and said to be one.
+    row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
+    halved = "GeForce" in p.name or "TITAN" in p.name
+    peaks = {
+        dtype: rate * p.sms * p.boost_mhz * 1e6 * (0.5 if halved and dtype != "fp32" else 1.0)
+        for dtype, rate in _FLOPS_PER_CLOCK[row].items()
+    }
+    own = "the device's own properties"
+    rates = f"SMs × clock × FLOPs per clock and SM of compute capability {row[0]}.{row[1]}"
+    if halved:
+        rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
+    bandwidth, bandwidth_source = p.bandwidth, f"{own}: 2 × memory clock × bus width"
+    card = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
+    if card is not None:
+        whole = known_machines()[card]
+        bandwidth = whole.bandwidth * min(1.0, p.memory_bytes / whole.memory_bytes)
+        bandwidth_source = f"{card}'s, in proportion to the slice's memory"
+    return Machine(
+        slug=_dashes(p.name),
+        name=p.name,
+        kind="gpu",
+        generation=_GENERATIONS[row],
+        capability=p.capability,
+        sms=p.sms,
+        tensor_mhz=p.boost_mhz,
+        boost_mhz=p.boost_mhz,
+        bandwidth=bandwidth,
+        l2_bytes=p.l2_bytes,
+        shared_sm_bytes=p.shared_sm_bytes,
+        shared_cta_bytes=p.shared_cta_bytes,
+        memory_bytes=p.memory_bytes,
+        peaks=peaks,
+        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": own},
+    )
+
+
+# --- This CPU ------------------------------------------------------------------------------------
+
+
+def cpu_model() -> str:
+    """The CPU's model as the system names it; empty if it does not."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
+
+
+def cpu_slug(model: str, threads: int) -> str:
+    """``cpu-<model>-<threads>t``, the model without marks, "CPU", "Processor" and clock.
+
+    >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", 8)
+    'cpu-intel-xeon-platinum-8480c-8t'
+    """
+    bare = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
+    return f"cpu-{_dashes(bare) or platform.machine().lower()}-{threads}t"
+
+
+def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
+    """This CPU, its ceilings as measured a moment ago: FLOP/s by dtype, bytes/s, 0 if not yet."""
+    model = cpu_model()
+    measured = "measured before the run: the best of several passes"
+    return Machine(
+        slug=cpu_slug(model, threads),
+        name=model or platform.machine(),
+        kind="cpu",
+        generation="cpu",
+        capability=None,
+        sms=threads,
+        tensor_mhz=0.0,
+        boost_mhz=0.0,
+        bandwidth=bandwidth,
+        l2_bytes=_last_level_cache(),
+        shared_sm_bytes=0,
+        shared_cta_bytes=0,
+        memory_bytes=_total_memory(),
+        peaks=dict(peaks),
+        sources={"peaks": measured, "bandwidth": measured, "l2_bytes": "the operating system"},
+    )
+
+
+def _last_level_cache() -> int:
+    """Bytes of the largest cache that the system describes; 32 MiB where it describes none."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [
+        int(text[:-1]) * units[text[-1]]
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if (text := path.read_text(encoding="ascii").strip()) and text[-1] in units
+    ]
+    return max(sizes, default=32 << 20)
+
+
+def _total_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _dashes(name: str) -> str:
+    """Lower case, every run of other characters one dash."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

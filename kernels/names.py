@@ -1,0 +1,160 @@
+"""What a kernel's name says: what it does, its tile, stages, cluster, split and units. Torch-free.
+
+Library kernels cannot be asked, but their names say a great deal. A fact that a name does not
+carry is None here, never a guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KINDS = (
+    "gemm", "conv", "winograd", "fft", "attention", "gemv", "reduce", "transform", "elementwise",
+    "other",
+)  # fmt: skip
+"""What a kernel is for; the first six are where the arithmetic of a product happens."""
+
+
+@dataclass(frozen=True)
+class KernelName:
+    """Facts read off one name. The tile is as named: cuBLAS names it in column-major frame."""
+
+    kind: str
+    library: str | None = None  # cublas, cudnn, cutlass, onednn, mkl, triton
+    tile: tuple[int, int] | None = None
+    depth: int | None = None  # K elements of one step
+    stages: int | None = None
+    cluster: tuple[int, int] | None = None
+    split_k: bool | None = None
+    alignment: int | None = None  # elements
+    tensor_cores: bool | None = None
+
+    def tile_text(self) -> str:
+        """The tile of our row-major result, ``rows x columns [x depth]``; empty if not known.
+
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so that the first number of a GEMM's tile lies along
+        our n.
+        """
+        if self.tile is None:
+            return ""
+        rows, columns = self.tile
+        if self.kind == "gemm" and self.library in ("cublas", "cutlass"):
+            rows, columns = columns, rows
+        return "x".join(str(v) for v in (rows, columns, self.depth) if v is not None)
+
+
+# Ordered: the first pattern that is found decides.
+_KIND_PATTERNS = [
+    ("winograd", r"winograd"),
+    ("fft", r"\bfft2d|gcgemm|region_transform|flip_filter"),
+    ("attention", r"flash_fwd|flash_bwd|\bfmha"),
+    ("transform", r"nchwtonhwc|nhwctonchw|tensortransform|im2col|offsetskernel|kern_precompute|"
+                  r"\breorder\b"),
+    ("reduce", r"splitkreduce|reduce_kernel|computesum|reduction"),
+    ("gemv", r"gemv\w*kernel|gemvns|\bdot_kernel|gemv2"),
+    ("conv", r"fprop|dgrad|wgrad|convolve|scudnn|hcudnn|s\d+cudnn|\bconvolution\b|3dconv"),
+    ("gemm", r"gemm|nvjet|\bmatmul|inner_product"),
+    ("elementwise", r"elementwise"),
+]  # fmt: skip
+
+_LIBRARY_PATTERNS = [
+    ("cudnn", r"cudnn|fprop|dgrad|wgrad|convolve_sgemm|winograd|fft2d|tensortransform"),
+    ("cublas", r"cublas|nvjet|^(ampere|volta|turing|maxwell)_|^sgemm_|^gemm|dot_kernel|gemvns"),
+    ("cutlass", r"cutlass\w*::kernel|cutlass7kernel|^cutlass_"),
+    ("onednn", r"^(matmul|convolution|inner_product|reorder) "),
+    ("mkl", r"^mkl_"),
+    ("triton", r"^triton_|^_?matmul_(tiled|splitk|streamk|persistent)"),
+]
+
+_CPU = ("onednn", "mkl")  # libraries whose units no name tells
+
+_TENSOR_CORES = re.compile(
+    r"nvjet|tensorop|wmma|[sih]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)|tensor16x8|gmma|warpgroupsize"
+    r"|flash_fwd|flash_bwd|fmha\w*_(bf16|f16)"
+)
+_NO_TENSOR_CORES = re.compile(
+    r"simt|ffma|gcgemm|\bsgemm|_sgemm|scudnn|winograd|fft2d|dot_kernel|gemv|elementwise"
+)
+_TILES = [
+    re.compile(r"tilesize(\d+)x(\d+)x(\d+)"),
+    re.compile(r"nvjet_\w*?_(\d+)x(\d+)_(\d+)x\d+_"),
+    re.compile(r"(?:gemm|fprop|dgrad|wgrad)\w*?_(\d+)x(\d+)_(\d+)x\d+_"),
+    re.compile(r"\bsgemm_(\d+)x(\d+)x(\d+)"),
+    re.compile(r"stages_(?P<depth>\d+)x\d+"),
+    re.compile(r"(?:gemm|scudnn)\w*?_(\d+)x(\d+)_"),
+]
+_STAGES = [
+    re.compile(r"nvjet_\w*?_\d+x\d+_\d+x(\d+)_"),
+    re.compile(r"_stage(\d+)_"),
+    re.compile(r"stages_\d+x(\d+)"),
+    re.compile(r"(?:gemm|fprop|dgrad|wgrad)\w*?_\d+x\d+_\d+x(\d+)_"),
+]
+_CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
+
+
+@functools.lru_cache(maxsize=4096)
+def read_name(name: str) -> KernelName:
+    """Read one kernel's name, as a profiler prints it."""
+    low = name.lower()
+    kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
+    library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
+    multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
+    tile, depth = _tile(low) if kind in ("gemm", "conv", "winograd", "fft") else (None, None)
+    stages = next((int(m.group(1)) for p in _STAGES if (m := p.search(low))), None)
+    cluster = _CLUSTER.search(low)
+    align = re.search(r"_align(\d+)", low)
+    return KernelName(
+        kind=kind,
+        library=library,
+        tile=tile,
+        depth=depth,
+        stages=stages if multiplies else None,
+        cluster=(int(cluster.group(1)), int(cluster.group(2))) if cluster else None,
+        split_k=_split_k(low) if multiplies else None,
+        alignment=int(align.group(1)) if align else None,
+        tensor_cores=_tensor_cores(low) if multiplies and library not in _CPU else None,
+    )
+
+
+def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:
+    tile: tuple[int, int] | None = None
+    depth: int | None = None
+    for pattern in _TILES:
+        match = pattern.search(low)
+        if match is None:
+            continue
+        groups = match.groups()
+        if "depth" in pattern.groupindex:
+            depth = depth or int(groups[0])
+        elif tile is None:
+            tile = int(groups[0]), int(groups[1])
+            depth = depth or (int(groups[2]) if len(groups) > 2 else None)
+    return tile, depth
+
+
+def _split_k(low: str) -> bool | None:
+    if "splitk" in low:
+        return True
+    return False if "nvjet" in low else None
+
+
+def _tensor_cores(low: str) -> bool | None:
+    # An xmma name lists its types: ffma kernels say so, all others with narrow types are MMA.
+    if "xmma" in low:
+        return "ffma" not in low
+    if _TENSOR_CORES.search(low):
+        return True
+    return False if _NO_TENSOR_CORES.search(low) else None
+
+
+def algorithm(names: Iterable[str]) -> str:
+    """How a call was computed, from all its kernels: winograd, fft, conv, gemm, … or other.
+
+    A Winograd or FFT convolution runs an ordinary GEMM in its middle; the transforms around it
+    tell.
+    """
+    kinds = {read_name(name).kind for name in names}
+    return next((kind for kind in ("winograd", "fft", *KINDS) if kind in kinds), "other")

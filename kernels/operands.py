@@ -1,0 +1,92 @@
+"""Operands of a problem as views of flat memory, in the layout that the problem names.
+
+A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
+convolution's are the two tensors that its pass reads: fprop (x, w), dgrad (dy, w), wgrad (x, dy).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.problem import Conv, Gemm, Problem
+
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+class Operands(NamedTuple):
+    """One set: two inputs and the place for the result, all with logical shapes."""
+
+    a: Tensor
+    b: Tensor
+    out: Tensor
+
+
+def element_counts(problem: Problem) -> tuple[int, int, int]:
+    """Elements of the two inputs and of the result, batch included."""
+    if isinstance(problem, Gemm):
+        a, b, c = problem.operand_elements
+        return problem.batch * a, problem.batch * b, problem.batch * c
+    x, w, y = problem.operand_elements
+    return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[problem.pass_]
+
+
+def view_operands(problem: Problem, a: Tensor, b: Tensor, out: Tensor) -> Operands:
+    """Views of three flat tensors, of :func:`element_counts` elements each, as the operands."""
+    if isinstance(problem, Gemm):
+        m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+        return Operands(
+            _matrix(a, m, k, problem.layout[0], batch),
+            _matrix(b, k, n, problem.layout[1], batch),
+            _matrix(out, m, n, "n", batch),
+        )
+    shapes = conv_shapes(problem)
+    names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
+    views = (
+        _image(flat, shapes[name], problem.layout)
+        for flat, name in zip((a, b, out), names, strict=True)
+    )
+    return Operands(*views)
+
+
+def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
+    """Logical shapes (in PyTorch's N, C, H, W order) of input ``x``, filter ``w``, output ``y``."""
+    return {
+        "x": (conv.n, conv.c, conv.h, conv.w),
+        "w": (conv.kout, conv.c // conv.groups, conv.r, conv.s),
+        "y": (conv.n, conv.kout, conv.p, conv.q),
+    }
+
+
+def random_operands(problem: Problem, device: torch.device | str, seed: int = 0) -> Operands:
+    """One fresh set of normal values, the result poisoned with NaN. For checks and tests."""
+    dtype = TORCH_DTYPES[problem.dtype]
+    generator = torch.Generator(device=device).manual_seed(seed)
+    count_a, count_b, count_out = element_counts(problem)
+    a, b = (
+        torch.randn(count, generator=generator, device=device).to(dtype)
+        for count in (count_a, count_b)
+    )
+    out = torch.full((count_out,), math.nan, dtype=dtype, device=device)
+    return view_operands(problem, a, b, out)
+
+
+def _matrix(flat: Tensor, rows: int, columns: int, letter: str, batch: int) -> Tensor:
+    stored = (rows, columns) if letter == "n" else (columns, rows)
+    matrix = flat.view(batch, *stored) if batch > 1 else flat.view(stored)
+    return matrix if letter == "n" else matrix.transpose(-1, -2)
+
+
+def _image(flat: Tensor, shape: tuple[int, int, int, int], layout: str) -> Tensor:
+    n, c, h, w = shape
+    if layout == "nchw":
+        return flat.view(n, c, h, w)
+    return flat.view(n, h, w, c).permute(0, 3, 1, 2)

@@ -1,0 +1,346 @@
+"""What is to be computed, and nothing about how: GEMMs, convolutions, and their arithmetic.
+
+Torch-free. Sizes are element counts, FLOPs count a multiply-add as two, bytes are the least that
+any implementation must move through memory: every operand read once, every result written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from kernels.errors import UserError, nearest
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+"""Storage bytes of each dtype. ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits."""
+
+GEMM_LAYOUTS = ("nn", "nt", "tn", "tt")
+CONV_LAYOUTS = ("nhwc", "nchw")
+PASSES = ("fprop", "dgrad", "wgrad")
+
+WIDE_BYTES = 16
+"""The widest copy of one thread, and the unit of TMA: rows of a multiple of it are 'aligned'."""
+
+# Thresholds of the classes of shape. They sort shapes for reports and are no law of nature.
+_SMALL_FLOPS = 2.0 * 512**3  # under it a GPU's time is mostly launch
+_SKINNY = 128  # an output dimension up to one large tile: "small-dim" in the field's guides
+_LONG_K = 4  # K this many times the larger of M and N
+_NARROW_CHANNELS = 64  # the field's advice: channels divisible by at least 64
+
+
+def _check_word(what: str, word: str, known: tuple[str, ...] | dict[str, int]) -> None:
+    if word not in known:
+        raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
+
+
+def _check_positive(problem: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(problem, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _alignment(sizes: list[int], dtype: str) -> int:
+    """Largest power of two, at most 16, that divides every row of ``sizes`` elements, in bytes."""
+    return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
+
+    ``layout`` has a letter for A and one for B: ``n`` is row-major as named, ``t`` is the
+    row-major storage of the transpose. ``nt`` is therefore ``y = x Wᵀ`` of a linear layer. C is
+    row-major.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str = "nt"
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("m", "n", "k", "batch"))
+        _check_word("dtype", self.dtype, DTYPE_BYTES)
+        _check_word("GEMM layout", self.layout, GEMM_LAYOUTS)
+
+    op = "gemm"
+
+    @property
+    def flops(self) -> int:
+        """2 · batch · m · n · k."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: A, B and C once each."""
+        return self.batch * sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of A, B and C of one of the batch."""
+        return self.m * self.k, self.k * self.n, self.m * self.n
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOP per byte of least traffic."""
+        return self.flops / self.bytes
+
+    @property
+    def alignment(self) -> int:
+        """Bytes, at most 16, that divide every operand's contiguous row."""
+        a = self.k if self.layout[0] == "n" else self.m
+        b = self.n if self.layout[1] == "n" else self.k
+        return _alignment([a, b, self.n], self.dtype)
+
+    @property
+    def shape_class(self) -> str:
+        """One of misaligned, batched, small, skinny, long-k, large: the first that applies."""
+        if self.alignment < WIDE_BYTES:
+            return "misaligned"
+        if self.batch > 1:
+            return "batched"
+        if self.flops < _SMALL_FLOPS:
+            return "small"
+        if min(self.m, self.n) <= _SKINNY:
+            return "skinny"
+        if self.k >= _LONG_K * max(self.m, self.n):
+            return "long-k"
+        return "large"
+
+    def spec(self) -> str:
+        """The command line's form: ``M,N,K,dtype,layout,batch``."""
+        return f"{self.m},{self.n},{self.k},{self.dtype},{self.layout},{self.batch}"
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}× " if self.batch > 1 else ""
+        return f"{batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
+
+    @classmethod
+    def parse(cls, text: str) -> Gemm:
+        """Read ``M,N,K,dtype[,layout[,batch]]``."""
+        form = "M,N,K,dtype[,layout[,batch]]"
+        parts = [part.strip() for part in text.split(",")]
+        if not 4 <= len(parts) <= 6:
+            raise UserError(f"--gemm takes {form}, such as 4096,4096,4096,bf16, not {text!r}.")
+        m, n, k = (_whole(part, name, form) for part, name in zip(parts, "MNK", strict=False))
+        layout = parts[4] if len(parts) > 4 else "nt"
+        batch = _whole(parts[5], "batch", form) if len(parts) > 5 else 1
+        return cls(m, n, k, parts[3], layout, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A 2-D convolution, or one of its gradients.
+
+    Input (n, c, h, w), filter (kout, c/groups, r, s), output (n, kout, p, q). ``fprop`` computes
+    the output, ``dgrad`` the input's gradient, ``wgrad`` the filter's gradient. ``stride``,
+    ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is how activations and
+    filter are stored: ``nhwc`` (channels last) or ``nchw``.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    kout: int
+    r: int
+    s: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    dtype: str
+    layout: str = "nhwc"
+    pass_: str = "fprop"
+
+    op = "conv"
+
+    def __post_init__(self) -> None:
+        _check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
+        _check_word("dtype", self.dtype, DTYPE_BYTES)
+        _check_word("conv layout", self.layout, CONV_LAYOUTS)
+        _check_word("pass", self.pass_, PASSES)
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if min(getattr(self, name)) < least:
+                raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if self.c % self.groups or self.kout % self.groups:
+            raise UserError(
+                f"groups={self.groups} must divide the channels in ({self.c}) and out "
+                f"({self.kout})."
+            )
+        if min(self.p, self.q) < 1:
+            raise UserError(
+                f"a {self.r}×{self.s} filter does not fit into {self.h}×{self.w} pixels with "
+                f"padding {pair_text(self.padding)} and dilation {pair_text(self.dilation)}."
+            )
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        reach = self.dilation[0] * (self.r - 1) + 1
+        return (self.h + 2 * self.padding[0] - reach) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        reach = self.dilation[1] * (self.s - 1) + 1
+        return (self.w + 2 * self.padding[1] - reach) // self.stride[1] + 1
+
+    @property
+    def flops(self) -> int:
+        """2 · n · p · q · kout · (c/groups) · r · s, the same for all passes.
+
+        Products with the zeros of the padding are counted, as everybody does.
+        """
+        return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
+
+    @property
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of input, filter and output."""
+        return (
+            self.n * self.c * self.h * self.w,
+            self.kout * (self.c // self.groups) * self.r * self.s,
+            self.n * self.kout * self.p * self.q,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: input, filter and output once each, whichever of them is written."""
+        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOP per byte of least traffic."""
+        return self.flops / self.bytes
+
+    @property
+    def implied_gemm(self) -> Gemm:
+        """The GEMM of implicit-GEMM convolution (CUTLASS's convention), one of ``batch`` a group.
+
+        fprop (n·p·q, kout, c·r·s); dgrad (n·h·w, c, kout·r·s); wgrad (kout, c·r·s, n·p·q), with
+        channels per group. A strided dgrad has more products in this GEMM than :attr:`flops`
+        counts, because most of its operand is zero.
+        """
+        c, kout = self.c // self.groups, self.kout // self.groups
+        pixels = self.n * self.p * self.q
+        taps = self.r * self.s
+        m, n, k = {
+            "fprop": (pixels, kout, c * taps),
+            "dgrad": (self.n * self.h * self.w, c, kout * taps),
+            "wgrad": (kout, c * taps, pixels),
+        }[self.pass_]
+        return Gemm(m, n, k, self.dtype, "nt", self.groups)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes, at most 16, that divide the channels per group, in and out."""
+        return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
+
+    @property
+    def shape_class(self) -> str:
+        """The pass and the kind of channels: grouped, misaligned, narrow or wide."""
+        if self.groups > 1:
+            kind = "grouped"
+        elif self.alignment < WIDE_BYTES:
+            kind = "misaligned"
+        elif min(self.c, self.kout) < _NARROW_CHANNELS:
+            kind = "narrow"
+        else:
+            kind = "wide"
+        return f"{self.pass_} {kind}"
+
+    def spec(self) -> str:
+        """The command line's form, all 14 fields."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return ",".join(pair_text(v) if isinstance(v, tuple) else str(v) for v in values)
+
+    def __str__(self) -> str:
+        extra = "".join(
+            f" {name} {pair_text(value)}"
+            for name, value, default in (
+                ("stride", self.stride, (1, 1)),
+                ("padding", self.padding, (0, 0)),
+                ("dilation", self.dilation, (1, 1)),
+            )
+            if value != default
+        )
+        groups = f" groups {self.groups}" if self.groups > 1 else ""
+        return (
+            f"{self.pass_} {self.n}×{self.c}×{self.h}×{self.w} -> {self.kout}, "
+            f"{self.r}×{self.s}{extra}{groups} {self.dtype} {self.layout}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Conv:
+        """Read ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype,layout,pass``.
+
+        ``layout`` and ``pass`` may be left out: nhwc, fprop.
+        """
+        form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
+        parts = [part.strip() for part in text.split(",")]
+        if not 12 <= len(parts) <= 14:
+            raise UserError(
+                f"--conv takes {form}, such as 32,64,56,56,64,3,3,1,1,1,1,bf16, not {text!r}."
+            )
+        names = ("N", "C", "H", "W", "KOUT", "R", "S")
+        sizes = [_whole(part, name, form) for part, name in zip(parts, names, strict=False)]
+        pairs = [
+            parse_pair(part, name)
+            for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
+        ]
+        return cls.build(sizes, pairs, _whole(parts[10], "groups", form), *parts[11:])
+
+    @classmethod
+    def build(
+        cls,
+        sizes: Iterable[int],
+        pairs: Iterable[tuple[int, int]],
+        groups: int,
+        dtype: str,
+        layout: str = "nhwc",
+        pass_: str = "fprop",
+    ) -> Conv:
+        """From (n, c, h, w, kout, r, s) and (stride, padding, dilation)."""
+        n, c, h, w, kout, r, s = sizes
+        stride, padding, dilation = pairs
+        return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
+
+
+Problem = Gemm | Conv
+
+
+def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict[str, Gemm]:
+    """The three GEMMs of a linear layer ``y = x Wᵀ`` with W stored (features_out, features_in).
+
+    ``forward`` y (tokens, out) = x Wᵀ; ``dgrad`` dx (tokens, in) = dy W; ``wgrad`` dW (out, in) =
+    dyᵀ x. The layouts are what autograd really multiplies.
+    """
+    return {
+        "forward": Gemm(tokens, features_out, features_in, dtype, "nt"),
+        "dgrad": Gemm(tokens, features_in, features_out, dtype, "nn"),
+        "wgrad": Gemm(features_out, features_in, tokens, dtype, "tn"),
+    }
+
+
+def pair_text(pair: tuple[int, int]) -> str:
+    """``2`` for (2, 2), ``2x1`` for (2, 1): vertical, then horizontal."""
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
+
+
+def parse_pair(text: str, name: str) -> tuple[int, int]:
+    """Read ``2`` or ``2x1``."""
+    parts = text.split("x")
+    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+        raise UserError(f"{name} is a number such as 2, or two such as 2x1, not {text!r}.")
+    values = [int(part) for part in parts]
+    return values[0], values[-1]
+
+
+def _whole(text: str, name: str, form: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
+    return int(text)

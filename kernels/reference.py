@@ -1,0 +1,195 @@
+"""The float64 reference, computed only where it is looked at, and the one table of tolerances.
+
+The whole product in float64 would cost more than all timing. Instead random rows and columns are
+checked, the last ones among them, because the last are where masks go wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.operands import Operands, conv_shapes
+from kernels.problem import Conv, Gemm, Problem
+
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
+"""Largest allowed max |y − ref| / max |ref|.
+
+fp32 leaves room for a sum of 65,536 terms and not for tf32, whose error is about 3.5e-4. The
+16-bit ones are four roundings of the largest result (2⁻¹¹, 2⁻⁹), two more for fp16's partial
+sums.
+"""
+
+_ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
+_TAPS = 16  # sampled columns of a filter gradient: each costs a sum over all pixels
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of a comparison: ``rel_error`` is max |y − ref| / max |ref|, NaN if y has one."""
+
+    rel_error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Within tolerance; never if anything is NaN."""
+        return self.rel_error <= self.tolerance
+
+
+def check(problem: Problem, operands: Operands, result: Tensor, seed: int = 0) -> Check:
+    """Compare sampled entries of a result with float64 arithmetic on the same operands."""
+    rng = np.random.default_rng(seed)
+    if isinstance(problem, Gemm):
+        got, want = _gemm(problem, operands, result, rng)
+    else:
+        pick = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
+        got, want = pick(problem, operands, result, rng)
+    error = (got.double() - want).abs().max() / want.abs().max()
+    return Check(float(error), TOLERANCE[problem.dtype])
+
+
+def _some(rng: np.random.Generator, size: int, most: int, device: torch.device) -> Tensor:
+    """Sorted indices below ``size``: all of them, or ``most`` random ones with first and last."""
+    if size <= most:
+        return torch.arange(size, device=device)
+    middle = rng.choice(size - 2, most - 2, replace=False) + 1
+    return torch.as_tensor(np.sort(np.r_[0, middle, size - 1]), device=device)
+
+
+def _gemm(
+    problem: Gemm, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    a, b, y = (
+        t if t.dim() == 3 else t.unsqueeze(0) for t in (operands.a, operands.b, result)
+    )  # (batch, rows, columns)
+    rows = _some(rng, problem.m, _ROWS, a.device)
+    columns = _some(rng, problem.n, _COLUMNS, a.device)
+    which = _some(rng, problem.batch, 3, a.device)
+    want = torch.matmul(a[which][:, rows].double(), b[which][:, :, columns].double())
+    return y[which][:, rows][:, :, columns], want
+
+
+# A convolution's sampled entries are gathered: for each output pixel the patch that it reads, for
+# each input pixel the outputs that read it, for each tap the pixels under it.
+
+
+def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int) -> Tensor:
+    """Input positions (…, taps) that output ``position`` reads along one axis."""
+    offsets = torch.arange(taps, device=position.device) * dilation - padding
+    return position[..., None] * stride + offsets
+
+
+def _readers(
+    position: Tensor, taps: int, stride: int, padding: int, dilation: int
+) -> tuple[Tensor, Tensor]:
+    """Output positions (…, taps) whose tap reads input ``position``, and whether there is one."""
+    shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
+    return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0
+
+
+def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
+    """image[n, :, h, w] in float64 with h (L, R) and w (L, S): (L, R, S, C), zero if not valid."""
+    inside_h = (h >= 0) & (h < image.shape[2])
+    inside_w = (w >= 0) & (w < image.shape[3])
+    inside = inside_h[:, :, None] & inside_w[:, None, :] & valid
+    values = image[
+        n[:, None, None],
+        :,
+        h.clamp(0, image.shape[2] - 1)[:, :, None],
+        w.clamp(0, image.shape[3] - 1)[:, None, :],
+    ]
+    return values.double() * inside[..., None]
+
+
+def _pixels(
+    rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Some (image, row, column) triples of ``shape``, the last among them."""
+    flat = _some(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
+    rest = flat % (shape[1] * shape[2])
+    return flat // (shape[1] * shape[2]), rest // shape[2], rest % shape[2]
+
+
+def _by_group(channels: Tensor, per_group: int, product: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """Concatenate ``product(group, its channels)`` along the last axis, in channel order."""
+    groups = channels // per_group
+    return torch.cat(
+        [product(int(g), channels[groups == g]) for g in groups.unique(sorted=True)], dim=-1
+    )
+
+
+def _fprop(
+    problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    x, w = operands.a, operands.b
+    n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
+    axes = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    (rows, columns) = axes
+    h, v = _taps(p, problem.r, *rows), _taps(q, problem.s, *columns)
+    patches = _gather(x, n, h, v, torch.ones(1, dtype=torch.bool, device=x.device))
+    kouts = _some(rng, problem.kout, _COLUMNS, x.device)
+    width = problem.c // problem.groups
+
+    def product(group: int, members: Tensor) -> Tensor:
+        patch = patches[..., group * width : (group + 1) * width]
+        return torch.einsum("lrsc,kcrs->lk", patch, w[members].double())
+
+    want = _by_group(kouts, problem.kout // problem.groups, product)
+    return result[n, :, p, q][:, kouts], want
+
+
+def _dgrad(
+    problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    dy, w = operands.a, operands.b
+    n, h, v = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
+    rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    p, hit_p = _readers(h, problem.r, *rows)
+    q, hit_q = _readers(v, problem.s, *columns)
+    patches = _gather(dy, n, p, q, hit_p[:, :, None] & hit_q[:, None, :])
+    channels = _some(rng, problem.c, _COLUMNS, dy.device)
+    width, depth = problem.c // problem.groups, problem.kout // problem.groups
+
+    def product(group: int, members: Tensor) -> Tensor:
+        outputs = slice(group * depth, (group + 1) * depth)
+        taps = w[outputs][:, members - group * width].double()
+        return torch.einsum("lrsk,kcrs->lc", patches[..., outputs], taps)
+
+    want = _by_group(channels, width, product)
+    return result[n, :, h, v][:, channels], want
+
+
+def _wgrad(
+    problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    x, dy = operands.a, operands.b
+    kouts = _some(rng, problem.kout, _TAPS, x.device)
+    _, per_group, _, _ = conv_shapes(problem)["w"]
+    flat = _some(rng, per_group * problem.r * problem.s, _TAPS, x.device)
+    c, rest = flat // (problem.r * problem.s), flat % (problem.r * problem.s)
+    r, s = rest // problem.s, rest % problem.s
+    rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    h = _taps(torch.arange(problem.p, device=x.device), problem.r, *rows)  # (P, R)
+    v = _taps(torch.arange(problem.q, device=x.device), problem.s, *columns)
+    want = torch.empty(len(kouts), len(flat), dtype=torch.float64, device=x.device)
+    outputs_per_group = problem.kout // problem.groups
+    for column in range(len(flat)):
+        under_h, under_v = h[:, r[column]], v[:, s[column]]
+        for group in (kouts // outputs_per_group).unique():
+            channel = group * per_group + c[column]
+            members = kouts // outputs_per_group == group
+            inside = ((under_h >= 0) & (under_h < problem.h))[:, None] & (
+                (under_v >= 0) & (under_v < problem.w)
+            )[None, :]
+            pixels = x[:, channel][:, under_h.clamp(0, problem.h - 1)][
+                :, :, under_v.clamp(0, problem.w - 1)
+            ]
+            want[members, column] = torch.einsum(
+                "npq,nkpq->k", pixels.double() * inside, dy[:, kouts[members]].double()
+            )
+    return result[kouts[:, None], c[None], r[None], s[None]], want

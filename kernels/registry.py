@@ -1,0 +1,34 @@
+"""All implementations by name, and which of them is the library for a problem."""
+
+from __future__ import annotations
+
+import functools
+
+from kernels.launch import Implementation
+from kernels.machine import Machine
+from kernels.problem import Problem
+from kernels.vendor import libraries
+
+
+@functools.cache
+def all_implementations() -> dict[str, Implementation]:
+    """Libraries first, then the Triton families (only where Triton is installed)."""
+    found: list[Implementation] = [*libraries(), *_triton_families()]
+    return {implementation.name: implementation for implementation in found}
+
+
+def _triton_families() -> list[Implementation]:
+    try:
+        import triton  # noqa: F401  Linux only; without it the libraries go on alone
+    except ImportError:
+        return []
+    from kernels.tiled import TritonTiled
+
+    return [TritonTiled()]
+
+
+def library_for(problem: Problem, machine: Machine) -> str:
+    """Name of the library that PyTorch itself would call, or of the first for this operation."""
+    of_kind = [lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves]
+    best = (lib for lib in of_kind if lib.supports(problem, machine) is None)
+    return next(best, of_kind[0]).name

@@ -1,0 +1,55 @@
+"""Without a GPU the Triton kernels run in Triton's interpreter, which must be chosen before Triton
+is first imported; with one, GPU tests run on it and the interpreter's skip themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# Machines are shared and slow at times: no test fails for taking long.
+hypothesis.settings.register_profile("rooftile", deadline=None)
+hypothesis.settings.load_profile("rooftile")
+
+ROOT = Path(__file__).resolve().parent.parent
+PUBLIC_DATA = ROOT.parent / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if HAS_GPU:
+        return
+    skip = pytest.mark.skip(reason="no GPU that PyTorch can use")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+def pytest_benchmark_update_machine_info(machine_info: dict[str, object]) -> None:
+    machine_info.pop("node", None)  # a recording names no host
+
+
+def pytest_report_header() -> str:
+    if HAS_GPU:
+        return f"GPU: {torch.cuda.get_device_name()}"
+    return "GPU: none; GPU tests skip themselves, Triton kernels run in the interpreter"
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where Triton kernels are tested."""
+    return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture(scope="session")
+def public_data() -> Path:
+    """Others' measurements, where they lie beside the checkout."""
+    if not PUBLIC_DATA.is_dir():
+        pytest.skip("the public measurements are not on this machine")
+    return PUBLIC_DATA

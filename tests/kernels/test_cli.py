@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=cwd, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_list_says_what_is_supported_and_why_not() -> None:
+    answer = run("kernels", "list", "--device", "cpu", "--json")
+    assert answer.returncode == 0
+    rows = {(row["implementation"], row["op"]): row for row in json.loads(answer.stdout)}
+    assert rows["cublas", "gemm"]["supports"] == []
+    assert rows["cublas", "gemm"]["reason"]
+    assert any("fp32" in row["supports"] for (_, op), row in rows.items() if op == "gemm")
+
+
+def test_check_compares_every_implementation_and_prints_json_alone() -> None:
+    answer = run("kernels", "check", "--device", "cpu", "--gemm", "33,17,65,bf16", "--json")
+    assert answer.returncode == 0
+    rows = {row["implementation"]: row for row in json.loads(answer.stdout)}
+    keys = {"implementation", "problem", "status", "rel_error", "tolerance", "message"}
+    assert all(set(row) == keys for row in rows.values())
+    tiled = rows["triton-tiled"]  # in the interpreter, where that works
+    assert tiled["status"] == "ok" or "NumPy older than" in tiled["message"]
+    if tiled["status"] == "ok":
+        assert tiled["rel_error"] <= tiled["tolerance"]
+    assert rows["cublas"]["status"] == "unsupported"
+
+
+def test_check_fails_where_nothing_asked_is_supported() -> None:
+    answer = run("kernels", "check", "--device", "cpu", "--implementation", "cudnn",
+                 "--gemm", "8,8,8,fp32")  # fmt: skip
+    assert answer.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("check", "--gemm", "8,8,8"), 2, "--gemm takes"),
+        (("check", "--gemm", "8,8,8,bf17"), 2, "did you mean 'bf16'"),
+        (("check", "--implementation", "cubla"), 2, "did you mean 'cublas'"),
+        (("check", "--device", "tpu"), 2, "--device takes"),
+        (("compile", "--arch", "sm_91"), 2, "architecture 'sm_91' is not known"),
+        (("chekc",), 2, "No such command"),
+        (("check", "--nonsense"), 2, "No such option"),
+    ],
+)
+def test_a_usage_error_is_one_sentence_and_exit_2(
+    arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    answer = run("kernels", *arguments)
+    assert answer.returncode == code
+    assert answer.stdout == ""
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_debug_shows_where() -> None:
+    answer = run("kernels", "check", "--debug", "--gemm", "8,8,8")
+    assert "Traceback" in answer.stderr
+
+
+def test_it_runs_from_any_folder(tmp_path: Path) -> None:
+    assert run("kernels", "list", "--device", "cpu", cwd=tmp_path).returncode == 0

@@ -1,0 +1,105 @@
+"""The first hour on a stranger's GPU node: what each kind of trouble is told."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import device
+from kernels.errors import UserError
+
+
+@pytest.fixture
+def broken_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A GPU and driver 550 that PyTorch cannot use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "nvidia_driver", lambda: "550.54.15")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return monkeypatch
+
+
+def the_sentence() -> str:
+    with pytest.raises(UserError) as caught:
+        device.select_device("auto")
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_old_driver_is_named_with_what_is_needed(broken_gpu: pytest.MonkeyPatch) -> None:
+    broken_gpu.setattr(torch.version, "cuda", "13.0")
+    sentence = the_sentence()
+    assert "driver 550.54.15" in sentence
+    assert "driver 580 or later" in sentence
+    assert "DEVICE=cpu" in sentence
+
+
+def test_a_cpu_build_on_a_gpu_node_is_named(broken_gpu: pytest.MonkeyPatch) -> None:
+    broken_gpu.setattr(torch.version, "cuda", None)
+    assert "is a CPU build" in the_sentence()
+
+
+def test_a_hidden_gpu_is_named(broken_gpu: pytest.MonkeyPatch) -> None:
+    broken_gpu.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "unset CUDA_VISIBLE_DEVICES" in the_sentence()
+
+
+def test_the_cpu_is_taken_only_where_it_is_asked_for(broken_gpu: pytest.MonkeyPatch) -> None:
+    assert device.select_device("cpu").machine.kind == "cpu"
+
+
+def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    with pytest.raises(UserError, match="built for ROCm"):
+        device.select_device()
+
+
+class _Properties:
+    """What PyTorch says of an H200."""
+
+    name = "NVIDIA H200"
+    major, minor = 9, 0
+    multi_processor_count = 132
+    total_memory = 150_754_820_096
+    L2_cache_size = 62_914_560
+    shared_memory_per_multiprocessor = 233_472
+    shared_memory_per_block_optin = 232_448
+    clock_rate = 1_980_000
+    memory_clock_rate = 3_201_000
+    memory_bus_width = 6144
+
+
+def test_gpus_are_picked_by_ordinal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: _Properties())
+    selected = device.select_device("auto", 1)
+    assert (selected.machine.slug, selected.torch_name, selected.gpu) == (
+        "nvidia-h200",
+        "cuda:1",
+        1,
+    )
+    assert selected.machine.l2_bytes == 62_914_560  # the device's own, not the datasheet's
+    with pytest.raises(UserError, match="GPU 2 is not there; PyTorch sees 2"):
+        device.select_device("auto", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "550.54.15"),
+        ("NVRM version: UNIX Open Kernel Module for x86_64  580.159.03  x", "580.159.03"),
+        ("something else", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_drivers_version_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str
+) -> None:
+    file = tmp_path / "version"
+    file.write_text(text)
+    monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/nvidia0"])
+    monkeypatch.setattr(device, "Path", lambda path: file)
+    assert device.nvidia_driver() == version

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.estimate import (
+    BOUNDS,
+    LIMITS,
+    Constants,
+    Shapes,
+    Tiles,
+    default_constants,
+    estimate,
+    fastest,
+)  # fmt: skip
+from kernels.machine import known_machine, known_machines
+from kernels.problem import Conv, Gemm, Problem
+
+H100 = known_machine("nvidia-h100-sxm")
+PEAK = H100.peak("bf16")
+IDEAL = Constants(
+    compute=1.0, dram=1.0, feed=1e15, store=1e15, epilogue=0.0, launch=0.0, tail=1.0, ramp=0.0,
+    split=0.0, narrow=0.0, pack=0.0, cached=1.0, sustained=1.0,
+)  # fmt: skip
+
+sizes = st.integers(1, 20_000)
+
+
+def one_tile(bm: int, bn: int, split: int = 1) -> Tiles:
+    return Tiles(*(np.array([float(v)]) for v in (bm, bn, split)))
+
+
+def seconds(problem: Problem, tile: Tiles, constants: Constants = IDEAL) -> float:
+    return float(estimate(Shapes.of([problem]), tile, H100, PEAK, constants).time[0])
+
+
+def test_without_losses_a_large_product_takes_its_flops_over_the_peak() -> None:
+    gemm = Gemm(8192, 128 * 132, 8192, "bf16")  # 64 × 132 tiles: whole waves on 132 SMs
+    assert seconds(gemm, one_tile(128, 128)) == pytest.approx(gemm.flops / PEAK, rel=1e-3)
+
+
+def test_a_wave_more_costs_a_wave_more() -> None:
+    full = Gemm(256 * 12, 256 * 11, 8192, "bf16")  # 132 tiles
+    beyond = replace(full, m=full.m + 1)
+    tile = one_tile(256, 256)
+    assert seconds(beyond, tile) == pytest.approx(2 * seconds(full, tile), rel=0.01)
+    # Where the tail is soft, eleven tiles more cost eleven of 132 more.
+    soft = replace(IDEAL, tail=0.0)
+    assert seconds(beyond, tile, soft) == pytest.approx(seconds(full, tile) * 143 / 132, rel=0.01)
+
+
+def test_a_vector_takes_its_bytes_over_the_bandwidth() -> None:
+    gemm = Gemm(1, 16384, 16384, "bf16")
+    assert seconds(gemm, one_tile(64, 64)) == pytest.approx(gemm.bytes / H100.bandwidth, rel=0.01)
+
+
+def test_few_ctas_do_not_reach_the_bandwidth() -> None:
+    gemm = Gemm(16, 16, 65536, "bf16")
+    alone = seconds(gemm, one_tile(16, 16), replace(IDEAL, ramp=17.0))
+    # One CTA of 132: 1 / (1 + 17) of the bandwidth.
+    assert alone == pytest.approx(18 * gemm.bytes / H100.bandwidth, rel=0.05)
+
+
+def test_narrow_rows_are_slower_by_the_power_of_their_width() -> None:
+    narrow = replace(IDEAL, narrow=0.5)
+    aligned, odd = Gemm(4096, 4096, 4096, "bf16"), Gemm(4096, 4096, 4095, "bf16")
+    slower = seconds(odd, one_tile(128, 128), narrow) / seconds(aligned, one_tile(128, 128), narrow)
+    assert slower == pytest.approx((16 / 2) ** 0.5, rel=0.01)
+
+
+def test_nchw_moves_its_activations_once_more() -> None:
+    nhwc = Conv.parse("32,64,56,56,64,1,1,1,0,1,1,bf16,nhwc")
+    nchw = replace(nhwc, layout="nchw")
+    moved = Shapes.of([nhwc, nchw]).bytes
+    x, _, y = nhwc.operand_elements
+    assert moved[1] - moved[0] == 2 * 2 * (x + y)
+
+
+def test_strided_dgrad_counts_only_useful_products() -> None:
+    conv = Conv.parse("32,64,56,56,64,3,3,2,1,1,1,bf16,nhwc,dgrad")
+    shapes = Shapes.of([conv])
+    assert float(shapes.density[0]) == pytest.approx(0.25, rel=0.05)
+
+
+@given(sizes, sizes, sizes, st.sampled_from(["bf16", "fp32"]))
+def test_no_time_beats_the_roofline_and_fastest_beats_every_candidate(
+    m: int, n: int, k: int, dtype: str
+) -> None:
+    gemm = Gemm(m, n, k, dtype)
+    shapes = Shapes.of([gemm])
+    tiles = Tiles.library(H100, dtype)
+    constants = default_constants("hopper", dtype)
+    peak = H100.peak(dtype)
+    best = float(fastest(shapes, tiles, H100, peak, constants).time[0])
+    assert best >= gemm.flops / peak
+    assert best >= gemm.bytes / H100.bandwidth
+    assert best > constants.launch
+    for i in range(len(tiles.bm)):
+        tile = Tiles(tiles.bm[i : i + 1], tiles.bn[i : i + 1], tiles.split[i : i + 1])
+        assert best <= float(estimate(shapes, tile, H100, peak, constants).time[0]) * (1 + 1e-9)
+
+
+@given(sizes, sizes, sizes)
+def test_parts_are_consistent(m: int, n: int, k: int) -> None:
+    e = fastest(
+        Shapes.of([Gemm(m, n, k, "bf16")]), Tiles.library(H100, "bf16"), H100, PEAK,
+        default_constants("hopper", "bf16"),
+    )  # fmt: skip
+    parts = [float(getattr(e, name)[0]) for name in LIMITS]
+    assert LIMITS[int(e.limit[0])] == LIMITS[int(np.argmax(parts))]
+    assert max(parts) <= float(e.time[0]) * (1 + 1e-9)
+    assert 0 < float(e.tail_efficiency[0]) <= 1
+    assert 0 < float(e.tile_efficiency[0]) <= 1
+    assert float(e.waves[0]) == np.ceil(e.tiles[0] / H100.sms)
+
+
+def test_a_batch_of_predictions_is_the_same_as_one_at_a_time() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 9000, (2500, 3)).tolist()
+    problems = [Gemm(m, n, k, "bf16") for m, n, k in sizes]
+    constants = default_constants("hopper", "bf16")
+    tiles = Tiles.library(H100, "bf16")
+    together = fastest(Shapes.of(problems), tiles, H100, PEAK, constants).time
+    for i in (0, 1023, 1024, 2499):
+        alone = fastest(Shapes.of([problems[i]]), tiles, H100, PEAK, constants).time
+        assert float(together[i]) == float(alone[0])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_every_known_generation_has_constants_within_their_bounds(dtype: str) -> None:
+    for generation in {m.generation for m in known_machines().values()} | {"cpu"}:
+        constants = default_constants(generation, dtype).to_json()
+        assert set(constants) == set(BOUNDS)
+        for name, value in constants.items():
+            assert BOUNDS[name][0] <= value <= BOUNDS[name][1], (generation, name)
+
+
+def test_splitting_k_helps_few_tiles_and_a_long_sum() -> None:
+    e = fastest(
+        Shapes.of([Gemm(64, 64, 65536, "bf16"), Gemm(8192, 8192, 64, "bf16")]),
+        Tiles.library(H100, "bf16"), H100, PEAK, default_constants("hopper", "bf16"),
+    )  # fmt: skip
+    assert float(e.split[0]) > 1
+    assert float(e.split[1]) == 1

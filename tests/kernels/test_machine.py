@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kernels.errors import UserError
+from kernels.machine import (
+    _FLOPS_PER_CLOCK,
+    DeviceProperties,
+    Machine,
+    cpu_slug,
+    from_properties,
+    known_machine,
+    known_machines,
+    machine_of_arch,
+    of_cpu,
+)  # fmt: skip
+
+WANTED = (
+    "nvidia-v100-sxm2-16gb", "nvidia-v100-pcie-32gb", "nvidia-a100-sxm-80gb",
+    "nvidia-a100-pcie-80gb", "nvidia-h100-sxm", "nvidia-h200", "nvidia-l40s", "nvidia-b200",
+    "nvidia-rtx-pro-6000",
+)  # fmt: skip
+
+RTX_4090 = DeviceProperties(
+    name="NVIDIA GeForce RTX 4090",
+    capability=(8, 9),
+    sms=128,
+    memory_bytes=24 << 30,
+    l2_bytes=72 << 20,
+    shared_sm_bytes=100 << 10,
+    shared_cta_bytes=99 << 10,
+    boost_mhz=2520,
+    memory_mhz=10501,
+    bus_bits=384,
+)
+
+
+@pytest.mark.parametrize("slug", WANTED)
+def test_the_machines_that_scripts_name_are_there(slug: str) -> None:
+    assert known_machine(slug).slug == slug
+
+
+@pytest.mark.parametrize("machine", known_machines().values(), ids=lambda m: m.slug)
+def test_peaks_agree_with_clock_and_flops_per_clock(machine: Machine) -> None:
+    """A figure copied from another card would fail here."""
+    rates = _FLOPS_PER_CLOCK[machine.capability]  # type: ignore[index]
+    assert set(machine.peaks) == set(rates)
+    for dtype, peak in machine.peaks.items():
+        clock = machine.boost_mhz if dtype == "fp32" else machine.tensor_mhz
+        assert peak == pytest.approx(rates[dtype] * machine.sms * clock * 1e6, rel=0.03)
+
+
+@pytest.mark.parametrize("machine", known_machines().values(), ids=lambda m: m.slug)
+def test_every_fact_has_a_source(machine: Machine) -> None:
+    facts = {
+        "sms", "tensor_mhz", "boost_mhz", "bandwidth", "l2_mib", "shared_sm_kib",
+        "shared_cta_kib", "memory_gb", *(f"peak {dtype}" for dtype in machine.peaks),
+    }  # fmt: skip
+    assert set(machine.sources) == facts
+    assert all(len(source) > 10 for source in machine.sources.values())
+
+
+def test_ridge_points_of_the_h200_are_the_published_ones() -> None:
+    # 989 TFLOP/s over 4.8 TB/s: 206 FLOP per byte.
+    assert known_machine("nvidia-h200").ridge("bf16") == pytest.approx(206, abs=1)
+
+
+def test_a_dtype_without_units_is_an_error_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="Tesla V100-SXM2-16GB computes fp32, fp16, not bf16"):
+        known_machine("nvidia-v100-sxm2-16gb").peak("bf16")
+
+
+def test_a_misspelt_machine_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'nvidia-h200'"):
+        known_machine("nvidia-h20")
+    with pytest.raises(UserError, match="architecture 'sm_91' is not known"):
+        machine_of_arch("sm_91")
+
+
+def test_a_known_card_keeps_its_slug_and_takes_its_own_memory() -> None:
+    h200 = replace(RTX_4090, name="NVIDIA H200", capability=(9, 0), memory_bytes=150_754_820_096)
+    machine = from_properties(h200)
+    assert machine.slug == "nvidia-h200"
+    assert machine.memory_bytes == 150_754_820_096
+    assert machine.bandwidth == 4.8e12
+
+
+def test_an_unknown_card_gets_its_own_facts_and_geforce_halves() -> None:
+    machine = from_properties(RTX_4090)
+    assert machine.slug == "nvidia-geforce-rtx-4090"
+    assert machine.generation == "ada"
+    assert machine.bandwidth == pytest.approx(1008e9, rel=0.001)  # the datasheet's
+    assert machine.peaks["fp32"] == pytest.approx(82.6e12, rel=0.01)  # the datasheet's
+    assert machine.peaks["bf16"] == pytest.approx(165.2e12, rel=0.01)  # the datasheet's
+    assert "half" in machine.sources["peaks"]
+
+
+def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
+    machine = from_properties(replace(RTX_4090, name="NVIDIA X1", capability=(13, 0)))
+    assert machine.arch == "sm_130"
+    assert machine.generation == "blackwell-rtx"
+    assert "12.0" in machine.sources["peaks"]
+
+
+def test_a_mig_slice_keeps_its_name_and_takes_its_share_of_bandwidth() -> None:
+    slice_ = replace(
+        RTX_4090, name="NVIDIA A100-SXM4-80GB MIG 3g.40gb", capability=(8, 0), sms=42,
+        memory_bytes=40_000_000_000,
+    )  # fmt: skip
+    machine = from_properties(slice_)
+    assert machine.slug == "nvidia-a100-sxm4-80gb-mig-3g-40gb"
+    assert machine.sms == 42
+    assert machine.bandwidth == pytest.approx(2039e9 / 2)
+    assert "nvidia-a100-sxm-80gb" in machine.sources["bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("model", "threads", "slug"),
+    [
+        ("AMD EPYC 7763 64-Core Processor", 2, "cpu-amd-epyc-7763-64-core-2t"),
+        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", 96, "cpu-intel-xeon-platinum-8480c-96t"),
+        ("AMD EPYC", 2, "cpu-amd-epyc-2t"),
+        ("Intel(R) Core(TM) i9-13900K", 32, "cpu-intel-core-i9-13900k-32t"),
+    ],
+)  # fmt: skip
+def test_cpu_slugs(model: str, threads: int, slug: str) -> None:
+    assert cpu_slug(model, threads) == slug
+
+
+def test_a_cpu_without_a_model_is_named_by_its_architecture() -> None:
+    assert cpu_slug("", 4).startswith("cpu-")
+    assert cpu_slug("", 4).endswith("-4t")
+
+
+def test_machines_survive_json() -> None:
+    for machine in (*known_machines().values(), of_cpu({"fp32": 1e11}, 3e10, 2)):
+        assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine

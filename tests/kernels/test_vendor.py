@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.check import SUITE
+from kernels.device import select_device, software, this_cpu
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from kernels.operands import random_operands
+from kernels.problem import Conv, Gemm, Problem
+from kernels.reference import check
+from kernels.registry import all_implementations, library_for
+from kernels.vendor import CudnnConfig, _cpu_libraries, _precision
+
+HAS_GPU = torch.cuda.is_available()
+PLACES = (
+    torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
+    torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn,
+)  # fmt: skip
+PROBLEMS: list[Problem] = [*map(Gemm.parse, SUITE["gemm"]), *map(Conv.parse, SUITE["conv"])]
+
+
+def settings() -> list[object]:
+    return [*(place.fp32_precision for place in PLACES), torch.backends.cudnn.benchmark]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")]
+)
+@pytest.mark.parametrize("autotune", [None, False, True])
+def test_precision_is_set_everywhere_and_restored(
+    dtype: str, wanted: str, autotune: bool | None
+) -> None:
+    before = settings()
+    with _precision(dtype, autotune):
+        assert {place.fp32_precision for place in PLACES} == {wanted}
+        assert torch.backends.cudnn.benchmark == bool(autotune)
+        assert torch.backends.cudnn.enabled
+    assert settings() == before
+    # PyTorch's older flags raise while these say otherwise; afterwards they must work again.
+    assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_precision_is_restored_after_an_error() -> None:
+    before = settings()
+    with pytest.raises(ZeroDivisionError), _precision("tf32", True):
+        raise ZeroDivisionError
+    assert settings() == before
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.spec())
+def test_the_cpus_libraries_agree_with_float64(problem: Problem) -> None:
+    machine = this_cpu().machine
+    if problem.dtype not in machine.peaks:
+        reasons = [
+            implementation.supports(problem, machine)
+            for name, implementation in all_implementations().items()
+            if not name.startswith("triton-")
+        ]
+        assert all(reasons)
+        return
+    implementation = all_implementations()[library_for(problem, machine)]
+    operands = random_operands(problem, "cpu")
+    launch = implementation.prepare(problem, [operands])
+    assert check(problem, operands, launch(0)).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.spec())
+def test_the_gpus_libraries_agree_with_float64(problem: Problem) -> None:
+    device = select_device("gpu")
+    implementation = all_implementations()[library_for(problem, device.machine)]
+    if implementation.supports(problem, device.machine) is not None:
+        pytest.skip("not supported on this GPU")
+    operands = random_operands(problem, device.torch_name)
+    for config in implementation.configs(problem, device.machine):
+        assert check(problem, operands, implementation.prepare(problem, [operands], config)(0)).ok
+
+
+def test_a_launch_takes_its_own_set() -> None:
+    gemm = Gemm(8, 8, 8, "fp32")
+    sets = [random_operands(gemm, "cpu", seed) for seed in range(3)]
+    name = library_for(gemm, this_cpu().machine)
+    launch = all_implementations()[name].prepare(gemm, sets)
+    for index in (2, 0, 1):
+        assert launch(index).data_ptr() == sets[index].out.data_ptr()
+        assert check(gemm, sets[index], sets[index].out).ok
+
+
+def test_every_refusal_is_a_sentence() -> None:
+    gemm, conv = Gemm(8, 8, 8, "bf16"), Conv.parse("1,8,8,8,8,3,3,1,1,1,1,tf32")
+    volta, h200, cpu = (
+        known_machine("nvidia-v100-sxm2-16gb"),
+        known_machine("nvidia-h200"),
+        this_cpu(),
+    )
+    ours = all_implementations()
+    assert ours["cublas"].supports(gemm, h200) is None
+    assert ours["cudnn"].supports(conv, h200) is None
+    for reason in (
+        ours["cublas"].supports(gemm, volta),  # no bf16 before Ampere
+        ours["cublas"].supports(conv, h200),
+        ours["cudnn"].supports(gemm, h200),
+        ours["cublas"].supports(gemm, cpu.machine),
+        ours["triton-tiled"].supports(gemm, volta),
+        ours["triton-tiled"].supports(conv, h200),
+    ):
+        assert reason is not None
+        assert reason.endswith(".")
+    assert "sm_70" in str(ours["triton-tiled"].supports(gemm, volta))
+
+
+def test_cudnns_autotuner_is_a_config() -> None:
+    cudnn = all_implementations()["cudnn"]
+    conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp16")
+    assert cudnn.configs(conv, known_machine("nvidia-h200")) == [None, CudnnConfig(autotune=True)]
+    assert str(CudnnConfig(autotune=True)) == "autotune=on"
+    assert cudnn.parse_config("autotune=on") == CudnnConfig(autotune=True)
+    assert cudnn.parse_config("") is None
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_without_a_gpu_the_cpu_is_selected_and_asking_for_a_gpu_says_so() -> None:
+    assert select_device().machine.kind == "cpu"
+    with pytest.raises(UserError, match="No NVIDIA GPU was found") as caught:
+        select_device("gpu")
+    assert caught.value.exit_code == 1
+    with pytest.raises(UserError, match="auto, gpu or cpu"):
+        select_device("tpu")
+
+
+def test_versions_name_no_host_user_or_path() -> None:
+    versions = software(this_cpu())
+    assert {"python", "torch", "system"} <= set(versions)
+    import getpass
+    import platform
+
+    text = " ".join(versions.values())
+    assert platform.node() not in text or not platform.node()
+    assert getpass.getuser() not in text.split()
+    assert "/" not in text
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_goes_where_pytorch_sends_it_on_this_cpu(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    machine = this_cpu().machine
+    served = {
+        (op, dtype): library.name
+        for library in _cpu_libraries()
+        for op, dtypes in library.serves.items()
+        for dtype in dtypes
+    }
+    assert set(served) == {(op, dtype) for op in ("gemm", "conv") for dtype in machine.peaks}
+    assert served["gemm", "bf16"] == served["conv", "bf16"] == ("onednn" if fast else "aten")
