@@ -1,0 +1,146 @@
+"""``python -m sweeps list | show | doctor | run``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kernels.cli import DeviceOption, GpuOption, JsonOption, new_app, note, print_json, run
+from kernels.errors import UserError
+from sweeps.spec import all_sweeps
+from sweeps.store import RESULTS
+
+app = new_app("What is timed, and how.")
+
+ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
+
+
+@app.command("list")
+def list_command(json: JsonOption = False) -> None:
+    """List the sweeps and the question that each answers."""
+    sweeps = all_sweeps().values()
+    if json:
+        print_json([{"name": s.name, "question": s.question, "default": s.default} for s in sweeps])
+        return
+    for sweep in sweeps:
+        print(f"{sweep.name:14} {sweep.question}")
+
+
+@app.command("show")
+def show_command(
+    name: str, device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
+) -> None:
+    """Show a sweep's cases on this machine, their memory and the time they should take."""
+    from kernels.device import select_device
+    from sweeps.ceilings import measure_ceilings
+    from sweeps.plan import expected_seconds, make_plan
+    from sweeps.start import choose_sweeps, sweep_cases
+
+    sweep = choose_sweeps([name])[name]
+    selected = select_device(device, gpu)
+    if selected.gpu is None:
+        selected = measure_ceilings(selected)
+    cases = sweep_cases(sweep, selected.machine)
+    seconds = expected_seconds([case.problem for case in cases], selected.machine)
+    total = sum(p.expected for p in make_plan({name: cases}, selected.machine, 1e9).planned)
+    if json:
+        rows: list[dict[str, Any]] = [
+            {**case.columns(), "bytes": case.problem.bytes, "expected_us": time * 1e6}
+            for case, time in zip(cases, seconds, strict=True)
+        ]
+        print_json({"name": name, "question": sweep.question, "expected_s": total, "cases": rows})
+        return
+    print(sweep.question)
+    for case, time in zip(cases, seconds, strict=True):
+        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {time * 1e6:12.1f} µs")
+    print(f"{len(cases)} cases on {selected.machine.name}, about {total:.0f} s to measure them all")
+
+
+@app.command("doctor")
+def doctor_command(
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Say what this machine is and what may spoil its timings; changes nothing."""
+    from kernels.device import select_device
+    from sweeps.doctor import examine
+
+    findings = examine(select_device(device, gpu), results)
+    if json:
+        print_json([asdict(finding) for finding in findings])
+        return
+    for finding in findings:
+        print(f"{'warning: ' if finding.warning else ''}{finding.text}")
+
+
+@app.command("run")
+def run_command(
+    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; all defaults if none.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
+    results: ResultsOption = RESULTS,
+    shard: Annotated[str, typer.Option(help="I/N: the I-th of N shares, from 1.")] = "1/1",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+) -> None:
+    """Measure; goes on where an earlier run of the same plan stopped."""
+    from sweeps.progress import Live
+    from sweeps.runner import carry_out, fold
+    from sweeps.start import Request, begin
+
+    request = Request(
+        tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu
+    )
+    started = begin(request, note)
+    note(f"Measuring {len(started.planned)} cases for at most {started.budget:g} s …")
+    try:
+        with Live() as live:
+            carry_out(started, live, note)
+    except KeyboardInterrupt:
+        note("Stopped. What was measured is kept; the same command goes on.")
+        raise
+    report_counts(fold(started.folder))
+    note(f"Results are in {started.folder}")
+
+
+def report_counts(record: dict[str, Any]) -> None:
+    """One line of what became of the cases."""
+    counts = record["counts"]
+    failed = [f"{counts[name]} {name}" for name in ("unsupported", "oom", "wrong", "error")
+              if counts[name]]  # fmt: skip
+    left_out = sum(record["plan"]["left_out"].values())
+    note(
+        f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"
+        + "".join(f", {text}" for text in failed)
+        + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
+        + (f"; {left_out} more did not fit the budget" if left_out else "")
+        + "."
+    )
+
+
+def parse_seconds(text: str | None) -> float | None:
+    """Read ``90s``, ``10m``, ``1.5h`` or plain seconds; None stays None."""
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    if match is None or not float(match.group(1)):
+        raise UserError(f"--budget takes a time such as 90s, 10m or 2h, not {text!r}.")
+    return float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read ``2/4``."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
+        raise UserError(f"--shard takes I/N with I from 1 to N, such as 1/2, not {text!r}.")
+    return int(match.group(1)), int(match.group(2))
+
+
+if __name__ == "__main__":
+    run(app, "python -m sweeps")

@@ -1,0 +1,126 @@
+"""Operands from one arena: filled once a dtype with normal values, handed out as views.
+
+Zeros and constants run faster than real data (they draw less power), so the fill is a column.
+Inputs are never written after the fill; results go to a scratch arena of their own, or the
+products of products would grow until they overflow.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
+from kernels.problem import DTYPE_BYTES, Problem
+
+_ALIGN = 256  # bytes; what an allocator would give
+_FILL_CHUNK = 1 << 24
+
+
+class ArenaFullError(Exception):
+    """One operand set alone is larger than the arena may be."""
+
+
+class Arena:
+    """Views into flat memory on one device."""
+
+    def __init__(self, device: str, cache_bytes: int, most_bytes: int) -> None:
+        """
+        Args:
+            device: a torch device.
+            cache_bytes: the last-level cache, which :meth:`flush` clears.
+            most_bytes: what inputs, and what results, may take for each dtype. A problem of which
+                not one set fits is not held at all: it must not cost the others their memory.
+        """
+        self._device = device
+        self._most = most_bytes
+        self._wanted: dict[torch.dtype, list[int]] = {}
+        self._inputs: dict[torch.dtype, Tensor] = {}
+        self._results: dict[torch.dtype, Tensor] = {}
+        # Read, never written: zeroing would leave dirty lines that are written back while a
+        # kernel is timed.
+        self._flush = torch.ones(2 * cache_bytes // 4, device=device)
+
+    def reserve(self, problem: Problem, copies: int) -> None:
+        """Announce a need before any view is handed out; the largest one sizes the arena."""
+        a, b, out = _spans(problem)
+        if max(a + b, out) > self._most:
+            return
+        wanted = self._wanted.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
+        wanted[0] = max(wanted[0], min((a + b) * copies, self._most))
+        wanted[1] = max(wanted[1], min(out * copies, self._most))
+
+    def capacity(self, problem: Problem) -> int:
+        """How many sets of different inputs of the problem the arena holds, at least 1.
+
+        Raises:
+            ArenaFullError: it cannot hold one.
+            torch.OutOfMemoryError: the device cannot hold the arena.
+        """
+        inputs, results = self._memory(problem)
+        a, b, out = (elements * inputs.element_size() for elements in _padded(problem))
+        if a + b > inputs.nbytes or out > results.nbytes:
+            raise ArenaFullError(
+                f"one operand set takes {(a + b + out) / 1e9:.2f} GB and the arena holds "
+                f"{(inputs.nbytes + results.nbytes) / 1e9:.2f}."
+            )
+        return inputs.nbytes // (a + b)
+
+    def sets(self, problem: Problem, count: int) -> list[Operands]:
+        """``count`` operand sets with different inputs; results share space if they must."""
+        inputs, results = self._memory(problem)
+        a, b, out = element_counts(problem)
+        step_a, step_b, step_out = _padded(problem)
+        result_slots = max(1, results.numel() // step_out)
+        made = []
+        for index in range(count):
+            start = index * (step_a + step_b)
+            place = index % result_slots * step_out
+            made.append(
+                view_operands(
+                    problem,
+                    inputs[start : start + a],
+                    inputs[start + step_a : start + step_a + b],
+                    results[place : place + out],
+                )
+            )
+        return made
+
+    def flush(self) -> None:
+        """Read twice the cache's size of other data; on a GPU, in stream order."""
+        self._flush.sum()
+
+    def _memory(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        dtype = TORCH_DTYPES[problem.dtype]
+        if dtype not in self._inputs:
+            if dtype not in self._wanted:
+                self.reserve(problem, 1)
+            sizes = self._wanted.get(dtype, [0, 0])
+            inputs, results = (
+                torch.empty(size // dtype.itemsize, dtype=dtype, device=self._device)
+                for size in sizes
+            )
+            generator = torch.Generator(self._device).manual_seed(0)
+            for chunk in inputs.split(_FILL_CHUNK):
+                chunk.copy_(torch.randn(len(chunk), generator=generator, device=self._device))
+            self._inputs[dtype], self._results[dtype] = inputs, results
+        return self._inputs[dtype], self._results[dtype]
+
+
+def set_bytes(problem: Problem) -> int:
+    """Bytes of one set's inputs in the arena."""
+    a, b, _ = _spans(problem)
+    return a + b
+
+
+def _padded(problem: Problem) -> tuple[int, int, int]:
+    """Elements of a, b and the result, rounded up so that the next view is aligned."""
+    unit = _ALIGN // DTYPE_BYTES[problem.dtype]
+    a, b, out = (-(-count // unit) * unit for count in element_counts(problem))
+    return a, b, out
+
+
+def _spans(problem: Problem) -> tuple[int, int, int]:
+    size = DTYPE_BYTES[problem.dtype]
+    a, b, out = (count * size for count in _padded(problem))
+    return a, b, out

@@ -1,0 +1,145 @@
+"""The values of a sweep's axes: lists, ranges, powers, neighbourhoods, multiples of another axis.
+
+An axis is declared in TOML as one of
+
+    1024                                  one value
+    [128, 256, "bf16"]                    a list
+    { from = 256, to = 4096, step = 256 } a range, both ends included
+    { from = 32, to = 4096, times = 2 }   powers: each value so many times the last
+    { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
+    "4*m" or "m"                          a multiple of another axis of the same block
+
+A range or powers with ``edges = "tiles"`` or ``"waves"`` is made denser: one element before, at
+and after every edge that falls between its ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.config import large_tile, next_wave_edge
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine
+
+_FORMS: tuple[tuple[set[str], set[str]], ...] = (
+    ({"from", "to", "step"}, {"edges"}),
+    ({"from", "to", "times"}, {"edges"}),
+    ({"around", "by"}, {"step"}),
+)
+_KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
+_EDGES = ("tiles", "waves")
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """``factor`` × the value of another axis."""
+
+    factor: int
+    axis: str
+
+
+@dataclass(frozen=True)
+class Edges:
+    """A spread of values to be made denser near the machine's edges, once the machine is known."""
+
+    values: tuple[int, ...]
+    kind: str  # tiles or waves
+
+
+Axis = tuple[Any, ...] | Multiple | Edges
+
+
+def parse_axis(declared: Any, where: str, others: Iterable[str]) -> Axis:
+    """Read one axis.
+
+    Args:
+        declared: the TOML value.
+        where: file and key, for the error's sentence.
+        others: the names of axes that it may be a multiple of.
+    """
+    if isinstance(declared, Mapping):
+        return _parse_table(declared, where)
+    if isinstance(declared, list):
+        if not declared:
+            raise UserError(f"{where} is an empty list; give at least one value.")
+        return tuple(declared)
+    if isinstance(declared, str):
+        match = re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
+        if match and match.group(2) in set(others):
+            return Multiple(int(match.group(1) or 1), match.group(2))
+    return (declared,)
+
+
+def _parse_table(table: Mapping[str, Any], where: str) -> Axis:
+    for key in table:
+        if key not in _KEYS:
+            raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
+    keys = set(table)
+    form = next((f for f in _FORMS if f[0] <= keys <= f[0] | f[1]), None)
+    if form is None:
+        choices = "; ".join(" ".join(sorted(required)) for required, _ in _FORMS)
+        raise UserError(f"{where} needs one of these sets of keys: {choices}.")
+    for key, value in table.items():
+        if key != "edges" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")
+    values = tuple(_spread(table, where))
+    edges = table.get("edges")
+    if edges is None:
+        return values
+    if edges not in _EDGES:
+        raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
+    return Edges(values, edges)
+
+
+def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
+    if "around" in table:
+        centre, by = table["around"], table["by"]
+        return [v for v in range(centre - by, centre + by + 1, table.get("step", 1)) if v > 0]
+    low, high = table["from"], table["to"]
+    if high < low:
+        raise UserError(f"{where}.to is {high}, which is less than from = {low}.")
+    if "step" in table:
+        return range(low, high + 1, table["step"])
+    if table["times"] < 2:
+        raise UserError(f"{where}.times must be at least 2, or the powers never end.")
+    values = [low]
+    while values[-1] * table["times"] <= high:
+        values.append(values[-1] * table["times"])
+    return values
+
+
+def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: str) -> list[Any]:
+    """The values of an axis, given those of the axes before it.
+
+    Args:
+        axis: as parsed.
+        known: values of the block's other axes so far.
+        machine: whose tiles and SMs make the edges.
+        along: the axis's name; edges are known for m, n and k.
+    """
+    if isinstance(axis, Multiple):
+        return [axis.factor * int(known[axis.axis])]
+    if isinstance(axis, Edges):
+        return _near_edges(axis, known, machine, along)
+    return list(axis)
+
+
+def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
+    low, high = axis.values[0], axis.values[-1]
+    rows, columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
+    block, other_block = (rows, columns) if along == "m" else (columns, rows)
+    if along == "k":
+        block = 64
+    edges = set(range(-(-low // block) * block, high + 1, block))
+    if axis.kind == "waves":
+        other = int(known["n" if along == "m" else "m"])
+        edges = {
+            edge
+            for size in range(low, high + 1, block)
+            if (edge := next_wave_edge(size, other, block, other_block, machine.sms)) <= high
+        }
+    near = {edge + offset for edge in edges for offset in (-1, 0, 1)}
+    return sorted(set(axis.values) | {size for size in near if low <= size <= high})

@@ -1,0 +1,198 @@
+"""The bench: a real device with its arena, clock and sensors. Here the kernels meet the sampler.
+
+Everything above works with any object of :class:`sweeps.rounds.Bench`'s shape; this one needs
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernels import implementations
+from kernels.device import select_device
+from kernels.launch import Implementation, Launch
+from kernels.machine import Machine
+from kernels.problem import Gemm
+from kernels.reference import check
+from kernels.registry import library_for
+from sweeps.arena import Arena, ArenaFullError, set_bytes
+from sweeps.case import Case
+from sweeps.clock import CpuClock, CudaClock
+from sweeps.fold import CANARY, History
+from sweeps.rounds import PoisonedError, Ready, Refused, Visit
+from sweeps.sampler import Sampler, Subject
+from sweeps.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+from sweeps.trace import Kernel, kernel_columns, trace_cpu, trace_gpu
+
+_MOST_SETS = 512
+_ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
+_FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
+_TOGETHER_SECONDS = 30.0  # what compiling or tracing a chunk of cases may take
+
+
+class TorchBench:
+    """Cases on one device through PyTorch."""
+
+    careful = False
+
+    def __init__(
+        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case]
+    ) -> None:
+        """
+        Args:
+            machine: its facts.
+            device: ``cpu``, or ``gpu`` with the ordinal ``gpu``.
+            gpu: which GPU.
+            cases: everything that will be asked for; the largest sizes the arena.
+        """
+        self.machine = machine
+        self.gpu = gpu
+        self._device = select_device(device, gpu or 0).torch_name
+        self._telemetry = Telemetry()
+        self._clock: CpuClock | CudaClock = CpuClock()
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+            self._clock = CudaClock(torch, self._device)
+            nvml = open_nvml()
+            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+            if nvml and handle is not None:
+                self._telemetry = NvmlTelemetry(nvml, handle)
+        self._telemetry.start()
+        most = int(_ARENA_SHARE * self._free_memory())
+        self._arena = Arena(self._device, machine.l2_bytes, most)
+        for case in cases:
+            self._arena.reserve(case.problem, self._copies(case))
+        self.sampler = Sampler(self._clock, self._arena.flush, self._telemetry)
+
+    def _free_memory(self) -> int:
+        if self.gpu is not None:
+            return torch.cuda.mem_get_info(self.gpu)[0]
+        return self.machine.memory_bytes // 2 or 1 << 30
+
+    def _copies(self, case: Case) -> int:
+        """Sets that a batch can use: no more than the device can read in a batch's time."""
+        if case.cache == "warm":
+            return 1
+        read = self.machine.bandwidth * self._clock.batch_seconds
+        return max(2, min(_MOST_SETS, math.ceil(read / set_bytes(case.problem))))
+
+    def prepare(
+        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+    ) -> Iterator[Ready | Refused]:
+        """Compile all, then check and warm up each; name the kernels of all at the end.
+
+        A case whose facts are known from an earlier process is not checked again.
+        """
+        if not self.careful:
+            self._compile(cases, visit)
+        ready: list[tuple[Case, Launch, Subject, dict[str, Any]]] = []
+        for case in cases:
+            visit(case.id, _FIRST_SECONDS)
+            try:
+                result = self._ready(case, known.get(case.id, History()))
+            except Exception as error:  # whatever a library or a compiler throws is a row
+                yield Refused(case, *self.failure(error))
+                continue
+            if isinstance(result, Refused):
+                yield result
+            else:
+                ready.append((case, *result))
+        visit("", _TOGETHER_SECONDS)
+        traced = self._trace([launch for _, launch, _, facts in ready if "kernel" not in facts])
+        for case, _, subject, facts in ready:
+            if "kernel" not in facts:
+                facts = {**facts, **kernel_columns(next(traced))}
+            yield Ready(case, subject, facts)
+
+    def canary(self) -> Subject | None:
+        """A product that is bound by arithmetic, in the machine's fastest common dtype."""
+        size = 512 if self.gpu is None else 4096
+        dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
+        problem = Gemm(size, size, size, dtype)
+        implementation = implementations()[library_for(problem, self.machine)]
+        launch = implementation.prepare(problem, self._arena.sets(problem, 1))
+        subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
+        self.sampler.fit(subject, self.sampler.estimate(launch))
+        return subject
+
+    def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
+        """Let every implementation compile its cases of this chunk on all CPU cores."""
+        by_name: dict[str, list[Case]] = {}
+        for case in cases:
+            by_name.setdefault(case.implementation, []).append(case)
+        for name, members in by_name.items():
+            implementation = implementations()[name]
+            wanted = [
+                (case.problem, implementation.parse_config(case.config))
+                for case in members
+                if implementation.supports(case.problem, self.machine) is None
+            ]
+            visit("", _TOGETHER_SECONDS)
+            implementation.compile_ahead(wanted)
+
+    def _ready(
+        self, case: Case, history: History
+    ) -> tuple[Launch, Subject, dict[str, Any]] | Refused:
+        implementation = implementations()[case.implementation]
+        reason = implementation.supports(case.problem, self.machine)
+        if reason is not None:
+            return Refused(case, "unsupported", reason)
+        facts = dict(history.facts)
+        launch = self._launch(case, implementation, 1)
+        if not facts:
+            operands = self._arena.sets(case.problem, 1)[0]
+            operands.out.fill_(math.nan)  # what is not written is not right
+            outcome = check(case.problem, operands, launch(0))
+            facts["rel_error"] = outcome.rel_error
+            if not outcome.ok:
+                return Refused(case, "wrong", f"off by {outcome.rel_error:.1e} of the largest "
+                               f"value; {outcome.tolerance:.0e} is allowed.")  # fmt: skip
+        with launch.settings():
+            seconds = self.sampler.estimate(launch.bare)
+        sets = 1
+        if case.cache == "cold":
+            batch = math.ceil(self._clock.batch_seconds / seconds)
+            sets = max(2, min(batch, _MOST_SETS))
+            sets = min(sets, self._arena.capacity(case.problem))
+            launch = self._launch(case, implementation, sets)
+        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
+        subject = Subject(case.id, launch.bare, sets, case.mode, case.cache, launch.settings, taken)
+        self.sampler.fit(subject, seconds)
+        return launch, subject, facts
+
+    def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
+        self._arena.capacity(case.problem)  # raises where not even one set fits
+        operands = self._arena.sets(case.problem, sets)
+        return implementation.prepare(
+            case.problem, operands, implementation.parse_config(case.config)
+        )
+
+    def _trace(self, launches: Sequence[Launch]) -> Iterator[list[Kernel]]:
+        """The kernels of each launch; none where the profiler is not permitted."""
+        calls = [functools.partial(launch, 0) for launch in launches]
+        if self.careful:
+            return iter([[] for _ in calls])
+        if self.gpu is None:
+            return iter([trace_cpu(call) for call in calls])
+        try:
+            return iter(trace_gpu(calls) if calls else [])
+        except RuntimeError:
+            return iter([[] for _ in calls])
+
+    def failure(self, error: Exception) -> tuple[str, str]:
+        """``oom`` or ``error``, after giving memory back and finding the context alive."""
+        if self.gpu is not None:
+            try:
+                torch.cuda.synchronize(self.gpu)
+                torch.cuda.empty_cache()
+            except RuntimeError as broken:
+                raise PoisonedError(str(broken)) from None
+        full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
+        if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
+            return "oom", str(error)
+        return "error", f"{type(error).__name__}: {error}"

@@ -1,0 +1,189 @@
+"""Find or make the Python environment of a make target; prints the interpreter to use.
+
+    python3 sweeps/bootstrap.py [test] [lint]
+
+It runs before anything is installed, so it knows the standard library alone. In order:
+
+1. Where ``PYTHON`` has everything, and its PyTorch sees the GPU if there is one, that is used: no
+   environment is made and no index is asked.
+2. Where its PyTorch sees the GPU but something else is missing, ``.venv`` is made on top of it and
+   only what is missing is added: on a GPU node the PyTorch that is there fits the driver.
+3. Otherwise ``.venv`` gets everything, pinned by ``constraints.txt``.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "rooftile-ready"
+
+# Asked of an interpreter: which requirements it lacks, and whether its PyTorch sees a GPU.
+_PROBE = r"""
+import importlib.metadata as metadata, json, re, sys
+
+def numbers(text):
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+
+lacks = []
+for requirement in json.loads(sys.argv[1]):
+    name, _, least = requirement.partition(">=")
+    try:
+        if numbers(metadata.version(name)) < numbers(least):
+            lacks.append(requirement)
+    except metadata.PackageNotFoundError:
+        lacks.append(requirement)
+gpu = False
+if not any(requirement.startswith("torch>") for requirement in lacks):
+    try:
+        import torch
+        gpu = torch.cuda.is_available() and torch.version.hip is None
+    except Exception:
+        pass
+print(json.dumps([lacks, gpu]))
+"""
+
+
+def main(groups: list[str]) -> int:
+    """Print the interpreter for the requirement groups, setting it up if need be."""
+    wanted = requirements(groups)
+    base, has = read_stamp()
+    if base == _base():
+        lacks, pins = [r for r in wanted if r not in has], _pins()
+    else:
+        lacks, sees_gpu = probe(sys.executable, wanted)
+        if not lacks and (sees_gpu or not needs_gpu()):
+            print(sys.executable)
+            return 0
+        has = []
+        if not make_venv(on_top_of=sys.executable if sees_gpu else None):
+            return 1
+        if not sees_gpu:
+            lacks = wanted
+        pins = _pins(without_torch=sees_gpu)
+    if lacks:
+        if not install(lacks, pins):
+            return 1
+        STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")
+    print(PYTHON)
+    return 0
+
+
+def requirements(groups: list[str]) -> list[str]:
+    """``name>=version`` of the project's dependencies and of some extras, for this platform."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = list(project["dependencies"])
+    for group in groups:
+        declared += project["optional-dependencies"][group]
+    here = []
+    for line in declared:
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        if not marker or sys.platform == "linux":  # the one marker there is
+            here.append(requirement)
+    return here
+
+
+def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
+    """The requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
+    answer = subprocess.run(
+        [python, "-c", _PROBE, json.dumps(wanted)], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        return wanted, False
+    lacks, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
+    return lacks, gpu
+
+
+def needs_gpu() -> bool:
+    """Whether an NVIDIA GPU is there and wanted, whatever PyTorch thinks of it."""
+    there = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
+    return bool(there) and os.environ.get("DEVICE") != "cpu"
+
+
+def make_venv(on_top_of: str | None = None) -> bool:
+    """Make ``.venv``, seeing the packages of another interpreter if one is given."""
+    _say("Setting up .venv (once) …")
+    try:
+        venv.create(VENV, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError):
+        _say(
+            "The environment .venv could not be made: install your system's package for Python's "
+            "venv module (python3-venv on Debian and Ubuntu), or point PYTHON at another Python."
+        )
+        return False
+    if on_top_of is not None:
+        # Not --system-site-packages: seen from inside another environment, that would skip the
+        # environment and show the bare interpreter below it.
+        base = _ask(on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), "
+                    "sep='\\n')")  # fmt: skip
+        own = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
+        (Path(own) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
+    return True
+
+
+def _ask(python: str | Path, code: str) -> str:
+    answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return answer.stdout.strip()
+
+
+def install(lacks: list[str], pins: Path) -> bool:
+    """Install what is missing; False with one sentence if that fails."""
+    _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet",
+           "--disable-pip-version-check", "-c", str(pins), *lacks]  # fmt: skip
+    answer = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return True
+    errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
+    _say(
+        f"The packages could not be installed ({(errors or ['pip failed'])[0]}): check the "
+        "network and the package index, or point PYTHON at an interpreter that has them."
+    )
+    return False
+
+
+def _pins(without_torch: bool | None = None) -> Path:
+    """The constraints: as they are, or without PyTorch for an environment on top of another's."""
+    own = VENV / "constraints.txt"
+    if without_torch is None:  # whatever the environment was made with
+        return own if own.exists() else ROOT / "constraints.txt"
+    if not without_torch:
+        return ROOT / "constraints.txt"
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
+    own.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return own
+
+
+def _base() -> str:
+    """What an environment is made from; with another base it is made anew."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    parts = [sys.executable, sys.version, str(needs_gpu()), pins]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def read_stamp() -> tuple[str, list[str]]:
+    """The base of the environment that is there, and the requirements that it was given."""
+    try:
+        base, *has = STAMP.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return "", []
+    return base, has
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""A case: one problem, one implementation, one config, one way of timing it. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.problem import Problem
+from sweeps.schema import IDENTITY, problem_columns, problem_of
+
+MODES = ("burst", "sustained")
+CACHES = ("cold", "warm")
+FILLS = ("normal",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed. Its identity is its columns from ``sweep`` to ``fill``."""
+
+    sweep: str
+    problem: Problem
+    implementation: str
+    config: str = ""
+    mode: str = "burst"
+    cache: str = "cold"
+    fill: str = "normal"
+
+    def columns(self) -> dict[str, Any]:
+        """The identifying columns; those that do not apply are left out."""
+        return {
+            "sweep": self.sweep,
+            **problem_columns(self.problem),
+            "implementation": self.implementation,
+            "config": self.config,
+            "mode": self.mode,
+            "cache": self.cache,
+            "fill": self.fill,
+        }
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Twelve hex digits that stand for the identity in sample files and in the plan."""
+        columns = self.columns()
+        text = json.dumps([columns.get(name, "") for name in IDENTITY], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_columns(cls, row: Mapping[str, Any]) -> Case:
+        """Inverse of :meth:`columns`."""
+        names = ("sweep", "implementation", "config", "mode", "cache", "fill")
+        return cls(problem=problem_of(row), **{name: row[name] for name in names})
+
+    def __str__(self) -> str:
+        extra = [self.config, *(w for w in (self.mode, self.cache) if w not in ("burst", "cold"))]
+        return " ".join(filter(None, [str(self.problem), self.implementation, *extra]))

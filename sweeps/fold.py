@@ -1,0 +1,135 @@
+"""Fold a run's events into one row a case. Torch-free, and the only place that knows both."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweeps.plan import Planned
+from sweeps.schema import SCHEMA
+from sweeps.statistics import converged, median, median_interval
+from sweeps.store import Event
+
+CANARY = "canary"
+_MESSAGE_LENGTH = 300
+
+
+@dataclass
+class History:
+    """Everything that is known of one case."""
+
+    samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    outcome: Event | None = None
+    too_long: bool = False
+    crashes: int = 0
+
+    @property
+    def best(self) -> list[Event]:
+        """The samples of the GPU that took the most; samples of two GPUs are never pooled."""
+        return max(self.samples.values(), key=len, default=[])
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds a launch of those samples."""
+        return [sample["s"] for sample in self.best]
+
+
+def histories(events: Iterable[Event]) -> dict[str, History]:
+    """Sort events by case. The canary is a case like any other."""
+    known: dict[str, History] = defaultdict(History)
+    for event in events:
+        history = known[event["case"]]
+        match event["event"]:
+            case "sample":
+                history.samples[event.get("gpu")].append(event)
+            case "facts":
+                history.facts = event["facts"]
+            case "outcome":
+                history.outcome = event
+            case "too-long":
+                history.too_long = True
+            case "crash":
+                history.crashes += 1
+    return known
+
+
+def spent_seconds(events: Iterable[Event]) -> float:
+    """Measuring time of a run so far, over all its resumes."""
+    return sum(event.get("cost", 0.0) for event in events)
+
+
+def fold_rows(
+    run: str, planned: Sequence[Planned], events: Iterable[Event]
+) -> list[dict[str, Any]]:
+    """One row for each case of the plan that has anything to say, in the plan's order."""
+    known = histories(events)
+    rows = []
+    for entry in planned:
+        history = known.get(entry.case.id)
+        if history is None or not (history.outcome or history.best):
+            continue
+        row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
+        if history.outcome is not None:
+            rows.append({**row, **_failed(history.outcome)})
+        else:
+            rows.append({**row, **_measured(entry, history)})
+    return rows
+
+
+def _failed(outcome: Event) -> dict[str, Any]:
+    message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
+    return {
+        "status": outcome["status"], "message": message, "time_utc": _utc(outcome["at"]),
+        "worker": outcome["worker"], "gpu": outcome.get("gpu"),
+    }  # fmt: skip
+
+
+def _measured(entry: Planned, history: History) -> dict[str, Any]:
+    samples, seconds = history.best, history.seconds
+    middle, interval = median(seconds), median_interval(seconds)
+    problem = entry.case.problem
+    reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
+    gaps = sum(not sample.get("hidden", True) for sample in samples)
+    row: dict[str, Any] = {
+        "status": "ok",
+        "message": f"launch gaps show in {gaps} of {len(samples)} samples." if gaps else "",
+        "time_utc": _utc(samples[-1]["at"]),
+        "worker": samples[-1]["worker"],
+        "gpu": samples[-1].get("gpu"),
+        "time_us": middle * 1e6,
+        "samples": len(samples),
+        "converged": converged(seconds),
+        "tflops": problem.flops / middle / 1e12,
+        "gbps": problem.bytes / middle / 1e9,
+        "throttled": ";".join(sorted(reasons)),
+    }
+    if interval is not None:
+        row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
+    for name in ("sm_mhz", "power_w", "temp_c"):
+        values = [sample[name] for sample in samples if sample.get(name) is not None]
+        row[name] = median(values) if values else None
+    return row
+
+
+def canary_report(events: Iterable[Event]) -> dict[str, float] | None:
+    """How much the machine drifted: the canary's spread, and its last quarter over its first."""
+    seconds = [e["s"] for e in events if e["event"] == "sample" and e["case"] == CANARY]
+    if len(seconds) < 8:
+        return None
+    quarter = len(seconds) // 4
+    ordered = sorted(seconds)
+    tenth = len(seconds) // 10
+    return {
+        "samples": len(seconds),
+        "median_us": median(seconds) * 1e6,
+        "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
+        "drift": median(seconds[-quarter:]) / median(seconds[:quarter]) - 1,
+    }
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

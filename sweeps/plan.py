@@ -1,0 +1,119 @@
+"""The plan of a run: which cases, in which order, and what each is expected to take.
+
+It is made once. Cases come in the order of what they teach: within a sweep, so that any beginning
+of it already covers its axes from end to end; among sweeps, so that each gets the same share of
+the time. A case is admitted while its expected cost fits what is left of the budget.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.estimate import Shapes, Tiles, default_constants, fastest
+from kernels.machine import Machine
+from kernels.problem import Problem
+from sweeps.case import Case
+from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
+from sweeps.statistics import CHECKPOINTS
+
+_SAMPLES = CHECKPOINTS[0]
+_LARGEST_SHARE = 0.02  # of the budget, for one case
+_PREPARE_SECONDS = {"cpu": 0.025, "gpu": 0.02}  # operands, check, warm-up, kernel names
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its spin and its flush
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of the plan, with the seconds that six samples and their preparation should take."""
+
+    case: Case
+    expected: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For run.json."""
+        return {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Planned:
+        """Inverse of :meth:`to_json`."""
+        return cls(Case.from_columns(row), row["expected_s"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Admitted cases in order, and how many of each sweep did not fit the budget."""
+
+    planned: tuple[Planned, ...]
+    left_out: Mapping[str, int]
+
+    def shard(self, index: int, count: int) -> tuple[Planned, ...]:
+        """Every ``count``-th case; shards count from 1."""
+        return self.planned[index - 1 :: count]
+
+
+def make_plan(
+    sweeps: Mapping[str, Sequence[Case]], machine: Machine, budget: float, shards: int = 1
+) -> Plan:
+    """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
+
+    The sweep that has had the least time gives the next case, so every sweep is represented.
+    """
+    queues = {name: _with_costs(_spread_out(cases), machine) for name, cases in sweeps.items()
+              if cases}  # fmt: skip
+    planned: list[Planned] = []
+    left_out = dict.fromkeys(queues, 0)
+    spent = dict.fromkeys(queues, 0.0)
+    total = 0.0
+    while queues:
+        name = min(queues, key=spent.__getitem__)
+        next_one = queues[name].popleft()
+        if not queues[name]:
+            del queues[name]
+        cost = next_one.expected
+        if cost > _LARGEST_SHARE * budget or total + cost > budget * shards:
+            left_out[name] += 1
+            continue
+        spent[name] += cost
+        total += cost
+        planned.append(next_one)
+    return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
+
+
+def _spread_out(cases: Sequence[Case]) -> list[Case]:
+    """Bit-reversal order: the first, the middle, the quarters, … of the declared order."""
+    bits = max(1, (len(cases) - 1).bit_length())
+    order = sorted(range(len(cases)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+    return [cases[i] for i in order]
+
+
+def _with_costs(cases: Sequence[Case], machine: Machine) -> deque[Planned]:
+    """Each case with the seconds of six samples and their preparation."""
+    launch = expected_seconds([case.problem for case in cases], machine)
+    planned: deque[Planned] = deque()
+    for case, seconds in zip(cases, launch, strict=True):
+        batch = max(seconds, _BURST_SECONDS[machine.kind])
+        if case.mode == "sustained":
+            batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
+        elif machine.kind == "cpu" and case.cache == "cold":
+            batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
+        # A check and a few first launches come before the samples.
+        cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
+        planned.append(Planned(case, cost))
+    return planned
+
+
+def expected_seconds(problems: Sequence[Problem], machine: Machine) -> list[float]:
+    """Seconds of one launch by the estimate's shipped constants; 0 where it cannot run."""
+    result = np.zeros(len(problems))
+    for dtype in {problem.dtype for problem in problems} & set(machine.peaks):
+        where = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
+        shapes = Shapes.of([problems[i] for i in where])
+        tiles = Tiles.library(machine, dtype)
+        constants = default_constants(machine.generation, dtype)
+        result[where] = fastest(shapes, tiles, machine, machine.peak(dtype), constants).time
+    return [float(seconds) for seconds in result]

@@ -1,0 +1,154 @@
+"""The sampler: takes callables and a clock, and knows nothing of kernels, files or devices.
+
+A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler
+decides how many launches a batch has, what precedes it (a cache flush, a settling time), and
+whether it must be taken again because the hardware slowed itself down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from sweeps.clock import Clock, LaunchCall, Timing
+from sweeps.statistics import finished
+from sweeps.telemetry import RETRY, Reading, Telemetry
+
+PROTOCOL = 1
+"""Version of the way of measuring. Rows of different versions never mix."""
+
+SUSTAINED_SETTLE = 0.3
+SUSTAINED_BATCH = 0.06
+_THROTTLE_RETRIES = 3
+
+
+@dataclass
+class Subject:
+    """Something to time.
+
+    ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
+    batch. ``samples`` are seconds a launch, those of earlier processes included.
+    """
+
+    key: str
+    launch: LaunchCall
+    sets: int = 1
+    mode: str = "burst"
+    cache: str = "cold"
+    settings: Callable[[], AbstractContextManager[object]] = nullcontext
+    samples: list[float] = field(default_factory=list)
+    launches: int = 0  # of a batch; set by Sampler.fit
+    cost: float = 0.0  # seconds that one sample takes, everything included
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stopping rule is content."""
+        return finished(self.samples)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed batch: seconds a launch, how many, and what the sensors said."""
+
+    key: str
+    seconds: float
+    launches: int
+    cost: float
+    reading: Reading
+    hidden: bool
+
+
+class Sampler:
+    """Times subjects, one sample at a time."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        flush: Callable[[], None] = lambda: None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        """``flush`` evicts the last-level cache, in the device's own order of things."""
+        self._clock = clock
+        self._flush = flush
+        self._telemetry = telemetry or Telemetry()
+        self._stays_slow = False
+
+    def estimate(self, launch: LaunchCall) -> float:
+        """Seconds of one launch, roughly, from warm launches on set 0; wakes what sleeps.
+
+        Doubles the batch until it is long enough for the clock to be believed to a few percent.
+        """
+        clock = self._clock
+        seconds, count = clock.time(launch, [0]).seconds, 1
+        while True:
+            seconds = min(seconds, clock.time(launch, [0] * count).seconds / count)
+            if seconds * count >= clock.batch_seconds / 4 or count >= clock.most_launches:
+                return seconds
+            # Never more launches than a full batch should have, however fast the first one was.
+            wanted = clock.batch_seconds / 4 / max(seconds, 1e-9)
+            count = min(max(2 * count, math.ceil(wanted)), 16 * count, clock.most_launches)
+
+    def launches(self, mode: str, seconds: float) -> int:
+        """Launches of a batch, from the estimated seconds of one, if there are sets enough."""
+        batch = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
+        return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.most_launches))
+
+    def fit(self, subject: Subject, seconds: float) -> None:
+        """Decide the launches of a batch from the estimated seconds of one launch.
+
+        A cold burst never uses a set twice: its second use would find the data in the cache.
+        Sustained work rotates its sets, of which there must be enough to leave the cache behind.
+        """
+        sustained = subject.mode == "sustained"
+        subject.launches = self.launches(subject.mode, seconds)
+        if subject.cache == "cold" and not sustained:
+            subject.launches = min(subject.launches, subject.sets)
+        subject.cost = subject.launches * seconds + sustained * SUSTAINED_SETTLE
+
+    def sample(self, subject: Subject) -> Sample:
+        """Take one sample and append it to the subject's.
+
+        A sample during which the hardware slowed itself down is taken again after a pause, three
+        times at most; then it stands, and its reasons with it. A machine that stays slow is not
+        waited for again until it was seen at its full speed.
+        """
+        clock = self._clock
+        begin = clock.now()
+        for attempt in range(_THROTTLE_RETRIES + 1):
+            if attempt:
+                self._telemetry.forget()
+            start = clock.now()
+            timing = self._batch(subject)
+            reading = self._telemetry.between(start, clock.now())
+            throttled = not RETRY.isdisjoint(reading.throttled)
+            if not throttled or self._stays_slow:
+                break
+        self._stays_slow = throttled
+        seconds = timing.seconds / subject.launches
+        cost = clock.now() - begin
+        subject.samples.append(seconds)
+        subject.cost = cost
+        return Sample(subject.key, seconds, subject.launches, cost, reading, timing.hidden)
+
+    def wake(self) -> None:
+        """After a pause: bring the device back to the clocks of work."""
+        self._clock.wake()
+
+    def now(self) -> float:
+        """The clock's host time, in seconds."""
+        return self._clock.now()
+
+    def _batch(self, subject: Subject) -> Timing:
+        clock, launch = self._clock, subject.launch
+        indices: Sequence[int] = [i % subject.sets for i in range(subject.launches)]
+        with subject.settings():
+            if subject.mode == "sustained":
+                return clock.time(launch, indices, settle=SUSTAINED_SETTLE)
+            if subject.cache == "cold":
+                self._flush()
+            else:
+                indices = [0] * subject.launches
+                clock.time(launch, [0])
+            return clock.time(launch, indices)

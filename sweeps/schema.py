@@ -1,0 +1,96 @@
+"""The columns of ``measurements.csv`` and how a problem is written into them. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernels.problem import Conv, Gemm, Problem, pair_text, parse_pair
+
+SCHEMA = 1
+"""Version of everything under ``results/<slug>/``. Rows of different versions never mix."""
+
+_TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "schema": (_WHOLE, "version of this table's format"),
+    "run": (_TEXT, "which run: the UTC time at which its plan was made"),
+    "time_utc": (_TEXT, "when the last sample of the case was taken, ISO 8601"),
+    "worker": (_TEXT, "which shard measured it, such as 1/1"),
+    "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
+    "sweep": (_TEXT, "the sweep that asked for the case"),
+    "op": (_TEXT, "gemm or conv"),
+    "pass": (_TEXT, "fprop, dgrad or wgrad of a convolution; empty for a GEMM"),
+    "m": (_WHOLE, "rows of the GEMM, or of the GEMM that the convolution's pass implies"),
+    "n": (_WHOLE, "columns of that GEMM"),
+    "k": (_WHOLE, "reduction length of that GEMM, per group"),
+    "batch": (_WHOLE, "GEMMs in the batch, or images"),
+    "c": (_WHOLE, "input channels"),
+    "h": (_WHOLE, "input height"),
+    "w": (_WHOLE, "input width"),
+    "kout": (_WHOLE, "output channels"),
+    "r": (_WHOLE, "filter height"),
+    "s": (_WHOLE, "filter width"),
+    "stride": (_TEXT, "2, or 2x1: vertical, horizontal"),
+    "padding": (_TEXT, "likewise"),
+    "dilation": (_TEXT, "likewise"),
+    "groups": (_WHOLE, "groups of channels"),
+    "dtype": (_TEXT, "fp32 (IEEE), tf32, fp16 or bf16"),
+    "layout": (_TEXT, "nn, nt, tn or tt of a GEMM; nhwc or nchw of a convolution"),
+    "implementation": (_TEXT, "who computed it: cublas, cudnn, mkl, onednn, triton-tiled, …"),
+    "config": (_TEXT, "how it was tuned, key=value joined by ;; empty for the default"),
+    "mode": (_TEXT, "burst: short batches with pauses; sustained: 0.3 s and more without one"),
+    "cache": (_TEXT, "cold: operands come from memory; warm: from the last-level cache"),
+    "fill": (_TEXT, "distribution of the operands' values"),
+    "status": (_TEXT, "ok, wrong, oom, unsupported or error; only ok rows have times"),
+    "message": (_TEXT, "why a row is not ok, or what to know about one that is"),
+    "time_us": (_REAL, "median time of a launch, with the gap to the next; microseconds"),
+    "time_lo_us": (_REAL, "lower end of the median's 95 % interval; empty under 6 samples"),
+    "time_hi_us": (_REAL, "upper end"),
+    "samples": (_WHOLE, "timed batches behind the median"),
+    "converged": (_FLAG, "true if the interval is within ±1 % of the median"),
+    "tflops": (_REAL, "useful FLOPs over the median time, TFLOP/s"),
+    "gbps": (_REAL, "least bytes over the median time, GB/s"),
+    "rel_error": (_REAL, "max |y − ref| / max |ref| against float64 over the entries checked"),
+    "kernel": (_TEXT, "name of the kernel that takes most of the time"),
+    "tile": (_TEXT, "its tile of the result, rows x columns x depth, if its name says"),
+    "grid": (_TEXT, "its grid of CTAs"),
+    "kernels": (_TEXT, "every kernel of one launch with its share of the time, JSON"),
+    "tensor_cores": (_FLAG, "whether the main kernel uses Tensor Cores, if its name says"),
+    "sm_mhz": (_REAL, "SM clock while the samples were taken, median; empty without NVML"),
+    "power_w": (_REAL, "board power around them, a one-second average on most cards; watts"),
+    "temp_c": (_REAL, "GPU temperature; °C"),
+    "throttled": (_TEXT, "reasons for which the clock was held back, joined by ;"),
+}
+"""Name → (kind of value, meaning), in the order of the file."""
+
+IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
+"""The columns that identify a case."""
+
+
+def problem_columns(problem: Problem) -> dict[str, Any]:
+    """A problem as columns; those that do not apply are left out."""
+    if isinstance(problem, Gemm):
+        return {
+            "op": "gemm", "m": problem.m, "n": problem.n, "k": problem.k,
+            "batch": problem.batch, "dtype": problem.dtype, "layout": problem.layout,
+        }  # fmt: skip
+    gemm = problem.implied_gemm
+    return {
+        "op": "conv", "pass": problem.pass_, "m": gemm.m, "n": gemm.n, "k": gemm.k,
+        "batch": problem.n, "c": problem.c, "h": problem.h, "w": problem.w,
+        "kout": problem.kout, "r": problem.r, "s": problem.s,
+        "stride": pair_text(problem.stride), "padding": pair_text(problem.padding),
+        "dilation": pair_text(problem.dilation), "groups": problem.groups,
+        "dtype": problem.dtype, "layout": problem.layout,
+    }  # fmt: skip
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """Inverse of :func:`problem_columns`."""
+    if row["op"] == "gemm":
+        m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
+        return Gemm(m, n, k, row["dtype"], row["layout"], batch)
+    sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
+    pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
+    return Conv.build(sizes, pairs, int(row["groups"]), row["dtype"], row["layout"], row["pass"])

@@ -1,0 +1,203 @@
+"""Begin a run or go on with one: device, folder, plan."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels import implementations
+from kernels.device import Device, select_device, software
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine
+from kernels.problem import Problem
+from kernels.registry import library_for
+from sweeps.case import Case
+from sweeps.ceilings import measure_ceilings
+from sweeps.plan import Planned, make_plan
+from sweeps.runner import Run
+from sweeps.sampler import PROTOCOL
+from sweeps.schema import SCHEMA
+from sweeps.spec import Sweep, all_sweeps, expand
+from sweeps.store import folder_for, make_folder, read_run, set_aside, write_run
+
+DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+_SAME_SOFTWARE = ("torch", "driver")
+"""A run never goes on with another version of these."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for; None where it left the choice open."""
+
+    names: tuple[str, ...] = ()
+    budget: float | None = None
+    results: Path = Path()
+    shard: tuple[int, int] = (1, 1)
+    fresh: bool = False
+    device: str = "auto"
+    gpu: int = 0
+
+
+def begin(request: Request, note: Callable[[str], None]) -> Run:
+    """The run to carry out: the one whose plan is in the folder, or a new one.
+
+    Raises:
+        UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
+            not the one asked for.
+    """
+    sweeps = choose_sweeps(request.names)
+    device = select_device(request.device, request.gpu)
+    folder = folder_for(request.results, device.machine.slug)
+    make_folder(folder / "samples")
+    with _planning(folder):
+        record = _to_resume(folder, request, device, note)
+        if record is None:
+            record = _new_record(request, sweeps, device, note)
+            make_folder(folder / "samples")
+            write_run(folder, record)
+    plan = record["plan"]
+    planned = [Planned.from_json(row) for row in plan["cases"]]
+    index, count = request.shard
+    return Run(
+        folder=folder,
+        planned=planned[index - 1 :: count],
+        budget=plan["budget_s"],
+        arguments={
+            "machine": Machine.from_json(record["machine"]),
+            "device": device.machine.kind,
+            "gpu": device.gpu,
+        },
+        shard=request.shard,
+    )
+
+
+def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
+    """The named sweeps, or the default ones."""
+    known = all_sweeps()
+    for name in names:
+        if name not in known:
+            raise UserError(f"sweep {name!r} is not known; {nearest(name, known)}")
+    if names:
+        return {name: known[name] for name in names}
+    return {name: sweep for name, sweep in known.items() if sweep.default}
+
+
+def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
+    """The cases of a sweep here, with the configs that the implementations choose."""
+
+    def chosen(name: str, problem: Problem, machine: Machine) -> str:
+        implementation = implementations().get(name)
+        if implementation is None:
+            raise UserError(
+                f"{sweep.name}.toml names implementation {name!r}; "
+                f"{nearest(name, implementations())}"
+            )
+        if implementation.supports(problem, machine) is not None:
+            return ""
+        config = implementation.configs(problem, machine)[0]
+        return "" if config is None else str(config)
+
+    return expand(sweep, machine, library_for, chosen)
+
+
+def _to_resume(
+    folder: Path, request: Request, device: Device, note: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """The run to go on with; None if there is none or it was set aside."""
+    if not (folder / "run.json").exists():
+        return None
+    if request.fresh:
+        why = "a fresh run was asked for"
+    else:
+        record = read_run(folder)
+        why = _outdated(record, device)
+        if not why:
+            _check_same_plan(record["plan"], request)
+            return record
+    _refuse_if_running(folder)
+    note(f"{why}; the old run is kept in {set_aside(folder)}.")
+    return None
+
+
+def _outdated(record: dict[str, Any], device: Device) -> str:
+    """Why the recorded run cannot go on here; empty if it can."""
+    if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
+        return "the recorded run was measured in another way"
+    now = software(device)
+    for name in _SAME_SOFTWARE:
+        then = record["software"].get(name)
+        if then != now.get(name):
+            return f"{name} is {now.get(name)} and was {then}"
+    return ""
+
+
+def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
+    asked = {
+        "sweeps": sorted(request.names) or None,
+        "budget_s": request.budget,
+        "shards": request.shard[1],
+    }
+    for key, wanted in asked.items():
+        if wanted is not None and wanted != plan[key]:
+            raise UserError(
+                f"the run in this folder was planned with {key} = {plan[key]}, not {wanted}; "
+                "leave the option out to go on with it, or use --fresh (FRESH=1 with make) to keep "
+                "it aside and start anew."
+            )
+
+
+def _refuse_if_running(folder: Path) -> None:
+    for path in (folder / "samples").glob("*.jsonl"):
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another run is writing {path}; wait for it or stop it.") from None
+
+
+def _new_record(
+    request: Request, sweeps: dict[str, Sweep], device: Device, note: Callable[[str], None]
+) -> dict[str, Any]:
+    if device.gpu is None:
+        note(f"Measuring the ceilings of {device.machine.name} …")
+        device = measure_ceilings(device)
+    machine = device.machine
+    budget = request.budget or DEFAULT_BUDGET[machine.kind]
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    plan = make_plan(cases, machine, budget, request.shard[1])
+    if not plan.planned:
+        raise UserError(
+            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; give a larger --budget."
+        )
+    return {
+        "schema": SCHEMA,
+        "protocol": PROTOCOL,
+        "published": False,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine.to_json(),
+        "software": software(device),
+        "plan": {
+            "budget_s": budget,
+            "shards": request.shard[1],
+            "sweeps": sorted(sweeps),
+            "left_out": dict(plan.left_out),
+            "cases": [entry.to_json() for entry in plan.planned],
+        },
+    }
+
+
+@contextmanager
+def _planning(folder: Path) -> Iterator[None]:
+    """One planner at a time: shards of a node may start together."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

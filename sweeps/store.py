@@ -1,0 +1,222 @@
+"""The files of a run: samples as they come, the plan, and the table that they fold into.
+
+    run.json            the plan and the circumstances, written whole and renamed into place
+    samples/I-of-N.jsonl one line an event of shard I, only ever appended to
+    measurements.csv    one row a case, folded from the samples, renamed into place
+
+An append is one write of one line. A line that a crash cut in half is skipped and named when the
+file is read, and ended before the next line is appended.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kernels.errors import UserError
+from sweeps.schema import COLUMNS
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+Event = dict[str, Any]
+
+
+def folder_for(results: Path, slug: str) -> Path:
+    """Where a machine's own run goes: not into a recording that is published."""
+    folder = results / slug
+    if (folder / "run.json").exists() and read_run(folder).get("published"):
+        return results / f"{slug}-local"
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder of results.
+
+    Raises:
+        UserError: something else is in its place.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(
+            f"{folder} should be a folder and something else is in its place; move that away or "
+            "choose another --results."
+        ) from None
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a folder.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / "run.json"
+    try:
+        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); --fresh starts a new run.") from None
+    return run
+
+
+def write_run(folder: Path, run: Mapping[str, Any]) -> None:
+    """Write run.json whole, the plan one case a line."""
+    document = dict(run)
+    plan = dict(document.get("plan", {}))
+    cases = [json.dumps(case, ensure_ascii=False) for case in plan.pop("cases", [])]
+    document["plan"] = {**plan, "cases": ["@"]}
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    listing = "[\n   " + ",\n   ".join(cases) + "\n  ]" if cases else "[]"
+    head, tail = text.split('[\n   "@"\n  ]')
+    write_whole(folder / "run.json", head + listing + tail + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader finds the old one or the new one, never half of one.
+
+    Raises:
+        UserError: the disk is full; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _full(path, error) from None
+
+
+def _full(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} could not be written ({error.strerror}); what was measured is kept: make room "
+        "and run again to go on.",
+        exit_code=1,
+    )
+
+
+class SampleLog:
+    """The append-only file of one shard, locked against a second writer."""
+
+    def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
+        """
+        Raises:
+            UserError: another process is writing this shard.
+        """
+        make_folder(folder / "samples")
+        self.path = folder / "samples" / f"{shard[0]}-of-{shard[1]}.jsonl"
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        try:
+            self._file = os.open(self.path, flags, 0o644)
+        except IsADirectoryError:
+            raise UserError(
+                f"{self.path} is a folder and should be a file; move it away."
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise UserError(
+                f"another run is writing {self.path}; wait for it, or measure another --shard."
+            ) from None
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._write(b"\n")  # a crash cut the last line: end it, so that it spoils no other
+
+    def append(self, event: Event) -> None:
+        """Write one line.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        self._write(line.encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise _full(self.path, error) from None
+
+    def close(self) -> None:
+        """Release the file and its lock."""
+        os.close(self._file)
+
+    def __enter__(self) -> SampleLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+def read_events(folder: Path) -> tuple[list[Event], list[str]]:
+    """All events of a run, shard by shard, and a sentence for every line that is damaged."""
+    events: list[Event] = []
+    damaged: list[str] = []
+    for path in sorted((folder / "samples").glob("*.jsonl")):
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if not line:
+                continue
+            try:
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    raise ValueError
+            except ValueError:
+                damaged.append(f"{path.name} line {number} is damaged and left out.")
+                continue
+            events.append(event)
+    return events, damaged
+
+
+def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Fold rows into measurements.csv: floats by ``repr``, truth as true and false."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_cell(row.get(name)) for name in COLUMNS] for row in rows)
+    write_whole(folder / "measurements.csv", buffer.getvalue())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def folding(folder: Path) -> Iterator[None]:
+    """One fold at a time: shards of a node may end together."""
+    with open(folder / "samples" / "fold.lock", "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def set_aside(folder: Path) -> Path:
+    """Move an old run's files under ``runs/<time>/``; returns where they went."""
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+    target = folder / "runs" / stamp
+    extra = 1
+    while target.exists():
+        extra += 1
+        target = folder / "runs" / f"{stamp}-{extra}"
+    make_folder(target)
+    for entry in sorted(folder.iterdir()):
+        if entry.name != "runs":
+            entry.rename(target / entry.name)
+    return target

@@ -1,0 +1,83 @@
+"""The child process that runs cases, so that a case can take it down without taking the run."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kernels.errors import UserError
+from sweeps.fold import History
+from sweeps.plan import Planned
+from sweeps.rounds import Bench, PoisonedError, Rounds
+from sweeps.store import Event
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a child is asked to do; everything in it can be pickled."""
+
+    bench: str  # module:callable that makes a Bench
+    arguments: Mapping[str, Any]
+    planned: Sequence[Planned]
+    known: Mapping[str, History]
+    worker: str
+    budget: float
+    spent: float
+    careful: bool = False
+
+
+def work(connection: Connection, order: Order) -> None:
+    """Entry point of the child. Sends ("event", …), ("visit", id, seconds) and an end.
+
+    The end is ("end", why), ("failed", sentence) where nothing could be started, or
+    ("poisoned", sentence) where the device's context broke.
+    """
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+
+    def tell(event: Event) -> None:
+        connection.send(("event", event))
+
+    def visit(case: str, seconds: float) -> None:
+        connection.send(("visit", case, seconds))
+
+    try:
+        bench = _make_bench(order)
+        rounds = Rounds(
+            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit
+        )
+        connection.send(("end", rounds.run()))
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(1)  # the parent has gone
+    except PoisonedError as error:
+        connection.send(("poisoned", _first_line(error)))
+    except UserError as error:
+        connection.send(("failed", str(error)))
+    except Exception as error:
+        connection.send(("failed", f"{type(error).__name__}: {_first_line(error)}"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _make_bench(order: Order) -> Bench:
+    module, _, name = order.bench.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)
+    bench.careful = order.careful
+    return bench
+
+
+def _die_with_parent() -> None:
+    """On Linux: do not outlive a parent that was killed, least of all inside a hanging kernel."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,204 @@
+"""A bench, a clock and a card that are made up, so that every rule of measuring can be tested.
+
+The fake clock does not wait: it adds up what the launches say they take. A launch's result is its
+duration in seconds. Behaviours that need a real process (crashing, hanging) do happen.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kernels.problem import Gemm
+from sweeps.case import Case
+from sweeps.clock import LaunchCall, Timing
+from sweeps.fold import CANARY, History
+from sweeps.plan import Planned
+from sweeps.rounds import PoisonedError, Ready, Refused, Visit
+from sweeps.sampler import Sampler, Subject
+
+
+def case(m: int, sweep: str = "fake") -> Case:
+    return Case(sweep, Gemm(m, 64, 64, "fp32"), "fake")
+
+
+def planned(count: int, expected: float = 0.01) -> list[Planned]:
+    return [Planned(case(m), expected) for m in range(1, count + 1)]
+
+
+class FakeClock:
+    """Time passes only by launches, and by ``pause``."""
+
+    batch_seconds = 1e-3
+    most_launches = 1000
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.batches: list[tuple[tuple[int, ...], float]] = []
+        self.waking: list[float] = []
+
+    def time(self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0) -> Timing:
+        self.batches.append((tuple(indices), settle))
+        took = 0.0
+        for index in indices:
+            duration = launch(index)
+            assert isinstance(duration, float)
+            took += duration
+        self.seconds += took + settle
+        return Timing(took)
+
+    def wake(self) -> None:
+        self.waking.append(self.seconds)
+
+    def now(self) -> float:
+        return self.seconds
+
+    def pause(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def noisy(seconds: float, spread: float, seed: int = 0) -> LaunchCall:
+    """A launch that takes ``seconds`` with log-normal noise."""
+    rng = random.Random(seed)
+    return lambda index: seconds * rng.lognormvariate(0.0, spread)
+
+
+class FakeBench:
+    """Cases whose M says what happens to them; see ``behaviours``.
+
+    Behaviours: ok, wrong, oom, unsupported, raise, abort, abort-once, hang, poison,
+    raise-in-sample, abort-in-sample.
+    """
+
+    gpu: int | None = None
+    careful = False
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        behaviours: Mapping[int, str] | None = None,
+        seconds: float = 1e-4,
+        spread: float = 0.002,
+        real_seconds: float = 0.0,
+        folder: str = "",
+        gpu: int | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.sampler = Sampler(self.clock)
+        self.gpu = gpu
+        self.prepared: list[Case] = []
+        self._behaviours = behaviours or {}
+        self._seconds = seconds
+        self._spread = spread
+        self._real_seconds = real_seconds
+        self._folder = folder
+
+    def prepare(
+        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+    ) -> Iterator[Ready | Refused]:
+        if not self.careful and "abort-together" in self._behaviours.values():
+            visit("", 0.01)
+            os.abort()
+        for one in cases:
+            visit(one.id, 0.01)
+            self.prepared.append(one)
+            behaviour = self._behaviours.get(one.problem.m, "ok")  # type: ignore[union-attr]
+            if behaviour in ("wrong", "oom", "unsupported"):
+                yield Refused(one, behaviour, f"it is {behaviour}.")
+                continue
+            if behaviour == "raise":
+                yield Refused(one, *self.failure(RuntimeError("no such\nkernel")))
+                continue
+            if behaviour == "poison":
+                raise PoisonedError("illegal memory access")
+            self._misbehave(behaviour)
+            taken = known[one.id].samples.get(self.gpu, []) if one.id in known else []
+            subject = Subject(
+                one.id, self._launch(one, behaviour), cache="warm",
+                samples=[sample["s"] for sample in taken],
+            )  # fmt: skip
+            subject.launches = 1
+            subject.cost = self._seconds * one.problem.m  # type: ignore[union-attr]
+            yield Ready(one, subject, {"rel_error": 1e-7, "kernel": "fake_kernel"})
+
+    def failure(self, error: Exception) -> tuple[str, str]:
+        if isinstance(error, PoisonedError):
+            raise error
+        return "error", f"{type(error).__name__}: {error}"
+
+    def canary(self) -> Subject | None:
+        subject = Subject(CANARY, noisy(self._seconds, self._spread), cache="warm")
+        subject.launches = 1
+        return subject
+
+    def _launch(self, one: Case, behaviour: str) -> LaunchCall:
+        law = noisy(self._seconds * one.problem.m, self._spread)  # type: ignore[union-attr]
+
+        def launch(index: int) -> object:
+            if self._real_seconds:
+                time.sleep(self._real_seconds)
+            if behaviour == "raise-in-sample":
+                raise RuntimeError("launch failed")
+            if behaviour == "abort-in-sample":
+                os.abort()
+            return law(index)
+
+        return launch
+
+    def _misbehave(self, behaviour: str) -> None:
+        if behaviour == "abort":
+            os.abort()
+        if behaviour == "abort-once":
+            mark = os.path.join(self._folder, "aborted")
+            if not os.path.exists(mark):
+                open(mark, "w").close()
+                os.abort()
+        if behaviour == "hang":
+            time.sleep(3600)
+
+
+class Silent:
+    """A reporter that keeps the last thing it was told."""
+
+    def __init__(self) -> None:
+        self.last: tuple[Any, ...] = ()
+
+    def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
+        self.last = (spent, budget, open_, done, total)
+
+
+class FakeNvml:
+    """One card; what it does not answer raises NVMLError, as the real module does."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, refuse: tuple[str, ...] = (), **answers: Any) -> None:
+        self.refuse = refuse
+        self.reasons = 0
+        self.answers: dict[str, Any] = {
+            "ClockInfo": 1980, "MaxClockInfo": 1980, "PowerUsage": 612_000, "Temperature": 55,
+            "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
+            "EccMode": (1, 1), "ComputeRunningProcesses": [], **answers,
+        }  # fmt: skip
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not name.startswith("nvmlDeviceGet"):
+            raise AttributeError(name)
+        what = name.removeprefix("nvmlDeviceGet")
+
+        def ask(*arguments: Any) -> Any:
+            if what in self.refuse:
+                raise self.NVMLError(name)
+            if what == "CurrentClocksThrottleReasons":
+                return self.reasons
+            answer = self.answers[what]
+            return answer(*arguments) if callable(answer) else answer
+
+        return ask

@@ -1,0 +1,130 @@
+"""Which interpreter a make target gets, without making any environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps import bootstrap
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A stage on which nothing is installed; ``did`` is what would have happened."""
+    state: dict[str, Any] = {"lacks": [], "sees_gpu": False, "gpu": False, "did": []}
+    venv = tmp_path / ".venv"
+    monkeypatch.setattr(bootstrap, "VENV", venv)
+    monkeypatch.setattr(bootstrap, "PYTHON", venv / "bin" / "python")
+    monkeypatch.setattr(bootstrap, "STAMP", venv / "rooftile-ready")
+    monkeypatch.setattr(bootstrap, "probe", lambda py, wanted: (state["lacks"], state["sees_gpu"]))
+    monkeypatch.setattr(bootstrap, "needs_gpu", lambda: state["gpu"])
+
+    def make_venv(on_top_of: str | None = None) -> bool:
+        venv.mkdir(exist_ok=True)
+        state["did"].append(("venv", on_top_of))
+        return True
+
+    def install(lacks: list[str], pins: Path) -> bool:
+        pinned = [line.partition("==")[0] for line in pins.read_text().splitlines()]
+        state["did"].append(
+            ("install", sorted(r.partition(">=")[0] for r in lacks), "torch" in pinned)
+        )
+        return True
+
+    monkeypatch.setattr(bootstrap, "make_venv", make_venv)
+    monkeypatch.setattr(bootstrap, "install", install)
+    return state
+
+
+def run(groups: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert bootstrap.main(groups) == 0
+    return capsys.readouterr().out.strip()
+
+
+def test_where_nothing_is_missing_no_environment_is_made(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([], capsys) == sys.executable
+    stage.update(gpu=True, sees_gpu=True)
+    assert run(["test"], capsys) == sys.executable
+    assert stage["did"] == []
+
+
+def test_a_pytorch_that_sees_the_gpu_is_kept_and_only_the_rest_added(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.update(gpu=True, sees_gpu=True, lacks=["typer>=0.12", "rich>=13"])
+    assert run([], capsys).endswith(".venv/bin/python")
+    assert stage["did"] == [("venv", sys.executable), ("install", ["rich", "typer"], False)]
+
+
+def test_a_bare_machine_gets_everything_pinned_and_only_once(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage["lacks"] = bootstrap.requirements([])
+    run([], capsys)
+    (made, installed) = stage["did"]
+    assert made == ("venv", None)
+    assert {"torch", "triton", "pandas", "matplotlib"} <= set(installed[1])
+    assert installed[2]
+    run([], capsys)
+    assert len(stage["did"]) == 2  # nothing more the second time
+    run(["test"], capsys)
+    assert stage["did"][2][1] == sorted(
+        ["hypothesis", "pytest", "pytest-benchmark", "pytest-regressions", "pytest-xdist"]
+    )
+    run([], capsys)
+    run(["test"], capsys)
+    assert len(stage["did"]) == 3  # going back and forth installs nothing again
+
+
+def test_a_gpu_that_pytorch_cannot_see_gets_the_pinned_one(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.update(gpu=True, sees_gpu=False, lacks=[])
+    run([], capsys)
+    assert stage["did"][0] == ("venv", None)
+    assert "torch" in stage["did"][1][1]
+
+
+def test_a_changed_pin_makes_the_environment_anew(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage["lacks"] = bootstrap.requirements([])
+    run([], capsys)
+    monkeypatch.setattr(bootstrap, "_base", lambda: "another")
+    run([], capsys)
+    assert [step[0] for step in stage["did"]] == ["venv", "install"] * 2
+
+
+def test_the_probe_tells_what_is_missing() -> None:
+    lacks, _ = bootstrap.probe(sys.executable, ["numpy>=1.0", "numpy>=999", "no-such-thing>=1"])
+    assert lacks == ["numpy>=999", "no-such-thing>=1"]
+
+
+def test_everything_declared_is_pinned_for_ci() -> None:
+    pins = (bootstrap.ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for requirement in bootstrap.requirements(["test", "lint"]):
+        name = requirement.partition(">=")[0]
+        assert f"\n{name}==" in pins, name
+
+
+def test_without_an_index_there_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Answer:
+        returncode = 1
+        stderr = (
+            "WARNING: Retrying\nERROR: No matching distribution found for torch==2.13.0\nERROR: x"
+        )
+
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: Answer())
+    assert bootstrap.install(["torch>=2.11"], bootstrap.ROOT / "constraints.txt") is False
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 2  # what it was doing, and what to do
+    assert "No matching distribution found for torch==2.13.0" in said[1]
+    assert "point PYTHON at an interpreter" in said[1]

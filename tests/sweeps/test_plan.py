@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.machine import known_machine, of_cpu
+from kernels.problem import Gemm
+from sweeps.case import Case
+from sweeps.plan import Planned, _spread_out, expected_seconds, make_plan
+
+H200 = known_machine("nvidia-h200")
+CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
+
+
+def sweep(name: str, *sizes: int) -> list[Case]:
+    return [Case(name, Gemm(size, size, size, "fp32"), "cublas") for size in sizes]
+
+
+@given(st.integers(1, 300))
+def test_spreading_out_keeps_every_case(count: int) -> None:
+    cases = sweep("s", *range(1, count + 1))
+    assert sorted(c.problem.m for c in _spread_out(cases)) == list(range(1, count + 1))  # type: ignore[union-attr]
+
+
+def test_any_beginning_covers_the_axis() -> None:
+    order = [c.problem.m for c in _spread_out(sweep("s", *range(64)[1:], 64))]  # type: ignore[union-attr]
+    for count in (4, 8, 16, 32):
+        seen = sorted(order[:count])
+        gaps = [b - a for a, b in zip([0, *seen], [*seen, 65], strict=True)]
+        assert max(gaps) <= 2 * 65 / count
+
+
+def test_every_sweep_is_represented_and_gets_a_like_share_of_the_time() -> None:
+    sweeps = {"small": sweep("small", *[256] * 1, *range(257, 700)),
+              "large": sweep("large", *range(2048, 2248))}  # fmt: skip
+    plan = make_plan(sweeps, CPU, 60)
+    spent = {"small": 0.0, "large": 0.0}
+    for entry in plan.planned:
+        spent[entry.case.sweep] += entry.expected
+    assert 0.5 < spent["small"] / spent["large"] < 2
+    names = [entry.case.sweep for entry in plan.planned[:10]]
+    assert set(names) == {"small", "large"}
+
+
+@given(st.floats(1, 600))
+def test_the_plan_fits_the_budget_and_no_case_takes_two_percent_of_it(budget: float) -> None:
+    sweeps = {"s": sweep("s", *range(64, 4000, 61)), "t": sweep("t", 128, 8192)}
+    plan = make_plan(sweeps, CPU, budget)
+    assert sum(entry.expected for entry in plan.planned) <= budget
+    assert all(entry.expected <= 0.02 * budget for entry in plan.planned)
+    assert len(plan.planned) + sum(plan.left_out.values()) == sum(map(len, sweeps.values()))
+
+
+def test_shards_share_the_plan_and_each_has_the_budget() -> None:
+    sweeps = {"s": sweep("s", *range(512, 2512, 4))}
+    one, two = make_plan(sweeps, CPU, 20), make_plan(sweeps, CPU, 20, shards=2)
+    assert len(two.planned) > 1.5 * len(one.planned)
+    assert set(two.shard(1, 2)) | set(two.shard(2, 2)) == set(two.planned)
+    assert not set(two.shard(1, 2)) & set(two.shard(2, 2))
+
+
+def test_expected_times_follow_the_machine() -> None:
+    gemm = Gemm(4096, 4096, 4096, "fp32")
+    on_gpu, on_cpu = (expected_seconds([gemm], machine)[0] for machine in (H200, CPU))
+    assert gemm.flops / H200.peak("fp32") < on_gpu < 3 * gemm.flops / H200.peak("fp32")
+    assert on_cpu > 100 * on_gpu
+    assert expected_seconds([Gemm(8, 8, 8, "tf32")], CPU) == [0.0]  # cannot run: costs nothing
+
+
+def test_sustained_cases_are_expected_to_take_their_settling_time() -> None:
+    burst = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas")
+    sustained = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas", mode="sustained")
+    expected = {
+        p.case.mode: p.expected for p in make_plan({"s": [burst, sustained]}, H200, 600).planned
+    }
+    assert expected["sustained"] > 6 * 0.36 > expected["burst"]
+
+
+def test_planned_cases_survive_json() -> None:
+    plan = make_plan({"s": sweep("s", 128, 256)}, CPU, 60)
+    for entry in plan.planned:
+        again = Planned.from_json(json.loads(json.dumps(entry.to_json())))
+        assert again.case == entry.case
+        assert abs(again.expected - entry.expected) < 1e-6

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from fakes import FakeBench, planned
+
+from sweeps.case import Case
+from sweeps.fold import CANARY, histories
+from sweeps.plan import Planned
+from sweeps.rounds import CHUNK, PoisonedError, Rounds
+from sweeps.statistics import CHECKPOINTS
+from sweeps.store import Event
+
+
+def go(
+    cases: list[Planned],
+    budget: float = 1e6,
+    spent: float = 0.0,
+    earlier: list[Event] | None = None,
+    **bench: Any,
+) -> tuple[str, list[Event], FakeBench]:
+    events: list[Event] = []
+    device = FakeBench([entry.case for entry in cases], **bench)
+    rounds = Rounds(
+        cases, histories(earlier or []), device, "1/1", budget, spent, events.append,
+        lambda case, seconds: None, seed=0,
+    )  # fmt: skip
+    return rounds.run(), events, device
+
+
+def samples_of(events: list[Event]) -> Counter[str]:
+    return Counter(e["case"] for e in events if e["event"] == "sample")
+
+
+def test_every_case_is_sampled_until_it_is_finished() -> None:
+    cases = planned(200)
+    end, events, _ = go(cases)
+    assert end == "done"
+    counts = samples_of(events)
+    del counts[CANARY]
+    assert set(counts) == {entry.case.id for entry in cases}
+    assert set(counts.values()) <= set(CHECKPOINTS)
+    assert sum(e["event"] == "facts" for e in events) == 200
+
+
+def test_rounds_visit_each_open_case_once_in_a_new_order() -> None:
+    cases = planned(20)
+    _, events, _ = go(cases)
+    order = [e["case"] for e in events if e["event"] == "sample" and e["case"] != CANARY]
+    rounds = [order[20 * i : 20 * (i + 1)] for i in range(6)]
+    assert all(len(set(one)) == 20 for one in rounds)
+    assert len({tuple(one) for one in rounds}) == 6
+
+
+def test_cases_are_prepared_in_chunks_in_the_plans_order_and_the_device_woken_after() -> None:
+    cases = planned(3 * CHUNK)
+    _, events, device = go(cases)
+    assert [case.id for case in device.prepared] == [entry.case.id for entry in cases]
+    first_sample = next(i for i, e in enumerate(events) if e["event"] == "sample")
+    assert sum(e["event"] == "facts" for e in events[:first_sample]) == CHUNK
+    assert len(device.clock.waking) == 3
+
+
+def test_the_budget_ends_the_run_and_is_kept() -> None:
+    cases = planned(100, expected=0.001)
+    end, events, _ = go(cases, budget=0.2, seconds=1e-5)
+    assert end == "budget"
+    spent = sum(e["cost"] for e in events)
+    assert 0.9 * 0.2 < spent < 1.1 * 0.2
+
+
+def test_what_was_spent_before_counts() -> None:
+    end, events, _ = go(planned(10), budget=5.0, spent=5.0)
+    assert (end, events) == ("budget", [])
+
+
+def test_no_case_is_begun_whose_six_samples_do_not_fit() -> None:
+    _, events, _ = go(planned(10, expected=1.0), budget=3.5)
+    first_sample = next(i for i, e in enumerate(events) if e["event"] == "sample")
+    assert sum(e["event"] == "facts" for e in events[:first_sample]) == 3
+
+
+def test_a_case_that_takes_far_longer_than_planned_is_left() -> None:
+    cases = planned(400, expected=0.0001)  # case m takes m × 0.1 ms a sample
+    _, events, _ = go(cases, budget=1.0, seconds=1e-3)
+    too_long = {e["case"] for e in events if e["event"] == "too-long"}
+    assert too_long
+    assert not too_long & set(samples_of(events))
+
+
+def test_failures_are_outcomes_and_the_others_go_on() -> None:
+    behaviours = {1: "wrong", 2: "oom", 3: "unsupported", 4: "raise", 5: "raise-in-sample"}
+    cases = planned(8)
+    end, events, _ = go(cases, behaviours=behaviours)
+    assert end == "done"
+    outcomes = {e["case"]: (e["status"], e["message"]) for e in events if e["event"] == "outcome"}
+    by_m = {entry.case.problem.m: entry.case.id for entry in cases}  # type: ignore[union-attr]
+    assert [outcomes[by_m[m]][0] for m in range(1, 6)] == [
+        "wrong", "oom", "unsupported", "error", "error",
+    ]  # fmt: skip
+    assert outcomes[by_m[5]][1] == "RuntimeError: launch failed"
+    measured = set(samples_of(events)) - {CANARY}
+    assert measured == {by_m[6], by_m[7], by_m[8]}
+
+
+def test_a_broken_context_is_not_an_outcome() -> None:
+    with pytest.raises(PoisonedError):
+        go(planned(3), behaviours={2: "poison"})
+
+
+def test_resuming_goes_on_where_the_samples_end() -> None:
+    cases = planned(30)
+    _, full, _ = go(cases)
+    earlier = [e for e in full if e["case"] != CANARY][:120]
+    _, more, device = go(cases, earlier=earlier)
+    finished_before = {case for case, count in samples_of(earlier).items() if count in CHECKPOINTS}
+    assert not finished_before & {c.id for c in device.prepared}
+    together = samples_of(earlier) + samples_of(more)
+    assert all(together[entry.case.id] in CHECKPOINTS for entry in cases)
+
+
+def test_samples_of_another_gpu_are_not_taken_over() -> None:
+    cases = planned(1)
+    _, first, _ = go(cases, gpu=0)
+    assert all(e["gpu"] == 0 for e in first)
+    partial = [e for e in first if e["event"] == "facts"] + [
+        e for e in first if e["event"] == "sample" and e["case"] != CANARY
+    ][:4]
+    _, second, _ = go(cases, earlier=partial, gpu=1)
+    assert samples_of(second)[cases[0].case.id] >= 6  # its own six, not two more
+
+
+def test_the_canary_is_sampled_now_and_then() -> None:
+    cases = planned(60)
+    _, events, _ = go(cases, seconds=1e-2)
+    total = sum(e["cost"] for e in events)
+    canaries = samples_of(events)[CANARY]
+    assert total / 2.0 * 0.4 <= canaries <= total / 2.0 + 2
+
+
+def test_identity_of_cases() -> None:
+    one = planned(1)[0].case
+    assert Case.from_columns(one.columns()).id == one.id

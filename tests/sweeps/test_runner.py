@@ -1,0 +1,290 @@
+"""Runs that are killed, crash, hang, fill the disk: no case lost, none twice, one sentence each."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Silent, planned
+
+from kernels.errors import UserError
+from sweeps.fold import CANARY
+from sweeps.plan import Planned
+from sweeps.runner import Run, carry_out, fold
+from sweeps.sampler import PROTOCOL
+from sweeps.schema import SCHEMA
+from sweeps.statistics import CHECKPOINTS
+from sweeps.store import SampleLog, read_events, read_run, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+DONE = CHECKPOINTS
+
+
+def a_run(path: Path, cases: list[Planned], **arguments: Any) -> Run:
+    folder = path
+    (folder / "samples").mkdir(parents=True, exist_ok=True)
+    if not (folder / "run.json").exists():
+        plan = {"budget_s": 1e6, "shards": 1, "cases": [entry.to_json() for entry in cases]}
+        write_run(folder, {"schema": SCHEMA, "protocol": PROTOCOL, "run": "now", "plan": plan})
+    return Run(folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, least_patience=2.0)
+
+
+def carry(run: Run) -> tuple[str, list[str]]:
+    warnings: list[str] = []
+    return carry_out(run, Silent(), warnings.append), warnings
+
+
+def rows_of(folder: Path) -> dict[int, dict[str, str]]:
+    lines = (folder / "measurements.csv").read_text(encoding="utf-8").splitlines()
+    header = lines[0].split(",")
+    return {int(row["m"]): row for row in csv.DictReader(lines[1:], fieldnames=header)}
+
+
+def test_a_run_measures_its_plan_and_folds_it(tmp_path: Path) -> None:
+    cases = planned(25)
+    end, warnings = carry(a_run(tmp_path, cases))
+    assert (end, warnings) == ("done", [])
+    rows = rows_of(tmp_path)
+    assert list(rows) == list(range(1, 26))  # the plan's order
+    assert all(row["status"] == "ok" and int(row["samples"]) in DONE for row in rows.values())
+    counts = read_run(tmp_path)["counts"]
+    assert (counts["planned"], counts["measured"], counts["not_reached"]) == (25, 25, 0)
+
+
+def test_rerunning_a_finished_plan_measures_nothing(tmp_path: Path) -> None:
+    cases = planned(5)
+    carry(a_run(tmp_path, cases))
+    before = (tmp_path / "samples" / "1-of-1.jsonl").read_bytes()
+    assert carry(a_run(tmp_path, cases))[0] == "done"
+    assert (tmp_path / "samples" / "1-of-1.jsonl").read_bytes() == before
+
+
+def test_a_case_that_takes_the_process_down_costs_one_row(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(6), behaviours={3: "abort", 5: "abort-in-sample"})
+    end, warnings = carry(run)
+    assert end == "done"
+    assert len(warnings) == 4  # each is retried once
+    rows = rows_of(tmp_path)
+    assert {m: row["status"] for m, row in rows.items()} == {
+        1: "ok", 2: "ok", 3: "error", 4: "ok", 5: "error", 6: "ok",
+    }  # fmt: skip
+    assert "killed by SIGABRT" in rows[3]["message"]
+    assert rows[5]["time_us"] == ""
+
+
+def test_a_crash_that_does_not_come_back_costs_nothing(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(4), behaviours={2: "abort-once"}, folder=str(tmp_path))
+    end, warnings = carry(run)
+    assert (end, len(warnings)) == ("done", 1)
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def test_a_crash_while_several_cases_are_compiled_takes_them_one_by_one(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(4), behaviours={3: "abort-together"})
+    assert carry(run)[0] == "done"
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
+    end, _ = carry(a_run(tmp_path, planned(4), behaviours={2: "hang"}))
+    assert end == "done"
+    rows = rows_of(tmp_path)
+    assert rows[2]["status"] == "error"
+    assert "hung for 2 s" in rows[2]["message"]
+    assert {rows[m]["status"] for m in (1, 3, 4)} == {"ok"}
+
+
+def test_a_broken_context_costs_one_row(tmp_path: Path) -> None:
+    end, _ = carry(a_run(tmp_path, planned(4), behaviours={2: "poison"}))
+    assert end == "done"
+    rows = rows_of(tmp_path)
+    assert "illegal memory access" in rows[2]["message"]
+    assert {rows[m]["status"] for m in (1, 3, 4)} == {"ok"}
+
+
+def test_failures_are_rows_with_a_sentence(tmp_path: Path) -> None:
+    behaviours = {1: "wrong", 2: "oom", 3: "unsupported", 4: "raise"}
+    carry(a_run(tmp_path, planned(5), behaviours=behaviours))
+    rows = rows_of(tmp_path)
+    statuses = [rows[m]["status"] for m in range(1, 6)]
+    assert statuses == ["wrong", "oom", "unsupported", "error", "ok"]
+    assert all(rows[m]["message"] and not rows[m]["time_us"] for m in range(1, 5))
+    assert rows[4]["message"] == "RuntimeError: no such kernel"
+    counts = read_run(tmp_path)["counts"]
+    assert (counts["wrong"], counts["oom"], counts["unsupported"], counts["error"]) == (1, 1, 1, 1)
+
+
+def test_a_bench_that_cannot_be_set_up_is_one_sentence(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(2), no_such_argument=1)
+    with pytest.raises(UserError, match="Nothing could be measured: TypeError") as caught:
+        carry(run)
+    assert caught.value.exit_code == 1
+
+
+def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(2))
+    with SampleLog(tmp_path, (1, 1)):
+        with pytest.raises(UserError, match="another run is writing"):
+            carry(run)
+        assert not (tmp_path / "measurements.csv").exists()
+
+
+def test_shards_fold_into_one_table(tmp_path: Path) -> None:
+    cases = planned(9)
+    whole = a_run(tmp_path, cases)
+    for index in (1, 2):
+        part = Run(
+            tmp_path, cases[index - 1 :: 2], 1e6, whole.bench, shard=(index, 2),
+        )  # fmt: skip
+        carry(part)
+    rows = rows_of(tmp_path)
+    assert list(rows) == list(range(1, 10))
+    assert {m: row["worker"] for m, row in rows.items()} == {
+        m: ("1/2" if m % 2 else "2/2") for m in range(1, 10)
+    }
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The whole run in a process whose files may not grow past 20 kB."""
+    code = CODE.replace("# limit", "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))")
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "40", "0"], cwd=ROOT, env=ENVIRONMENT,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 1, answer.stderr
+    assert "could not be written" in answer.stdout
+    before, damaged = read_events(tmp_path)
+    assert len(before) > 50
+    assert len(damaged) <= 1
+    end, _ = carry(a_run(tmp_path, planned(40)))  # there is room again
+    assert end == "done"
+    after, _ = read_events(tmp_path)
+    assert after[: len(before)] == before
+    assert set(rows_of(tmp_path)) == set(range(1, 41))
+
+
+CODE = """
+import resource, sys
+from pathlib import Path
+from test_runner import a_run, planned
+from fakes import Silent
+from kernels.errors import UserError
+from sweeps.runner import carry_out
+# limit
+if __name__ == "__main__":
+    folder, cases, pause = Path(sys.argv[1]), planned(int(sys.argv[2])), float(sys.argv[3])
+    try:
+        carry_out(a_run(folder, cases, real_seconds=pause), Silent(), print)
+    except UserError as error:
+        print(error)
+        sys.exit(error.exit_code)
+"""
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+}
+
+
+def start(folder: Path, count: int, pause: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, str(folder), str(count), str(pause)], cwd=ROOT,
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def count_events(folder: Path) -> int:
+    path = folder / "samples" / "1-of-1.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    """``kill -9`` of the parent while a child measures; every resume follows the plan."""
+    rng = random.Random(1)
+    cases = planned(120)
+    written = 0
+    for _ in range(20):
+        process = start(tmp_path, len(cases), 0.002)
+        # A random moment of the measuring itself, not of Python's start.
+        goal = count_events(tmp_path) + rng.randrange(1, 40)
+        while count_events(tmp_path) < goal and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.02)
+        assert process.poll() is None, process.communicate()
+        process.kill()
+        process.wait()
+        assert count_events(tmp_path) >= written
+        written = count_events(tmp_path)
+    process = start(tmp_path, len(cases), 0.0)
+    output, errors = process.communicate()
+    assert process.returncode == 0, output + errors
+
+    events, damaged = read_events(tmp_path)
+    assert not damaged  # a line is one write
+    samples = Counter(e["case"] for e in events if e["event"] == "sample")
+    del samples[CANARY]
+    ids = [entry.case.id for entry in cases]
+    assert set(samples) == set(ids)
+    assert all(count in DONE for count in samples.values())
+    assert not [e for e in events if e["event"] in ("crash", "outcome")]
+    rows = rows_of(tmp_path)
+    assert list(rows) == list(range(1, 121))
+    assert read_run(tmp_path)["counts"]["measured"] == 120
+    first_seen = list(dict.fromkeys(e["case"] for e in events if e["event"] == "facts"))
+    assert first_seen == ids  # the plan's order, over all resumes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_folds_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, 200, 0.005)
+    while count_events(tmp_path) < 100 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode != 0
+    rows = rows_of(tmp_path)
+    assert rows
+    events, _ = read_events(tmp_path)
+    assert len(rows) == len({e["case"] for e in events if e["event"] == "sample"} - {CANARY})
+
+
+def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("relies on Linux's parent-death signal")
+    process = start(tmp_path, 50, 0.01)
+    while count_events(tmp_path) < 20 and process.poll() is None:
+        time.sleep(0.01)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        alive = [pid for pid in children if Path(f"/proc/{pid}/cmdline").exists()
+                 and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]  # fmt: skip
+        if not alive:
+            break
+        time.sleep(0.05)
+    assert not alive
+    written = count_events(tmp_path)
+    time.sleep(0.2)
+    assert count_events(tmp_path) == written
+
+
+def test_folding_twice_gives_the_same_table(tmp_path: Path) -> None:
+    carry(a_run(tmp_path, planned(3)))
+    table = (tmp_path / "measurements.csv").read_bytes()
+    fold(tmp_path)
+    assert (tmp_path / "measurements.csv").read_bytes() == table

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from fakes import FakeClock, noisy
+
+from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE, Sampler, Subject
+from sweeps.statistics import CHECKPOINTS
+from sweeps.telemetry import Reading, Telemetry
+
+
+class Throttled(Telemetry):
+    """Reads a reason that lasts until it was waited for ``lasting`` times."""
+
+    def __init__(self, reason: str, lasting: int) -> None:
+        self.reason = reason
+        self.lasting = lasting
+        self.waited = 0
+
+    def between(self, begin: float, end: float) -> Reading:
+        slow = self.waited < self.lasting
+        return Reading(1500.0, 600.0, 60.0, (self.reason,) if slow else ())
+
+    def forget(self) -> None:
+        self.waited += 1
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def constant(seconds: float) -> Subject:
+    return Subject("case", lambda index: seconds)
+
+
+def test_the_estimate_is_right_from_nanoseconds_to_seconds(clock: FakeClock) -> None:
+    for seconds in (1e-7, 1e-5, 1e-3, 0.3):
+        assert Sampler(clock).estimate(constant(seconds).launch) == pytest.approx(seconds)
+
+
+def test_the_estimate_is_not_fooled_by_a_slow_first_launch(clock: FakeClock) -> None:
+    durations = iter([2.0] + [1e-5] * 10_000)
+    assert Sampler(clock).estimate(lambda index: next(durations)) == pytest.approx(1e-5)
+
+
+def test_a_burst_is_as_long_as_the_clock_needs(clock: FakeClock) -> None:
+    sampler = Sampler(clock)
+    short, long = constant(1e-5), constant(0.2)
+    short.cache = "warm"
+    sampler.fit(short, 1e-5)
+    sampler.fit(long, 0.2)
+    assert short.launches == 100  # one millisecond
+    assert long.launches == 1
+    sampler.fit(short, 1e-9)
+    assert short.launches == clock.most_launches
+
+
+def test_a_cold_batch_flushes_first_and_never_uses_a_set_twice(clock: FakeClock) -> None:
+    flushed_at: list[int] = []
+    sampler = Sampler(clock, flush=lambda: flushed_at.append(len(clock.batches)))
+    subject = constant(1e-5)
+    subject.sets = 7
+    sampler.fit(subject, 1e-5)
+    sample = sampler.sample(subject)
+    assert sample.launches == 7
+    assert sample.seconds == pytest.approx(1e-5)
+    assert flushed_at == [0]  # before the one batch
+    assert clock.batches == [((0, 1, 2, 3, 4, 5, 6), 0.0)]
+
+
+def test_a_warm_batch_uses_one_set_and_launches_it_once_before(clock: FakeClock) -> None:
+    flushed: list[int] = []
+    sampler = Sampler(clock, flush=lambda: flushed.append(1))
+    subject = constant(1e-4)
+    subject.cache, subject.sets = "warm", 5
+    sampler.fit(subject, 1e-4)
+    sampler.sample(subject)
+    assert not flushed
+    assert clock.batches == [((0,), 0.0), ((0,) * 10, 0.0)]
+
+
+def test_sustained_work_settles_first_and_rotates_its_sets(clock: FakeClock) -> None:
+    sampler = Sampler(clock)
+    subject = constant(1e-2)
+    subject.mode, subject.sets = "sustained", 3
+    sampler.fit(subject, 1e-2)
+    sampler.sample(subject)
+    ((indices, settle),) = clock.batches
+    assert settle == SUSTAINED_SETTLE
+    assert len(indices) * 1e-2 >= SUSTAINED_BATCH
+    assert indices[:4] == (0, 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "lasting", "batches", "stands"),
+    [
+        ("hw_thermal_slowdown", 1, 2, False),
+        ("hw_power_brake", 2, 3, False),
+        ("hw_slowdown", 99, 4, True),  # three retries, then it stands
+        ("sw_power_cap", 99, 1, True),  # normal for large products
+    ],
+)
+def test_only_hardware_slowdowns_are_retried_and_not_for_ever(
+    clock: FakeClock, reason: str, lasting: int, batches: int, stands: bool
+) -> None:
+    telemetry = Throttled(reason, lasting)
+    sampler = Sampler(clock, telemetry=telemetry)
+    subject = constant(1e-3)
+    subject.launches = 1
+    sample = sampler.sample(subject)
+    assert len(clock.batches) == batches
+    assert telemetry.waited == batches - 1  # a reading that is still the old one says nothing
+    assert sample.reading.throttled == ((reason,) if stands else ())
+    assert len(subject.samples) == 1  # what was thrown away is thrown away
+    assert sample.cost == pytest.approx(batches * 1e-3)  # and its time is counted
+
+
+def test_a_machine_that_stays_slow_is_waited_for_once(clock: FakeClock) -> None:
+    telemetry = Throttled("hw_slowdown", 5)
+    sampler = Sampler(clock, telemetry=telemetry)
+    subject = constant(1e-3)
+    subject.launches = 1
+    batches = []
+    for _ in range(4):
+        before = len(clock.batches)
+        sampler.sample(subject)
+        batches.append(len(clock.batches) - before)
+    assert batches == [4, 1, 1, 1]
+    telemetry.lasting = 0  # it recovers
+    sampler.sample(subject)
+    telemetry.lasting = 99  # and slows down again
+    before = len(clock.batches)
+    sampler.sample(subject)
+    assert len(clock.batches) - before == 4
+
+
+def test_settings_are_entered_once_a_batch(clock: FakeClock) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def settings() -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    subject = Subject("case", lambda index: 1e-5, settings=settings)
+    subject.launches = 50
+    Sampler(clock).sample(subject)
+    assert entered == ["in", "out"]
+
+
+def test_a_subject_is_finished_when_its_samples_agree(clock: FakeClock) -> None:
+    sampler = Sampler(clock)
+    quiet = Subject("quiet", noisy(1e-3, 0.001))
+    loud = Subject("loud", noisy(1e-3, 0.3))
+    for subject in (quiet, loud):
+        subject.launches = 1
+        while not subject.finished:
+            sampler.sample(subject)
+    assert len(quiet.samples) == 6
+    assert len(loud.samples) == CHECKPOINTS[-1]

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.config import large_tile, next_wave_edge
+from kernels.errors import UserError
+from kernels.machine import Machine, known_machine, of_cpu
+from kernels.problem import Conv, Gemm, Problem
+from sweeps.axes import Edges, Multiple, parse_axis, resolve_axis
+from sweeps.case import Case
+from sweeps.spec import FOLDER, Sweep, all_sweeps, expand, read_sweep
+
+H200 = known_machine("nvidia-h200")
+CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
+
+
+def library(problem: Problem, machine: Machine) -> str:
+    return "cublas" if problem.op == "gemm" else "cudnn"
+
+
+def no_config(name: str, problem: Problem, machine: Machine) -> str:
+    return ""
+
+
+def cases_of(sweep: Sweep, machine: Machine = H200) -> list[Case]:
+    return expand(sweep, machine, library, no_config)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str) -> Sweep:
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_sweep(path)
+
+    return write
+
+
+def values(declared: Any, known: dict[str, Any] | None = None) -> list[Any]:
+    axis = parse_axis(declared, "x.toml: m", {"m", "n", "k"})
+    return resolve_axis(axis, known or {}, H200, "m")
+
+
+def test_axes() -> None:
+    assert values(7) == [7]
+    assert values([1, 5, "bf16"]) == [1, 5, "bf16"]
+    assert values({"from": 2, "to": 9, "step": 3}) == [2, 5, 8]
+    assert values({"from": 2, "to": 8, "step": 3}) == [2, 5, 8]
+    assert values({"from": 3, "to": 50, "times": 2}) == [3, 6, 12, 24, 48]
+    assert values({"around": 10, "by": 3}) == [7, 8, 9, 10, 11, 12, 13]
+    assert values({"around": 2, "by": 3, "step": 2}) == [1, 3, 5]  # nothing below 1
+    assert values("4*k", {"k": 8}) == [32]
+    assert values("k", {"k": 8}) == [8]
+    assert values("bf16") == ["bf16"]
+    assert parse_axis("2 * n", "", {"n"}) == Multiple(2, "n")
+
+
+def test_axes_denser_at_tile_edges() -> None:
+    rows = 256  # of the largest Hopper tile
+    got = values({"from": 200, "to": 600, "step": 100, "edges": "tiles"}, {"dtype": "bf16"})
+    assert got == sorted({200, 300, 400, 500, 600} | {255, 256, 257, 511, 512, 513})
+    assert large_tile("hopper", "bf16")[0] == rows
+
+
+def test_axes_denser_at_wave_edges() -> None:
+    declared = {"from": 1024, "to": 9000, "step": 1000, "edges": "waves"}
+    got = values(declared, {"n": 4096, "k": 64, "dtype": "bf16"})
+    axis = parse_axis(declared, "", set())
+    assert isinstance(axis, Edges)
+    near = [v for v in got if v not in axis.values]
+    assert near
+    # 4096 / 128 = 32 tiles across on 132 SMs: four rows of tiles a wave, an edge each 1024 rows.
+    edge = next_wave_edge(1100, 4096, 256, 128, 132)
+    assert edge == 2048
+    assert {edge - 1, edge, edge + 1} <= set(got)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"form": 1, "to": 2, "step": 1}, "has no key 'form'; did you mean 'from'?"),
+        ({"from": 1, "to": 2}, "needs one of these sets of keys"),
+        ({"from": 5, "to": 2, "step": 1}, "to is 2, which is less than from = 5"),
+        ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
+        ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
+        ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
+        ([], "is an empty list"),
+    ],
+)
+def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_axis(declared, "mine.toml: block 1: m", set())
+    assert str(caught.value).startswith("mine.toml: block 1: m")
+    assert words in str(caught.value)
+
+
+HEAD = 'question = "Why?"\nop = "gemm"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('op = "gemm"\n[[block]]\nm = 1\nn = 1\nk = 1\n', "mine.toml has no 'question'"),
+        ('question = "Why?"\nop = "gem"\n[[block]]\n', "mine.toml: op is 'gem'; did you mean"),
+        (HEAD + "[[blok]]\nm = 1\n", "has no key 'blok'; did you mean 'block'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\n", "block 1 has no 'k'; every gemm needs it"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayuot = 'nn'\n", "did you mean 'layout'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayout = 'mn'\n", "layout is 'mn'; did you mean"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['bf61']\n", "did you mean 'bf16'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
+        (HEAD + "[[block]]\nshapes = ['1,2']\n", "shapes are written m,n,k, not '1,2'"),
+        (HEAD + "[[block]\n", "is not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_gets_one_sentence(write: Any, text: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        write(text)
+    assert words in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_is_the_product_of_its_axes_filtered(write: Any) -> None:
+    sweep = write(
+        HEAD + "[[block]]\nm = [16, 32]\nn = 'm'\nk = [8, 64]\ndtype = ['fp32', 'bf16']\n"
+        "layout = ['nn', 'nt']\nwhere = ['flops <= 100000', 'k != m']\n"
+    )
+    cases = cases_of(sweep)
+    assert len(cases) == len(set(cases))
+    expected = {
+        Gemm(m, m, k, dtype, layout)
+        for m in (16, 32) for k in (8, 64) for dtype in ("fp32", "bf16") for layout in ("nn", "nt")
+        if 2 * m * m * k <= 100_000
+    }  # fmt: skip
+    assert {case.problem for case in cases} == expected
+    assert {(case.implementation, case.mode, case.cache) for case in cases} == {
+        ("cublas", "burst", "cold")
+    }
+
+
+def test_blocks_and_dtypes_depend_on_the_kind_of_machine(write: Any) -> None:
+    sweep = write(
+        HEAD + "[[block]]\non = 'gpu'\nm = 1\nn = 1\nk = 1\n"
+        "[[block]]\non = 'cpu'\nm = 2\nn = 2\nk = 2\n"
+    )
+    assert {c.problem.dtype for c in cases_of(sweep)} == {"fp32", "tf32", "fp16", "bf16"}
+    on_cpu = cases_of(sweep, CPU)
+    assert {c.problem.dtype for c in on_cpu} == {"fp32", "bf16"}
+    assert {c.problem.m for c in on_cpu} == {2}  # type: ignore[union-attr]
+
+
+def test_configs_come_from_the_implementation_or_the_file(write: Any) -> None:
+    sweep = write(
+        HEAD + "[[block]]\nm = 8\nn = 8\nk = 8\ndtype = 'bf16'\nconfig = ['', 'autotune=on']\n"
+    )
+    cases = expand(sweep, H200, library, lambda name, problem, machine: f"chosen for {name}")
+    assert [case.config for case in cases] == ["chosen for cublas", "autotune=on"]
+
+
+def test_linear_layers_have_three_passes(write: Any) -> None:
+    sweep = write(
+        'question = "Why?"\nop = "linear"\nshapes = ["64,128"]\n[[block]]\ntokens = 32\n'
+        "dtype = 'bf16'\n"
+    )
+    got = {case.problem for case in cases_of(sweep)}
+    assert got == {
+        Gemm(32, 128, 64, "bf16", "nt"), Gemm(32, 64, 128, "bf16", "nn"),
+        Gemm(128, 64, 32, "bf16", "tn"),
+    }  # fmt: skip
+
+
+def test_an_impossible_problem_names_its_file(write: Any) -> None:
+    sweep = write(
+        'question = "Why?"\nop = "conv"\n[[block]]\nimages = 1\nshapes = ["3,2,2,8,5,5,1,0,1,1"]\n'
+    )
+    with pytest.raises(UserError, match="mine.toml declares an impossible problem: a 5×5 filter"):
+        cases_of(sweep)
+
+
+# --- The sweeps that are shipped -----------------------------------------------------------------
+
+
+def test_every_shipped_file_begins_with_its_question() -> None:
+    for path in FOLDER.glob("*.toml"):
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith('question = "'), path.name
+        assert first.endswith('?"'), path.name
+
+
+@pytest.mark.parametrize("machine", [H200, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("name", sorted(all_sweeps()))
+def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -> None:
+    cases = cases_of(all_sweeps()[name], machine)
+    assert cases
+    assert len({case.id for case in cases}) == len(cases)
+    for case in cases:
+        assert Case.from_columns(case.columns()) == case
+
+
+def test_the_suite_has_what_was_promised() -> None:
+    gpu = {name: [c.problem for c in cases_of(sweep)] for name, sweep in all_sweeps().items()}
+
+    def gemms(name: str) -> set[tuple[int, int, int]]:
+        return {(p.m, p.n, p.k) for p in gpu[name] if isinstance(p, Gemm)}
+
+    for base in (1024, 4096):  # each dimension at offsets 0 … 16
+        for offset in range(17):
+            off = base + offset
+            assert {(off, base, base), (base, off, base), (base, base, off)} <= gemms("alignment")
+    vocabularies = {(n, k) for _, n, k in gemms("transformer")}
+    assert {(50257, 768), (50304, 768)} <= vocabularies
+    assert {(28672, 4096), (57344, 8192)} <= vocabularies  # Llama-3 8B and 70B, gate and up
+    assert {(2304, n, 4096) for n in range(1536, 1665, 8)} <= gemms("sources")
+    assert {(256, 256, 1024), (257, 256, 1024)} <= gemms("sources")
+    assert (512, 4096, 1024) in gemms("sources")
+    channels = {p.c for p in gpu["conv-channels"] if isinstance(p, Conv)}
+    assert {3, 4, 63, 64, 65} <= channels
+    layouts = {(p.layout, p.pass_) for p in gpu["conv-layouts"] if isinstance(p, Conv)}
+    assert len(layouts) == 6
+    layers = {(p.c, p.h, p.kout, p.r) for p in gpu["resnet50"] if isinstance(p, Conv)}
+    assert len(layers) >= 20
+    assert {p.layout for p in gpu["layouts"]} == {"nn", "nt", "tn", "tt"}
+    assert {m for m, _, _ in gemms("skinny")} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
+    sustained = cases_of(all_sweeps()["sustained"])
+    assert sum(case.mode == "sustained" for case in sustained) >= 20

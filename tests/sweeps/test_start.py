@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import device as device_module
+from kernels.device import Device, this_cpu
+from kernels.errors import UserError
+from kernels.machine import known_machine, of_cpu
+from sweeps import start
+from sweeps.__main__ import parse_seconds, parse_shard
+from sweeps.doctor import examine
+from sweeps.sampler import PROTOCOL
+from sweeps.start import Request, begin, choose_sweeps
+from sweeps.store import SampleLog, read_run, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("square", "cache")
+
+
+@pytest.fixture(autouse=True)
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceilings are not what is tested here."""
+
+    def measured(device: Device) -> Device:
+        peaks = dict.fromkeys(device.machine.peaks, 1e11)
+        return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
+
+    monkeypatch.setattr(start, "measure_ceilings", measured)
+
+
+def request(results: Path, **more: Any) -> Request:
+    return Request(names=NAMES, budget=20.0, results=results, device="cpu", **more)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_a_new_run_has_a_plan_and_says_nothing_of_the_place(tmp_path: Path) -> None:
+    run = begin(request(tmp_path), quiet)
+    record = read_run(run.folder)
+    assert run.folder.name == this_cpu().machine.slug
+    assert record["published"] is False
+    assert record["plan"]["sweeps"] == sorted(NAMES)
+    assert [entry.case.id for entry in run.planned] == [c["id"] for c in record["plan"]["cases"]]
+    text = (run.folder / "run.json").read_text()
+    assert str(tmp_path) not in text
+    assert "/root" not in text
+
+
+def test_the_same_command_goes_on_with_the_plan(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    again = begin(request(tmp_path), quiet)
+    bare = begin(Request(results=tmp_path, device="cpu"), quiet)  # options left out: go on too
+    for other in (again, bare):
+        assert [e.case for e in other.planned] == [e.case for e in first.planned]
+        assert other.budget == 20.0
+    assert not (first.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": 30.0}, "planned with budget_s = 20.0, not 30.0"),
+        ({"names": ("square",)}, "planned with sweeps"),
+        ({"shard": (1, 2)}, "planned with shards = 1, not 2"),
+    ],
+)
+def test_another_plan_is_refused_in_a_sentence(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    begin(request(tmp_path), quiet)
+    with pytest.raises(UserError, match="--fresh") as caught:
+        begin(replace(request(tmp_path), **change), quiet)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    (first.folder / "measurements.csv").write_text("old")
+    said: list[str] = []
+    begin(replace(request(tmp_path, fresh=True), budget=30.0), said.append)
+    kept = list((first.folder / "runs").glob("*/measurements.csv"))
+    assert [path.read_text() for path in kept] == ["old"]
+    assert "a fresh run was asked for; the old run is kept" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"protocol": PROTOCOL + 1}, "measured in another way"),
+        ({"software": {"torch": "1.0"}}, "and was 1.0"),
+    ],
+)
+def test_another_pytorch_or_protocol_starts_anew(
+    tmp_path: Path, change: dict[str, Any], why: str
+) -> None:
+    first = begin(request(tmp_path), quiet)
+    write_run(first.folder, {**read_run(first.folder), **change})
+    said: list[str] = []
+    begin(request(tmp_path), said.append)
+    assert why in said[0]
+    assert read_run(first.folder)["protocol"] == PROTOCOL
+
+
+def test_a_run_in_progress_is_not_set_aside(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    with (
+        SampleLog(first.folder, (1, 1)),
+        pytest.raises(UserError, match="another run is writing"),
+    ):
+        begin(request(tmp_path, fresh=True), quiet)
+    assert (first.folder / "run.json").exists()
+
+
+def test_a_published_recording_is_left_alone(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    write_run(first.folder, {**read_run(first.folder), "published": True})
+    before = (first.folder / "run.json").read_bytes()
+    second = begin(request(tmp_path), quiet)
+    assert second.folder == first.folder.with_name(first.folder.name + "-local")
+    assert (first.folder / "run.json").read_bytes() == before
+
+
+def test_shards_share_one_plan(tmp_path: Path) -> None:
+    parts = [begin(request(tmp_path, shard=(i, 3)), quiet) for i in (1, 2, 3)]
+    cases = [entry.case.id for part in parts for entry in part.planned]
+    assert len(cases) == len(set(cases)) == len(read_run(parts[0].folder)["plan"]["cases"])
+
+
+def test_a_budget_too_small_for_anything_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no case of .* fits a budget of 0.001 s"):
+        begin(replace(request(tmp_path), budget=0.001), quiet)
+
+
+def test_a_gpu_run_plans_all_dtypes_and_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as a machine without a GPU can go: the plan of an H200."""
+    h200 = Device(known_machine("nvidia-h200"), "cuda:0", 0)
+    monkeypatch.setattr(start, "select_device", lambda kind, gpu: h200)
+    monkeypatch.setattr(device_module, "nvidia_driver", lambda: "580.159.03")
+    run = begin(Request(results=tmp_path), quiet)
+    assert run.folder.name == "nvidia-h200"
+    assert run.budget == 600.0
+    assert len(run.planned) > 3000
+    seen = {(e.case.implementation, e.case.problem.dtype) for e in run.planned}
+    assert {("cublas", d) for d in ("fp32", "tf32", "fp16", "bf16")} <= seen
+    assert {("cudnn", d) for d in ("fp32", "tf32", "fp16", "bf16")} <= seen
+    tiled = [e.case for e in run.planned if e.case.implementation == "triton-tiled"]
+    assert tiled
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["software"]["driver"] == "580.159.03"
+    assert set(record["plan"]["sweeps"]) == set(choose_sweeps(()))
+
+
+def test_unknown_sweeps_name_the_nearest() -> None:
+    with pytest.raises(UserError, match="sweep 'sqare' is not known; did you mean 'square'"):
+        choose_sweeps(["sqare"])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("1.5h", 5400), ("45", 45), ("", None), (None, None)],
+)
+def test_budgets(text: str | None, seconds: float | None) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["10x", "m", "-5s", "0s"])
+def test_bad_budgets(text: str) -> None:
+    with pytest.raises(UserError, match="--budget takes a time"):
+        parse_seconds(text)
+
+
+def test_shard_texts() -> None:
+    assert parse_shard("2/4") == (2, 4)
+    for text in ("0/4", "5/4", "x", "1"):
+        with pytest.raises(UserError, match="--shard takes I/N"):
+            parse_shard(text)
+
+
+def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
+    findings = examine(this_cpu(), tmp_path / "not" / "there")
+    words = " ".join(finding.text for finding in findings)
+    assert this_cpu().machine.slug in words
+    assert "threads" in words
+    assert "GiB free" in words
+
+
+# --- The commands, on the real CPU ---------------------------------------------------------------
+
+
+def sweeps(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sweeps", *arguments], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_list_and_show_and_doctor() -> None:
+    listed = sweeps("list", "--json")
+    assert {row["name"] for row in json.loads(listed.stdout)} >= {"square", "alignment", "resnet50"}
+    shown = json.loads(sweeps("show", "cache", "--device", "cpu", "--json").stdout)
+    assert shown["cases"][0]["expected_us"] > 0
+    assert shown["cases"][0]["bytes"] > 0
+    assert shown["expected_s"] > 0
+    findings = json.loads(sweeps("doctor", "--device", "cpu", "--json").stdout)
+    assert any("free" in finding["text"] for finding in findings)
+
+
+def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
+    command = ("run", "cache", "--budget", "4s", "--device", "cpu", "--results", str(tmp_path))
+    answer = sweeps(*command)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == ""
+    assert "cases measured" in answer.stderr
+    (folder,) = tmp_path.iterdir()
+    record = read_run(folder)
+    assert record["counts"]["measured"] == record["counts"]["planned"] > 10
+    table = (folder / "measurements.csv").read_text().splitlines()
+    assert len(table) == 1 + record["counts"]["measured"]
+    assert sweeps(*command).returncode == 0  # goes on, or only says what there is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "nothing"), "sweep 'nothing' is not known"),
+        (("run", "--budget", "soon"), "--budget takes a time"),
+        (("run", "--shard", "3/2"), "--shard takes I/N"),
+        (("show", "sqare"), "did you mean 'square'"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
+    answer = sweeps(*arguments)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_a_file_in_place_of_the_results_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    answer = sweeps("run", "cache", "--device", "cpu", "--results", str(tmp_path / "results"))
+    assert answer.returncode == 2
+    assert "should be a folder and something else is in its place" in answer.stderr

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import planned
+
+from kernels.errors import UserError
+from sweeps import store
+from sweeps.fold import canary_report, fold_rows, spent_seconds
+from sweeps.schema import COLUMNS, IDENTITY
+from sweeps.store import (
+    Event,
+    SampleLog,
+    folder_for,
+    make_folder,
+    read_events,
+    read_run,
+    set_aside,
+    write_run,
+    write_table,
+    write_whole,
+)  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_events_read_back(tmp_path: Path) -> None:
+    events: list[Event] = [{"event": "sample", "case": "ab", "s": 1.5e-6}, {"x": "µ\n"}]
+    with SampleLog(tmp_path, (1, 1)) as log:
+        for event in events:
+            log.append(event)
+    assert read_events(tmp_path) == (events, [])
+
+
+def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None:
+    with SampleLog(tmp_path, (1, 1)) as log:
+        for number in range(3):
+            log.append({"n": number})
+    path = tmp_path / "samples" / "1-of-1.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])  # the crash
+    with SampleLog(tmp_path, (1, 1)) as log:
+        log.append({"n": 3})
+    events, damaged = read_events(tmp_path)
+    assert events == [{"n": 0}, {"n": 1}, {"n": 3}]
+    assert damaged == ["1-of-1.jsonl line 3 is damaged and left out."]
+
+
+def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: Path) -> None:
+    with SampleLog(tmp_path, (1, 2)):
+        with pytest.raises(UserError, match="another run is writing") as caught:
+            SampleLog(tmp_path, (1, 2))
+        assert caught.value.exit_code == 2
+        SampleLog(tmp_path, (2, 2)).close()
+    SampleLog(tmp_path, (1, 2)).close()
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("not a folder")
+    with pytest.raises(UserError, match="should be a folder and something else is in its place"):
+        make_folder(tmp_path / "results" / "machine")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "1-of-1.jsonl").mkdir()
+    with pytest.raises(UserError, match="is a folder and should be a file"):
+        SampleLog(tmp_path, (1, 1))
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    write_whole(path, "old\n")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(UserError, match="could not be written") as caught:
+            write_whole(path, "x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+    assert path.read_text() == "old\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]  # no leftovers
+
+
+def test_a_full_disk_while_sampling_keeps_every_whole_line(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from sweeps.store import SampleLog; from kernels.errors import UserError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "log = SampleLog(Path(sys.argv[1]), (1, 1))\n"
+        "try:\n    for n in range(1000): log.append({'n': n})\n"
+        "except UserError as error: print(error); sys.exit(error.exit_code)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert answer.returncode == 1
+    assert "could not be written" in answer.stdout
+    events, _ = read_events(tmp_path)
+    assert [event["n"] for event in events] == list(range(len(events)))
+    assert len(events) > 100
+
+
+def test_dev_full_is_a_full_disk(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "1-of-1.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="No space left on device"):
+        SampleLog(tmp_path, (1, 1)).append({"n": 1})
+
+
+def test_run_json_reads_back_with_a_case_a_line(tmp_path: Path) -> None:
+    cases = [entry.to_json() for entry in planned(3)]
+    run = {
+        "schema": 1,
+        "plan": {"budget_s": 5.0, "cases": cases, "left_out": {}},
+        "published": False,
+    }
+    write_run(tmp_path, run)
+    assert read_run(tmp_path) == run
+    text = (tmp_path / "run.json").read_text()
+    assert sum('"id":' in line for line in text.splitlines()) == 3
+    write_run(tmp_path, {**run, "plan": {"cases": []}})
+    assert read_run(tmp_path)["plan"] == {"cases": []}
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UserError, match="run.json cannot be read"):
+        read_run(tmp_path)
+
+
+def test_a_published_recording_is_never_written(tmp_path: Path) -> None:
+    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
+    (tmp_path / "nvidia-h200").mkdir()
+    write_run(tmp_path / "nvidia-h200", {"published": False})
+    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
+    write_run(tmp_path / "nvidia-h200", {"published": True})
+    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200-local"
+
+
+def test_an_old_run_is_set_aside_whole(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "samples").mkdir()
+    first, second = set_aside(tmp_path), None
+    (tmp_path / "run.json").write_text("{}")
+    second = set_aside(tmp_path)
+    assert first != second
+    assert {p.name for p in first.iterdir()} == {"run.json", "samples"}
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
+# --- Folding -------------------------------------------------------------------------------------
+
+
+def sample(case: str, seconds: float, **more: object) -> dict[str, object]:
+    return {"event": "sample", "case": case, "s": seconds, "n": 10, "cost": 0.5, "at": 1.7e9,
+            "worker": "1/1", **more}  # fmt: skip
+
+
+def test_a_row_is_the_median_with_its_interval_rates_and_facts() -> None:
+    entry = planned(4)[3]
+    case = entry.case
+    events = [
+        {"event": "facts", "case": case.id, "facts": {"rel_error": 1e-7, "kernel": "k"},
+         "cost": 1.0, "at": 1.7e9, "worker": "1/1"},
+        *(sample(case.id, s * 1e-6, sm_mhz=1900.0 + s, throttled=["sw_power_cap"])
+          for s in (3, 1, 2, 6, 5, 4)),
+    ]  # fmt: skip
+    (row,) = fold_rows("run", [entry], events)
+    assert (row["status"], row["samples"], row["converged"]) == ("ok", 6, False)
+    assert row["time_us"] == pytest.approx(3.5)
+    assert (row["time_lo_us"], row["time_hi_us"]) == pytest.approx((1.0, 6.0))
+    assert row["tflops"] == pytest.approx(case.problem.flops / 3.5e-6 / 1e12)
+    assert row["gbps"] == pytest.approx(case.problem.bytes / 3.5e-6 / 1e9)
+    assert row["sm_mhz"] == pytest.approx(1903.5)
+    assert row["throttled"] == "sw_power_cap"
+    assert (row["kernel"], row["rel_error"]) == ("k", 1e-7)
+    assert spent_seconds(events) == pytest.approx(4.0)
+    assert set(row) <= set(COLUMNS)
+    assert {name: row[name] for name in IDENTITY if name in row} == case.columns()
+
+
+def test_under_six_samples_there_is_no_interval() -> None:
+    (entry,) = planned(1)
+    (row,) = fold_rows("run", [entry], [sample(entry.case.id, 1e-6) for _ in range(5)])
+    assert "time_lo_us" not in row
+    assert row["converged"] is False
+
+
+def test_samples_of_two_gpus_are_not_pooled() -> None:
+    (entry,) = planned(1)
+    events = [sample(entry.case.id, 1e-6, gpu=0)] * 3 + [sample(entry.case.id, 9e-6, gpu=1)] * 7
+    (row,) = fold_rows("run", [entry], events)
+    assert (row["gpu"], row["samples"]) == (1, 7)
+    assert row["time_us"] == pytest.approx(9.0)
+
+
+def test_only_ok_rows_have_times_and_messages_are_one_line() -> None:
+    (entry,) = planned(1)
+    outcome = {"event": "outcome", "case": entry.case.id, "status": "error", "at": 1.7e9,
+               "message": "RuntimeError: many\n  lines", "cost": 0.0, "worker": "1/1"}  # fmt: skip
+    (row,) = fold_rows("run", [entry], [sample(entry.case.id, 1e-6), outcome])
+    assert row["status"] == "error"
+    assert "time_us" not in row
+    assert row["message"] == "RuntimeError: many lines"
+
+
+def test_rows_follow_the_plan_and_unreached_cases_have_none() -> None:
+    cases = planned(5)
+    events = [sample(cases[i].case.id, 1e-6) for i in (4, 0, 2)]
+    assert [row["m"] for row in fold_rows("run", cases, events)] == [1, 3, 5]
+
+
+def test_gaps_that_show_are_said() -> None:
+    (entry,) = planned(1)
+    events = [sample(entry.case.id, 1e-6, hidden=False), sample(entry.case.id, 1e-6)]
+    assert fold_rows("run", [entry], events)[0]["message"] == "launch gaps show in 1 of 2 samples."
+
+
+def test_drift_is_the_canarys_last_quarter_over_its_first() -> None:
+    events = [sample("canary", s) for s in [1.0] * 10 + [1.1] * 10]
+    report = canary_report(events)
+    assert report is not None
+    assert report["drift"] == pytest.approx(0.1)
+    assert canary_report(events[:5]) is None
+
+
+def test_the_table_is_written_by_repr(tmp_path: Path) -> None:
+    write_table(
+        tmp_path, [{"schema": 1, "time_us": 0.1 + 0.2, "converged": True, "message": 'a,"b'}]
+    )
+    header, line, _ = (tmp_path / "measurements.csv").read_text().split("\n")
+    assert header.split(",") == list(COLUMNS)
+    assert "0.30000000000000004" in line
+    assert ",true," in line
+    assert '"a,""b"' in line
+
+
+def test_the_data_dictionary_describes_every_column() -> None:
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    for name in COLUMNS:
+        assert f"`{name}`" in text, name
+
+
+def test_results_are_found_from_anywhere() -> None:
+    assert store.RESULTS == ROOT / "results"
+    assert json.dumps(str(store.RESULTS))
