@@ -1,0 +1,175 @@
+"""Fit the constants of the time model to a machine's own measurements, and say what they miss.
+
+Every problem belongs to one of two halves. The constants of each half predict the other, so each
+row has a prediction from constants that never saw it, and the error figures are honest. The
+constants that are kept come from all rows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
+
+from analysis.model import Fit, Model, Prediction, Query, run_estimate
+from kernels.estimate import BOUNDS, Array, Constants, default_constants
+from kernels.machine import Machine
+from kernels.problem import Gemm, Problem
+
+LEAST_ROWS = 12
+"""A group with fewer rows keeps the shipped constants, scaled to fit."""
+
+NEAR = 0.125
+"""How much larger the larger of two neighbouring shapes may be, in each dimension."""
+
+_PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
+_NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
+_QUANTILES = (0.05, 0.95)
+_LEAST_WIDTH = 0.02  # no interval is narrower than the measurements' own scatter
+_LINEAR = ("tail", "narrow", "pack")  # fitted as they are; everything else by its logarithm
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A model fitted to a recording, and the prediction of each row by constants it never met."""
+
+    model: Model
+    held_back: Prediction
+    half: Array  # 0 or 1: the half that a row belongs to
+
+    def to_json(self) -> dict[str, Any]:
+        """calibration.json: constants, error figures and rows used, group by group."""
+        return {
+            "machine": self.model.machine.slug,
+            "protocol": "two halves of the problems, each predicted by the other's constants",
+            "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
+        }
+
+
+def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
+    """Fit every group of the measured rows; all of them must be ``ok``.
+
+    Args:
+        machine: the machine that they were measured on.
+        rows: as loaded.
+    """
+    query = Query.of_rows(rows)
+    seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
+    groups = query.groups()
+    half = np.array([_half(problem) for problem in query.problems])
+    fits: dict[str, Fit] = {}
+    parts = []
+    for group in dict.fromkeys(groups):
+        member = groups == group
+        start = default_constants(machine.generation, group.split()[-1])
+        pieces = []
+        for side in (0, 1):
+            unseen, seen = (np.flatnonzero(member & (half == h)) for h in (side, 1 - side))
+            if len(unseen):
+                fitted = fit_constants(machine, query.take(seen), seconds[seen], start)
+                guess = run_estimate(machine, query.take(unseen), fitted)
+                pieces.append((unseen, guess))
+        everything = query.take(np.flatnonzero(member))
+        constants = fit_constants(machine, everything, seconds[member], start)
+        where, guesses = (np.concatenate(columns) for columns in zip(
+            *((at, guess.time) for at, guess in pieces), strict=True))  # fmt: skip
+        log_ratio = np.log(seconds[where] / guesses)
+        fits[group] = _judge(constants, log_ratio, _pair_errors(query.take(where), log_ratio))
+        parts += [(at, guess, fits[group]) for at, guess in pieces]
+    held_back = Prediction.joined(len(rows), parts)
+    return Calibration(Model(machine, fits), held_back, half.astype(float))
+
+
+def _half(problem: Problem) -> int:
+    """The half of a problem, the same in every sweep that has it."""
+    return zlib.crc32(problem.spec().encode()) & 1
+
+
+def _judge(constants: Constants, log_ratio: Array, pair_errors: Array) -> Fit:
+    """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
+    error = np.abs(np.exp(-log_ratio) - 1)
+    low, high = _range(log_ratio)
+    pair_low, pair_high = 2 * low, 2 * high
+    if len(pair_errors) >= LEAST_ROWS:
+        pair_low, pair_high = _range(pair_errors)
+    return Fit(
+        constants=constants,
+        low=low,
+        high=high,
+        pair_low=pair_low,
+        pair_high=pair_high,
+        rows=len(log_ratio),
+        pairs=len(pair_errors),
+        median=float(np.median(error)),
+        mean=float(np.mean(error)),
+        p95=float(np.quantile(error, 0.95)),
+    )
+
+
+def _range(log_ratio: Array) -> tuple[float, float]:
+    low, high = np.quantile(log_ratio, _QUANTILES)
+    return float(min(low, -_LEAST_WIDTH)), float(max(high, _LEAST_WIDTH))
+
+
+def _pair_errors(query: Query, log_ratio: Array) -> Array:
+    """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
+
+    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for index, problem in enumerate(query.problems):
+        if isinstance(problem, Gemm):
+            how = (query.configs[index], query.cached[index], query.sustained[index])
+            kinds.setdefault((problem.layout, problem.batch, *how), []).append(index)
+    errors = [np.empty(0)]
+    for members in kinds.values():
+        size = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
+        grown = size[None, :, :] / size[:, None, :]  # [small, large, dimension]
+        pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=2) & (grown > 1).any(axis=2)
+        small, large = np.nonzero(pads)
+        own = log_ratio[members]
+        errors.append(own[small] - own[large])
+    return np.concatenate(errors)
+
+
+def fit_constants(machine: Machine, query: Query, seconds: Array, start: Constants) -> Constants:
+    """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
+
+    Args:
+        machine: its facts.
+        query: cases of one group; with none, ``start`` is the answer.
+        seconds: their measured times.
+        start: where to begin, and what to stay near.
+    """
+    if len(seconds) == 0:
+        return start
+    names = list(BOUNDS) if len(seconds) >= LEAST_ROWS else ["compute", "dram", "launch"]
+    origin = np.array([_inward(name, getattr(start, name)) for name in names])
+    low, high = np.array([[_inward(name, bound) for bound in BOUNDS[name]] for name in names]).T
+
+    def constants(x: Array) -> Constants:
+        fitted = {name: _outward(name, value) for name, value in zip(names, x, strict=True)}
+        return Constants(**{**start.to_json(), **fitted})
+
+    def residuals(x: Array) -> Array:
+        guess = run_estimate(machine, query, constants(x)).time
+        return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
+
+    inside = np.clip(origin, low + 1e-6, high - 1e-6)
+    solved = least_squares(
+        residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
+    )
+    return constants(solved.x)
+
+
+def _inward(name: str, value: float) -> float:
+    """To the scale on which a constant is fitted."""
+    return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
+
+
+def _outward(name: str, value: float) -> float:
+    return float(value if name in _LINEAR else np.exp(value))

@@ -1,0 +1,231 @@
+"""The time model: the estimate's formula with constants that were calibrated on measurements.
+
+Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each
+group has its own constants, its own error figures and its own interval. A machine without
+measurements gets the shipped constants of its generation, and an interval that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.load import problems_of
+from kernels.config import TileConfig
+from kernels.estimate import (
+    LIMITS,
+    Array,
+    Constants,
+    Estimate,
+    Shapes,
+    Tiles,
+    default_constants,
+    estimate,
+    fastest,
+)  # fmt: skip
+from kernels.machine import Machine
+from kernels.problem import Conv, Problem
+
+UNCALIBRATED = (-0.7, 0.7)
+"""Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:
+a factor of two either way, wider than the error on any public table of another machine."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a prediction is asked for: problems, and how each is computed and timed."""
+
+    problems: Sequence[Problem]
+    implementations: Sequence[str]
+    configs: Sequence[str]
+    cached: Sequence[bool]
+    sustained: Sequence[bool]
+
+    @classmethod
+    def plain(cls, problems: Sequence[Problem], implementation: str) -> Query:
+        """Problems on one implementation, its default config, operands in memory, in bursts."""
+        n = len(problems)
+        return cls(problems, [implementation] * n, [""] * n, [False] * n, [False] * n)
+
+    @classmethod
+    def of_rows(cls, rows: pd.DataFrame) -> Query:
+        """The cases of measured rows."""
+        return cls(
+            problems_of(rows),
+            rows["implementation"].tolist(),
+            rows["config"].tolist(),
+            (rows["cache"] == "warm").tolist(),
+            (rows["mode"] == "sustained").tolist(),
+        )
+
+    def groups(self) -> NDArray[Any]:
+        """The group of each case."""
+        pairs = zip(self.implementations, self.problems, strict=True)
+        return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
+
+    def take(self, where: NDArray[np.intp]) -> Query:
+        """The cases at some positions."""
+        columns = ([getattr(self, f.name)[i] for i in where] for f in fields(self))
+        return Query(*columns)
+
+
+def group_of(implementation: str, problem: Problem) -> str:
+    """``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
+    what = problem.pass_ if isinstance(problem, Conv) else problem.op
+    return f"{implementation} {what} {problem.dtype}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One group's constants and what they are worth.
+
+    ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, on rows that the
+    constants had not seen; ``median``, ``mean`` and ``p95`` are absolute relative errors there.
+    ``pair_low`` and ``pair_high`` bound the same for the ratio of two neighbouring shapes, whose
+    errors are largely the same; ``pairs`` is how many there were.
+    """
+
+    constants: Constants
+    low: float = UNCALIBRATED[0]
+    high: float = UNCALIBRATED[1]
+    pair_low: float = UNCALIBRATED[0]
+    pair_high: float = UNCALIBRATED[1]
+    rows: int = 0
+    pairs: int = 0
+    median: float | None = None
+    mean: float | None = None
+    p95: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For calibration.json."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "constants"}
+        return {**plain, "constants": self.constants.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fit:
+        """Inverse of :meth:`to_json`."""
+        return cls(**{**data, "constants": Constants(**data["constants"])})
+
+
+@dataclass(frozen=True)
+class Model:
+    """A machine and the fits of its groups; a group without a fit has the shipped constants."""
+
+    machine: Machine
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+
+    def fit(self, group: str) -> Fit:
+        """The fit of a group."""
+        if group in self.fits:
+            return self.fits[group]
+        return Fit(default_constants(self.machine.generation, group.split()[-1]))
+
+    def predict(self, query: Query) -> Prediction:
+        """Predict every case of a query.
+
+        Raises:
+            UserError: the machine does not compute a dtype.
+        """
+        groups = query.groups()
+        parts: list[tuple[NDArray[np.intp], Estimate, Fit]] = []
+        for group in dict.fromkeys(groups):
+            where = np.flatnonzero(groups == group)
+            fit = self.fit(group)
+            parts.append((where, run_estimate(self.machine, query.take(where), fit.constants), fit))
+        return Prediction.joined(len(groups), parts)
+
+
+def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
+    """The model that a calibration.json describes."""
+    return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
+
+
+def run_estimate(machine: Machine, query: Query, constants: Constants) -> Estimate:
+    """The estimate of one group's cases: with the tiles of their configs where they name them,
+    with the fastest of the library's tiles where they do not.
+    """
+    in_cache = [
+        warm and problem.bytes <= machine.l2_bytes
+        for warm, problem in zip(query.cached, query.problems, strict=True)
+    ]
+    shapes = Shapes.of(query.problems, in_cache, query.sustained)
+    dtype = query.problems[0].dtype
+    peak = machine.peak(dtype)
+    if query.configs[0].startswith("bm="):
+        configs = [TileConfig.parse(text) for text in query.configs]
+        tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
+        return estimate(shapes, tiles, machine, peak, constants)
+    return fastest(shapes, Tiles.library(machine, dtype), machine, peak, constants)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Times in seconds with their 90 % interval, and the estimate that they come from."""
+
+    estimate: Estimate
+    lo: Array
+    hi: Array
+
+    @classmethod
+    def joined(
+        cls, count: int, parts: Sequence[tuple[NDArray[np.intp], Estimate, Fit]]
+    ) -> Prediction:
+        """Put the groups' estimates back into the order of the query."""
+        columns = {f.name: np.empty(count) for f in fields(Estimate)}
+        lo, hi = np.empty(count), np.empty(count)
+        for where, part, fit in parts:
+            for name, column in columns.items():
+                column[where] = getattr(part, name)
+            lo[where] = part.time * np.exp(fit.low)
+            hi[where] = part.time * np.exp(fit.high)
+        return cls(Estimate(**columns), lo, hi)
+
+    def frame(self) -> pd.DataFrame:
+        """Columns as in predicted.csv: times in microseconds, the limit, tiles and traffic."""
+        e = self.estimate
+        tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
+        micro = {name: getattr(e, name) * 1e6 for name in ("launch", "compute", "feed", "memory")}
+        return pd.DataFrame(
+            {
+                "time_us": e.time * 1e6,
+                "lo_us": self.lo * 1e6,
+                "hi_us": self.hi * 1e6,
+                "limit": np.array(LIMITS, dtype=object)[e.limit],
+                **{f"{name}_us": values for name, values in micro.items()},
+                "tile": tiles,
+                "split": e.split.astype(int),
+                "tiles": e.tiles.astype(int),
+                "waves": e.waves.astype(int),
+                "tile_efficiency": e.tile_efficiency,
+                "tail_efficiency": e.tail_efficiency,
+                "bytes": e.bytes.astype(np.int64),
+            }
+        )
+
+
+def explain(row: Mapping[str, Any]) -> str:
+    """One line in words for a row of :meth:`Prediction.frame`."""
+    limit = {
+        "launch": "launching it takes longer than computing it",
+        "compute": "bound by arithmetic",
+        "feed": "bound by what the SMs can take in",
+        "memory": "bound by memory bandwidth",
+    }[row["limit"]]
+    split = f", K split in {row['split']}" if row["split"] > 1 else ""
+    waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
+    tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
+    return (
+        f"{limit}: {tiles} of {row['tile']}{split} in {waves}, "
+        f"{_percent(row['tail_efficiency'])} of the waves' slots used, "
+        f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
+        f"{row['bytes'] / 1e6:.1f} MB moved"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

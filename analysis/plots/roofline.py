@@ -1,0 +1,89 @@
+"""Measured against predicted under the machine's roofs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, panels
+from analysis.tidy import Analysis
+from analysis.units import rate, rate_unit
+from kernels.machine import Machine
+
+
+def data(table: pd.DataFrame) -> pd.DataFrame:
+    """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
+    rows = table[(table["cache"] == "cold") & (table["mode"] == "burst")]
+    return rows[["intensity", "tflops", "predicted_tflops", "dtype", "op"]]
+
+
+def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
+    """Every roof: its TFLOP/s and the ridge point (FLOP/byte) where memory's roof meets it."""
+    known = [dtype for dtype in machine.peaks if dtype in dtypes]
+    return pd.DataFrame(
+        {
+            "dtype": known,
+            "tflops": [machine.peak(dtype) / 1e12 for dtype in known],
+            "ridge": [machine.ridge(dtype) for dtype in known],
+        }
+    )
+
+
+def draw(analysis: Analysis) -> Figure | None:
+    """Log-log; a grey line joins each measured case to its prediction."""
+    rows = data(analysis.table)
+    machine = analysis.recording.machine
+    if rows.empty:
+        return None
+    roofs = ceilings(machine, list(rows["dtype"].unique()))
+    factor, unit = rate_unit(float(roofs["tflops"].max()))
+    x, measured, predicted = (
+        rows[name] * scale
+        for name, scale in (("intensity", 1.0), ("tflops", factor), ("predicted_tflops", factor))
+    )
+    figure, (axes,) = panels(1, "Measured (filled) and predicted (hollow) under the roofs")
+    axes.set(xscale="log", yscale="log", ylabel=unit,
+             xlabel="arithmetic intensity, FLOP per byte of least traffic")  # fmt: skip
+    axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
+    for dtype, (color, marker) in DTYPE_STYLE.items():
+        some = rows["dtype"] == dtype
+        if not some.any():
+            continue
+        axes.plot(x[some], predicted[some], marker, color=color, alpha=0.6, markersize=4,
+                  fillstyle="none")  # fmt: skip
+        axes.plot(x[some], measured[some], marker, color=color, alpha=0.75, markersize=5,
+                  markeredgewidth=0, label=f"{dtype}, {some.sum()} cases")  # fmt: skip
+    left, right = x.min() / 1.5, x.max() * 1.5
+    _draw_roofs(axes, machine, roofs, (left, right), factor)
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom=0.5 * min(measured.min(), predicted.min()))
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _draw_roofs(
+    axes: Axes, machine: Machine, roofs: pd.DataFrame, ends: tuple[float, float], factor: float
+) -> None:
+    """The memory's slope and each rate's level, named along the line."""
+    left, right = ends
+    how = ", measured" if machine.kind == "cpu" else ""
+    slope = machine.bandwidth / 1e12 * factor
+    ridge = max(roofs["ridge"].max(), 2 * left)
+    xs = np.array([left, ridge])
+    axes.plot(xs, xs * slope, color=NEUTRAL, linewidth=2)
+    middle = float(np.sqrt(left * ridge))
+    axes.annotate(
+        f"memory{how} {machine.bandwidth / 1e9:.0f} GB/s", (middle, middle * slope),
+        xytext=(-8, 4), textcoords="offset points", ha="right", color=NEUTRAL,
+    )  # fmt: skip
+    # dtypes of the same rate share a roof and its label.
+    for _, same in roofs.groupby("tflops"):
+        level = float(same["tflops"].iloc[0]) * factor
+        color = DTYPE_STYLE[same["dtype"].iloc[0]][0]
+        axes.plot([same["ridge"].iloc[0], right], [level, level], color=color, linewidth=2)
+        axes.annotate(
+            f"{', '.join(same['dtype'])} peak{how} {rate(level / factor)}", (right, level),
+            xytext=(-4, 5), textcoords="offset points", ha="right", color=color,
+        )  # fmt: skip

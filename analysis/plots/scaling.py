@@ -1,0 +1,166 @@
+"""Throughput along a dimension: the square ladder, the steps of M, N and K, the alignment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
+from analysis.tidy import Analysis
+from analysis.units import rate_unit
+from kernels.config import large_tile, next_wave_edge
+from kernels.machine import Machine
+
+_DIMENSIONS = ("m", "n", "k")
+
+
+def square_data(table: pd.DataFrame) -> pd.DataFrame:
+    """The library's square products: size, dtype, measured and predicted TFLOP/s."""
+    rows = _library(table[table["sweep"] == "square"])
+    return rows.sort_values("m")[["m", "dtype", "tflops", "predicted_tflops"]]
+
+
+def draw_square(analysis: Analysis) -> Figure | None:
+    """TFLOP/s over the side of a square product, with the dtype's roof."""
+    rows = square_data(analysis.table)
+    if rows.empty:
+        return None
+    figure, (axes,) = panels(1, "Square products: where the machine reaches its peak")
+    machine = analysis.recording.machine
+    peaks = {str(dtype): machine.peak(str(dtype)) / 1e12 for dtype in rows["dtype"].unique()}
+    factor, unit = rate_unit(max(peaks.values()))
+    for dtype, some in rows.groupby("dtype", sort=False):
+        color, marker = DTYPE_STYLE[str(dtype)]
+        axes.plot(some["m"], some["tflops"] * factor, marker, color=color, label=str(dtype))
+        predicted = some["predicted_tflops"] * factor
+        axes.plot(some["m"], predicted, **{**PREDICTION, "color": color})
+        axes.axhline(peaks[str(dtype)] * factor, color=color, linewidth=1, linestyle=":")
+    axes.plot([], [], **PREDICTION, label="predicted")
+    axes.plot([], [], color=NEUTRAL, linewidth=1, linestyle=":", label="peak")
+    axes.set(xlabel="M = N = K", ylabel=unit, ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def steps_data(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """For each of m, n and k that the steps sweep varies: its densest line of cases."""
+    rows = _library(table[table["sweep"] == "steps"])
+    lines = {}
+    for along in _DIMENSIONS:
+        others = [name for name in _DIMENSIONS if name != along]
+        groups = [group for _, group in rows.groupby(others) if group[along].nunique() > 3]
+        if groups:
+            lines[along] = max(groups, key=lambda group: group[along].nunique()).sort_values(along)
+    return lines
+
+
+def edges(
+    machine: Machine, dtype: str, along: str, line: pd.DataFrame
+) -> tuple[list[int], list[int]]:
+    """Tile edges and wave edges between the ends of a line, for the library's large tile."""
+    low, high = int(line[along].min()), int(line[along].max())
+    rows, columns = large_tile(machine.generation, dtype)
+    if along == "k":
+        return [], []
+    block, other_block = (rows, columns) if along == "m" else (columns, rows)
+    other = int(line["n" if along == "m" else "m"].iloc[0])
+    tiles = list(range(-(-low // block) * block, high + 1, block))
+    waves = {next_wave_edge(size, other, block, other_block, machine.sms) for size in tiles}
+    return tiles, sorted(edge for edge in waves if low <= edge <= high)
+
+
+def draw_steps(analysis: Analysis) -> Figure | None:
+    """A panel for each dimension; dotted lines at tile edges, dashed ones at wave edges."""
+    lines = steps_data(analysis.table)
+    if not lines:
+        return None
+    title = "One more row, column or term: measured (points), predicted (line)"
+    figure, all_axes = panels(len(lines), title, (5.0 * len(lines), 5.5))
+    machine = analysis.recording.machine
+    factor, unit = rate_unit(max(float(line["tflops"].max()) for line in lines.values()))
+    for axes, (along, line) in zip(all_axes, lines.items(), strict=True):
+        for dtype, some in line.groupby("dtype", sort=False):
+            color, marker = DTYPE_STYLE[str(dtype)]
+            bounds = some["flops"] / 1e6 * factor
+            axes.vlines(some[along], bounds / some["time_hi_us"], bounds / some["time_lo_us"],
+                        color=color, linewidth=0.8, alpha=0.6)  # fmt: skip
+            axes.plot(some[along], some["tflops"] * factor, marker, color=color, markersize=4,
+                      label=str(dtype))  # fmt: skip
+            predicted = some["predicted_tflops"] * factor
+            axes.plot(some[along], predicted, **{**PREDICTION, "color": color})
+        tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
+        for edge in tiles:
+            axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
+        if len(waves) < len(tiles):  # where every tile is a wave, the dots say it already
+            for edge in waves:
+                axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--")
+        fixed = ", ".join(
+            f"{name.upper()} = {int(line[name].iloc[0])}" for name in _DIMENSIONS if name != along
+        )
+        axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel=unit, ylim=(0, None))
+    all_axes[0].legend(loc="lower right")
+    return figure
+
+
+def alignment_data(table: pd.DataFrame) -> pd.DataFrame:
+    """How far each dimension is off its base, and TFLOP/s relative to no offset.
+
+    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi.
+    """
+    rows = _library(table[table["sweep"] == "alignment"])
+    pieces = []
+    for along in _DIMENSIONS:
+        others = [name for name in _DIMENSIONS if name != along]
+        for base in (1024, 4096):
+            line = rows[(rows[others[0]] == base) & (rows[others[1]] == base)]
+            line = line[line[along].between(base, base + 16)]
+            for dtype, some in line.groupby("dtype", sort=False):
+                at_base = some[some[along] == base]
+                if at_base.empty or len(some) < 3:
+                    continue
+                best = float(at_base["tflops"].iloc[0])
+                rate = some["flops"] / 1e6
+                pieces.append(
+                    pd.DataFrame(
+                        {
+                            "along": along,
+                            "base": base,
+                            "offset": some[along] - base,
+                            "dtype": dtype,
+                            "relative": some["tflops"] / best,
+                            "relative_lo": rate / some["time_hi_us"] / best,
+                            "relative_hi": rate / some["time_lo_us"] / best,
+                        }
+                    ).sort_values("offset")
+                )
+    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+
+
+def draw_alignment(analysis: Analysis) -> Figure | None:
+    """Speed over the offset from a round size, M, N and K side by side."""
+    rows = alignment_data(analysis.table)
+    if rows.empty:
+        return None
+    base = int(rows["base"].max())
+    rows = rows[rows["base"] == base]
+    title = f"Alignment: speed relative to {base}, one dimension at a time"
+    figure, all_axes = panels(3, title, (14.0, 5.0), share_y=True)
+    for axes, along in zip(all_axes, _DIMENSIONS, strict=True):
+        for dtype, some in rows[rows["along"] == along].groupby("dtype", sort=False):
+            color, marker = DTYPE_STYLE[str(dtype)]
+            bars = np.abs(some[["relative_lo", "relative_hi"]].to_numpy().T
+                          - some["relative"].to_numpy())  # fmt: skip
+            axes.errorbar(some["offset"], some["relative"], yerr=bars, color=color,
+                          marker=marker, linewidth=1.2, markersize=5, label=str(dtype))  # fmt: skip
+        axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
+        top = 1.05 * max(1.0, float(rows["relative_hi"].max()))
+        axes.set(xlabel=f"{along.upper()} − {base}", xticks=range(0, 17, 4), ylim=(0, top))
+    all_axes[0].set_ylabel("speed relative to the round size")
+    all_axes[0].legend(loc="lower right")
+    return figure
+
+
+def _library(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the Triton kernels, which have plots of their own questions."""
+    return rows[~rows["implementation"].str.startswith("triton-")]

@@ -1,0 +1,72 @@
+"""How every plot looks: legible on a projector and to the colour-blind, with its origin below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")  # files only, no display
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sweeps.store import make_folder
+
+# Okabe and Ito's palette, told apart with any colour vision; a marker each for black and white.
+DTYPE_STYLE = {
+    "bf16": ("#0072B2", "o"),
+    "fp16": ("#009E73", "s"),
+    "tf32": ("#E69F00", "^"),
+    "fp32": ("#D55E00", "D"),
+}
+LIMIT_STYLE = {
+    "compute": ("#D55E00", "o"),
+    "memory": ("#0072B2", "s"),
+    "feed": ("#E69F00", "^"),
+    "launch": ("#555555", "v"),
+}
+NEUTRAL = "#555555"
+PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
+
+_SETTINGS: dict[str, Any] = {
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.labelsize": 13,
+    "legend.fontsize": 11,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "rooftile",  # the same data gives the same bytes
+    "svg.fonttype": "none",
+}
+
+
+def panels(
+    count: int, title: str, size: tuple[float, float] = (10.0, 6.0), share_y: bool = False
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of ``count`` panels side by side, in the house's style."""
+    with plt.rc_context(_SETTINGS):
+        figure, axes = plt.subplots(
+            1, count, figsize=size, squeeze=False, sharey=share_y, layout="constrained"
+        )
+        figure.suptitle(title, fontsize=16, fontweight="bold", x=0.01, ha="left")
+    return figure, list(axes[0])
+
+
+def save(figure: Figure, caption: str, folder: Path, name: str) -> Path:
+    """Write PNG and SVG with the caption below; returns the PNG's path."""
+    make_folder(folder)
+    with plt.rc_context(_SETTINGS):
+        figure.supxlabel(caption, fontsize=9, color=NEUTRAL, x=0.01, ha="left")
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+    plt.close(figure)
+    return folder / f"{name}.png"

@@ -1,0 +1,14 @@
+"""Rates in the unit that reads best: GFLOP/s for a CPU, TFLOP/s for a GPU."""
+
+from __future__ import annotations
+
+
+def rate_unit(top: float) -> tuple[float, str]:
+    """Factor and unit for rates of up to ``top`` TFLOP/s."""
+    return (1e3, "GFLOP/s") if top < 1 else (1.0, "TFLOP/s")
+
+
+def rate(tflops: float) -> str:
+    """A rate in words: 431 GFLOP/s, 788 TFLOP/s."""
+    factor, unit = rate_unit(tflops)
+    return f"{tflops * factor:.3g} {unit}"

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import H100, gemm_cases, model_law, random_sizes, record, recorded
+
+from analysis.calibrate import LEAST_ROWS, _half, calibrate, fit_constants
+from analysis.load import load
+from analysis.model import (
+    UNCALIBRATED,
+    Model,
+    Query,
+    explain,
+    group_of,
+    model_from_json,
+    run_estimate,
+)
+from analysis.tidy import analyse, write_predictions
+from kernels.errors import UserError
+from kernels.estimate import BOUNDS, LIMITS, default_constants
+from kernels.machine import known_machine, known_machines
+from kernels.problem import Conv, Gemm, Problem
+from sweeps.case import Case
+from sweeps.schema import IDENTITY
+
+GROUP = "cublas gemm bf16"
+TRUTH = replace(
+    default_constants("hopper", "bf16"), compute=0.7, dram=0.75, launch=4e-6, feed=8e10, tail=0.6
+)
+
+
+def test_planted_constants_are_found(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, 400, noise=0.01, law=model_law(TRUTH))
+    fit = calibrate(H100, recording.ok).model.fits[GROUP]
+    assert fit.constants.compute == pytest.approx(TRUTH.compute, rel=0.05)
+    assert fit.constants.dram == pytest.approx(TRUTH.dram, rel=0.1)
+    assert fit.constants.launch == pytest.approx(TRUTH.launch, rel=0.1)
+    assert fit.median is not None
+    assert fit.median < 0.02  # the noise
+    assert fit.rows == len(recording.ok)
+
+
+def test_outliers_do_not_move_the_constants(tmp_path: Path) -> None:
+    cases = gemm_cases(dict.fromkeys(random_sizes(300)))
+    seconds = model_law(TRUTH)([case.problem for case in cases])
+    seconds[::10] *= 3.0  # a tenth of the rows is disturbed
+    fit = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).model.fits[GROUP]
+    assert fit.constants.compute == pytest.approx(TRUTH.compute, rel=0.1)
+    assert fit.constants.launch == pytest.approx(TRUTH.launch, rel=0.15)
+
+
+def test_constants_stay_within_what_is_physically_possible(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    cases = gemm_cases(dict.fromkeys(random_sizes(60)))
+    nonsense = rng.uniform(1e-7, 1e-1, len(cases))
+    fit = calibrate(H100, load(record(tmp_path, cases, nonsense)).ok).model.fits[GROUP]
+    for name, value in fit.constants.to_json().items():
+        low, high = BOUNDS[name]
+        assert low * (1 - 1e-6) <= value <= high * (1 + 1e-6), name
+
+
+def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
+    """Changing one half's times changes the other half's predictions and not its own."""
+    cases = gemm_cases(dict.fromkeys(random_sizes(150)))
+    seconds = model_law()([case.problem for case in cases])
+    half = np.array([_half(case.problem) for case in cases])
+    assert 0.3 < half.mean() < 0.7
+    plain = calibrate(H100, load(record(tmp_path / "a", cases, seconds)).ok).held_back
+    slower = np.where(half == 0, 2 * seconds, seconds)
+    changed = calibrate(H100, load(record(tmp_path / "b", cases, slower)).ok).held_back
+    own = changed.estimate.time[half == 0] / plain.estimate.time[half == 0]
+    other = changed.estimate.time[half == 1] / plain.estimate.time[half == 1]
+    assert np.allclose(own, 1.0)
+    assert np.median(other) > 1.5
+
+
+def test_the_same_problem_is_in_the_same_half_in_every_sweep(tmp_path: Path) -> None:
+    sizes = list(dict.fromkeys(random_sizes(50)))
+    cases = gemm_cases(sizes, "one") + gemm_cases(sizes, "two")
+    seconds = model_law()([case.problem for case in cases])
+    half = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).half
+    assert (half[: len(sizes)] == half[len(sizes) :]).all()
+
+
+def test_the_interval_covers_nine_in_ten_of_held_back_rows(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, 500, noise=0.1)
+    calibration = calibrate(H100, recording.ok)
+    seconds = recording.ok["time_us"].to_numpy() * 1e-6
+    covered = (calibration.held_back.lo <= seconds) & (seconds <= calibration.held_back.hi)
+    assert 0.85 <= covered.mean() <= 0.95
+
+
+def test_pairs_of_neighbours_have_the_noise_of_two(tmp_path: Path) -> None:
+    sizes = [(m, 1024, 1024) for m in range(1024, 2048, 8)]
+    cases = gemm_cases(sizes)
+    truth = model_law()([case.problem for case in cases])
+    rng = np.random.default_rng(0)
+    noisy = truth * np.exp(0.03 * rng.standard_normal(len(truth)))
+    fit = calibrate(H100, load(record(tmp_path, cases, noisy)).ok).model.fits[GROUP]
+    assert fit.pairs > 1000
+    # 5th to 95th percentile of a difference of two: ± 1.645 · √2 · 0.03.
+    assert fit.pair_high == pytest.approx(0.07, rel=0.3)
+    assert fit.pair_low == pytest.approx(-0.07, rel=0.3)
+
+
+def test_a_small_group_keeps_most_of_the_shipped_constants() -> None:
+    problems = [Gemm(1024 + 64 * i, 1024, 1024, "bf16") for i in range(LEAST_ROWS - 1)]
+    query = Query.plain(problems, "cublas")
+    start = default_constants("hopper", "bf16")
+    slow = model_law()(problems) * 1.5
+    fitted = fit_constants(H100, query, slow, start)
+    assert fitted.feed == start.feed
+    assert fitted.tail == start.tail
+    ratio = run_estimate(H100, query, fitted).time / slow
+    assert np.median(ratio) == pytest.approx(1.0, rel=0.1)
+    assert fit_constants(H100, Query([], [], [], [], []), np.empty(0), start) == start
+
+
+def test_warm_and_sustained_rows_have_constants_of_their_own(tmp_path: Path) -> None:
+    base = [Gemm(m, 1024, 1024, "bf16") for m in range(1, 64)]
+    large = [Gemm(4096 + 128 * i, 4096, 4096, "bf16") for i in range(30)]
+    cases = [Case("s", p, "cublas") for p in base + large]
+    cases += [Case("s", p, "cublas", cache="warm") for p in base]
+    cases += [Case("s", p, "cublas", mode="sustained") for p in large]
+    law = model_law()
+    times = np.concatenate([law(base), law(large), law(base) * 0.7, law(large) * 1.25])
+    analysis = analyse(load(record(tmp_path, cases, times)))
+    constants = analysis.model.fits[GROUP].constants
+    assert constants.sustained == pytest.approx(0.8, abs=0.08)
+    warm = analysis.table[analysis.table["cache"] == "warm"]
+    error = (warm["predicted_time_us"] / warm["time_us"] - 1).abs()
+    assert error.median() < 0.25
+
+
+def test_triton_rows_are_predicted_with_their_own_tiles() -> None:
+    gemm = Gemm(4096, 4096, 4096, "bf16")
+    texts = [
+        "bm=128;bn=256;bk=64;stages=3;warps=8;group=8",
+        "bm=32;bn=32;bk=64;stages=5;warps=4;group=8",
+    ]
+    query = Query([gemm] * 2, ["triton-tiled"] * 2, texts, [False] * 2, [False] * 2)
+    frame = Model(H100).predict(query).frame()
+    assert frame["tile"].tolist() == ["128x256", "32x32"]
+    assert frame["time_us"].iloc[1] > frame["time_us"].iloc[0]
+
+
+def test_a_model_survives_json(tmp_path: Path) -> None:
+    calibration = calibrate(H100, recorded(tmp_path, 60).ok)
+    again = model_from_json(H100, json.loads(json.dumps(calibration.to_json())))
+    assert again == calibration.model
+
+
+@pytest.mark.parametrize("slug", sorted(known_machines()))
+def test_every_known_machine_predicts_without_measurements(slug: str) -> None:
+    machine = known_machine(slug)
+    problems: list[Problem] = [
+        Gemm(4096, 4096, 4096, "fp16"), Gemm(1, 1, 1, "fp16"),
+        Conv.parse("32,64,56,56,64,3,3,1,1,1,1,fp16"),
+    ]  # fmt: skip
+    frame = Model(machine).predict(Query.plain(problems, "cublas")).frame()
+    assert (frame["time_us"] > 0).all()
+    assert (frame["lo_us"] < frame["time_us"]).all()
+    assert frame["hi_us"].iloc[0] / frame["time_us"].iloc[0] == pytest.approx(
+        np.exp(UNCALIBRATED[1])
+    )
+    assert set(frame["limit"]) <= set(LIMITS)
+    # Large products reach 60 to 100 % of the peak, tiny ones take the launch.
+    rate = problems[0].flops / (frame["time_us"].iloc[0] * 1e-6) / machine.peak("fp16")
+    assert 0.5 < rate < 1.0
+    assert frame["limit"].iloc[1] == "launch"
+
+
+def test_a_dtype_without_units_is_a_sentence() -> None:
+    volta = Model(known_machine("nvidia-v100-sxm2-16gb"))
+    with pytest.raises(UserError, match="not bf16"):
+        volta.predict(Query.plain([Gemm(8, 8, 8, "bf16")], "cublas"))
+
+
+def test_explanations_are_one_line_for_every_limit() -> None:
+    model = Model(H100)
+    for gemm, words in (
+        (Gemm(8192, 8192, 8192, "bf16"), "bound by arithmetic"),
+        (Gemm(1, 16384, 16384, "bf16"), "bound by memory bandwidth"),
+        (Gemm(16, 16, 16, "bf16"), "launching it takes longer"),
+    ):
+        row = model.predict(Query.plain([gemm], "cublas")).frame().iloc[0].to_dict()
+        assert words in explain(row)
+        assert "\n" not in explain(row)
+
+
+def test_groups() -> None:
+    assert group_of("cublas", Gemm(1, 1, 1, "tf32")) == "cublas gemm tf32"
+    conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp16,nhwc,wgrad")
+    assert group_of("cudnn", conv) == "cudnn wgrad fp16"
+
+
+def test_predictions_are_written_one_row_a_case(tmp_path: Path) -> None:
+    analysis = analyse(recorded(tmp_path, 80))
+    write_predictions(analysis)
+    frame = pd.read_csv(tmp_path / "predicted.csv")
+    assert len(frame) == len(analysis.table)
+    assert list(frame.columns[: len(IDENTITY)]) == list(IDENTITY)
+    assert frame["time_us"].tolist() == analysis.table["predicted_time_us"].tolist()
+    document = json.loads((tmp_path / "calibration.json").read_text())
+    assert document["groups"][GROUP]["rows"] == len(frame)
+    assert 0 < document["groups"][GROUP]["median"] < 0.1
+
+
+def test_nothing_measured_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no measured row yet"):
+        analyse(load(record(tmp_path, [], [])))
+
+
+@pytest.mark.parametrize(
+    ("file", "slug", "mean"),
+    [
+        # First version. For scale, four fitted constants give 10.1 % and 12.9 %.
+        ("h100_sxm-trtllm-1.3.0rc20.parquet", "nvidia-h100-sxm", 0.08),
+        ("a100_sxm-sglang-0.5.10.parquet", "nvidia-a100-sxm-80gb", 0.11),
+    ],
+)
+def test_public_bf16_tables_calibrated_on_256_rows(
+    public_data: Path, file: str, slug: str, mean: float
+) -> None:
+    table = pd.read_parquet(public_data / "aiconfigurator" / file)
+    table = table[table["gemm_dtype"] == "bfloat16"].dropna(subset=["latency"])
+    drawn = table.sample(2256, random_state=0)
+    problems = [Gemm(int(r.m), int(r.n), int(r.k), "bf16") for r in drawn.itertuples()]
+    seconds = drawn["latency"].to_numpy() * 1e-3
+    machine = known_machine(slug)
+    # From another generation's constants, so that nothing fitted to this table helps.
+    start = default_constants("volta", "bf16")
+    constants = fit_constants(machine, Query.plain(problems[:256], "cublas"), seconds[:256], start)
+    guess = run_estimate(machine, Query.plain(problems[256:], "cublas"), constants).time
+    assert np.abs(guess / seconds[256:] - 1).mean() < mean

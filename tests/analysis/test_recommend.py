@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import H100, gemm_cases, model_law, record
+
+from analysis.load import load
+from analysis.model import Fit, Model
+from analysis.recommend import LEAST_GAIN, Measured, Measurements, advise
+from analysis.table import build_table, markdown, write_table
+from analysis.tidy import analyse
+from kernels.estimate import default_constants
+from kernels.problem import Gemm
+
+ODD = Gemm(1024, 1021, 1024, "bf16")
+ROUND = replace(ODD, n=1024)
+
+
+def times(*pairs: tuple[Gemm, float], half_width: float = 0.01) -> Measurements:
+    return Measurements(
+        {
+            gemm: {"cublas": Measured(t, t * (1 - half_width), t * (1 + half_width))}
+            for gemm, t in pairs
+        }
+    )
+
+
+def certain_model(pair_error: float = 0.05) -> Model:
+    constants = default_constants("hopper", "bf16")
+    fit = Fit(constants, pair_low=-pair_error, pair_high=pair_error, rows=100)
+    return Model(H100, {"cublas gemm bf16": fit})
+
+
+def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
+    answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
+    assert (answer.verdict, answer.basis, answer.instead) == ("pad", "measured", ROUND)
+    assert answer.measured_gain == pytest.approx(0.8)
+    assert answer.measured_lo == pytest.approx(1.8 * 0.99 / 1.01 - 1)
+    assert answer.measured_hi == pytest.approx(1.8 * 1.01 / 0.99 - 1)
+    assert answer.change == "N 1021 → 1024"
+    assert answer.reason == "N no multiple of 8"
+    assert answer.extra_flops == pytest.approx(3 / 1021)
+
+
+def test_no_gain_is_claimed_that_its_interval_does_not_support() -> None:
+    barely = times((ODD, 1.03e-5), (ROUND, 1.0e-5), half_width=0.02)
+    # Nothing else is measured and the uncalibrated model is too unsure to claim anything.
+    answer = advise(ODD, Model(H100), barely, "cublas", allowance=0.005)
+    assert answer.verdict == "leave it"
+    assert answer.instead == ODD
+    assert answer.measured_gain is None
+
+
+def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> None:
+    sure = advise(ODD, certain_model(0.05), Measurements({}), "cublas")
+    assert (sure.verdict, sure.basis) == ("pad", "predicted")
+    assert sure.predicted_lo >= LEAST_GAIN
+    assert sure.predicted_lo < sure.predicted_gain < sure.predicted_hi
+    assert sure.measured_gain is None
+    unsure = advise(ODD, certain_model(0.9), Measurements({}), "cublas")
+    assert unsure.verdict == "leave it"
+
+
+@pytest.mark.parametrize(
+    ("gemm", "words"),
+    [
+        (Gemm(1, 4096, 4096, "bf16"), "memory-bound: padding only moves more bytes"),
+        (Gemm(16, 16, 16, "bf16"), "launch-bound"),
+        (Gemm(8192, 8192, 8192, "bf16"), "no padding is faster"),
+    ],
+)
+def test_leaving_it_has_a_reason_too(gemm: Gemm, words: str) -> None:
+    answer = advise(gemm, certain_model(), Measurements({}), "cublas")
+    assert answer.verdict == "leave it"
+    assert words in answer.reason
+
+
+def test_the_allowance_holds_in_every_dimension() -> None:
+    for allowance in (0.0, 0.002, 0.05, 0.125):
+        answer = advise(Gemm(1001, 1003, 999, "bf16"), certain_model(), Measurements({}), "cublas",
+                        allowance)  # fmt: skip
+        for name in "mnk":
+            own, padded = getattr(answer.problem, name), getattr(answer.instead, name)
+            assert own <= padded <= own * (1 + allowance)
+    assert advise(ODD, certain_model(), Measurements({}), "cublas", 0.0).verdict == "leave it"
+
+
+def test_padding_never_changes_dtype_layout_or_batch() -> None:
+    other = replace(ROUND, layout="nn")
+    answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (other, 1e-6)), "cublas")
+    assert answer.verdict == "leave it"
+
+
+def test_the_winner_is_named_only_if_its_interval_says_so() -> None:
+    clear = {
+        "cublas": Measured(2e-5, 1.9e-5, 2.1e-5),
+        "triton-tiled": Measured(1e-5, 0.9e-5, 1.1e-5),
+    }
+    close = {
+        "cublas": Measured(2e-5, 1.9e-5, 2.1e-5),
+        "triton-tiled": Measured(1.95e-5, 1.85e-5, 2e-5),
+    }
+    assert Measurements({ROUND: clear}).winner(ROUND, "cublas") == "triton-tiled"
+    assert Measurements({ROUND: close}).winner(ROUND, "cublas") == "cublas"
+    assert Measurements({}).winner(ROUND, "cublas") == "cublas"
+
+
+def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
+    """An alignment sweep under a known penalty of odd N; returns the measured gains claimed."""
+    cases = gemm_cases([(1024, 1024 + offset, 1024) for offset in range(17)], "alignment")
+    truth = model_law(replace(default_constants("hopper", "bf16"), narrow=0.0))(
+        [case.problem for case in cases]
+    )
+    odd = np.arange(17) % 8 != 0
+    rng = np.random.default_rng(seed)
+    # The median of nine samples, and the interval that nine samples give.
+    samples = truth[:, None] * np.where(odd, penalty, 1.0)[:, None]
+    samples = np.sort(samples * np.exp(noise * rng.standard_normal((len(truth), 9))), axis=1)
+    measured = {
+        case.problem: {"cublas": Measured(row[4], row[1], row[7])}
+        for case, row in zip(cases, samples, strict=True)
+    }
+    problems = [case.problem for case in cases if isinstance(case.problem, Gemm)]
+    answers = [advise(p, Model(H100), Measurements(measured), "cublas", 0.01) for p in problems]
+    return [a.measured_lo for a in answers if a.verdict == "pad" and a.basis == "measured"]
+
+
+def test_a_planted_penalty_is_found_and_noise_is_not_taken_for_one(tmp_path: Path) -> None:
+    found = [planted(tmp_path, 1.8, seed) for seed in range(20)]
+    assert all(len(claims) >= 14 for claims in found)  # every odd N but noise
+    false_alarms = sum(len(planted(tmp_path, 1.0, seed)) for seed in range(20))
+    assert false_alarms / (20 * 17) < 0.05
+
+
+def test_the_table_in_three_formats(tmp_path: Path) -> None:
+    sizes = [(512, n, 512) for n in (512, 1000, 1001, 1008, 1024)]
+    cases = gemm_cases(sizes)
+    penalty = [1.0, 1.0, 1.5, 1.0, 1.0]
+    analysis = analyse(load(record(tmp_path, cases, np.array(penalty) * 2e-5)))
+    advice = build_table(analysis)
+    write_table(analysis, advice)
+    assert advice[0].problem == Gemm(512, 1001, 512, "bf16")
+    assert [a.verdict for a in advice] == ["pad"] + ["leave it"] * 4
+    text = (tmp_path / "recommendations.md").read_text(encoding="utf-8")
+    assert text == markdown(analysis, advice)
+    row = next(line for line in text.splitlines() if line.startswith("| 512×1001×512"))
+    assert "N 1001 → 1008" in row
+    assert "+50.0% [+47.0%, +53.0%]" in row
+    assert "N no multiple of 8" in row
+    lines = (tmp_path / "recommendations.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("shape,instead,change,verdict,basis,implementation,predicted_gain")

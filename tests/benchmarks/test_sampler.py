@@ -1,0 +1,158 @@
+"""``make bench``: the sampler against the timers that people use today, in one run.
+
+On a CPU against PyTorch's ``blocked_autorange``, from about 10 µs to 5 ms; on a GPU against
+``triton.testing.do_bench``, 200 shapes. Two passes of each. Printed: seconds a case, and
+repeatability (the median over the cases of the difference between the passes).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.benchmark import Timer
+
+from kernels.device import select_device, this_cpu
+from kernels.operands import random_operands
+from kernels.problem import Conv, Gemm, Problem
+from kernels.registry import all_implementations, library_for
+from sweeps.bench import TorchBench
+from sweeps.case import Case
+from sweeps.clock import CpuClock
+from sweeps.rounds import Ready
+from sweeps.sampler import Sampler, Subject
+
+Pass = tuple[dict[str, float], float]
+"""Median seconds of each case, and the seconds that the whole pass took."""
+
+SIZES = (48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
+CPU_PROBLEMS: list[Problem] = [
+    *(Gemm(size, size, size, dtype) for size in SIZES for dtype in ("fp32", "bf16")),
+    *(Gemm(1, n, n, "fp32") for n in (256, 512, 1024)),
+    *(
+        Conv.parse(f"{n},{c},14,14,{c},3,3,1,1,1,1,fp32")
+        for n, c in ((2, 32), (2, 64), (4, 64), (4, 128))
+    ),
+]
+SHORTEST, LONGEST = 8e-6, 6e-3
+
+
+def in_rounds(sampler: Sampler, found: Sequence[Subject], wake: bool = False) -> Pass:
+    """Estimate, then shuffled rounds until each case is finished."""
+    begin = time.perf_counter()
+    fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in found]
+    for subject in fresh:
+        with subject.settings():
+            sampler.fit(subject, sampler.estimate(subject.launch))
+    if wake:
+        sampler.wake()
+    open_ = list(fresh)
+    while open_:
+        random.shuffle(open_)
+        for subject in open_:
+            sampler.sample(subject)
+        open_ = [subject for subject in open_ if not subject.finished]
+    return {s.key: statistics.median(s.samples) for s in fresh}, time.perf_counter() - begin
+
+
+def one_by_one(measure: Callable[[Subject], float], found: Sequence[Subject]) -> Pass:
+    """Another timer, with its defaults, case after case."""
+    begin = time.perf_counter()
+    medians = {}
+    for subject in found:
+        with subject.settings():
+            medians[subject.key] = measure(subject)
+    return medians, time.perf_counter() - begin
+
+
+def blocked_autorange(subject: Subject) -> float:
+    timer = Timer(
+        "launch(0)", globals={"launch": subject.launch}, num_threads=torch.get_num_threads()
+    )
+    return float(timer.blocked_autorange().median)
+
+
+def do_bench(subject: Subject) -> float:
+    from triton.testing import do_bench as triton_do_bench
+
+    return float(triton_do_bench(lambda: subject.launch(0), return_mode="median")) * 1e-3
+
+
+def compare(
+    benchmark: Any, capsys: Any, cases: int, ours: Callable[[], Pass], other: str,
+    theirs: Callable[[], Pass],
+) -> None:  # fmt: skip
+    """Two passes of each in turn; print and record seconds a case and repeatability."""
+
+    def passes() -> dict[str, tuple[float, float]]:
+        runs: dict[str, list[Pass]] = {"sampler": [], other: []}
+        for _ in range(2):
+            runs["sampler"].append(ours())
+            runs[other].append(theirs())
+        return {
+            name: (
+                (first[1] + second[1]) / 2 / cases,
+                statistics.median(abs(second[0][key] / first[0][key] - 1) for key in first[0]),
+            )
+            for name, (first, second) in runs.items()
+        }
+
+    outcome = benchmark.pedantic(passes, rounds=1)
+    benchmark.extra_info.update(
+        cases=cases,
+        **{
+            name: {"seconds_a_case": seconds, "passes_differ": scatter}
+            for name, (seconds, scatter) in outcome.items()
+        },
+    )
+    (mine, scatter), (yours, your_scatter) = outcome["sampler"], outcome[other]
+    with capsys.disabled():
+        print(
+            f"\n  {cases} cases: sampler {mine * 1e3:.1f} ms a case, passes differ by "
+            f"{scatter:.2%}; {other} {yours * 1e3:.1f} ms, {your_scatter:.2%}; "
+            f"{mine / yours:.2f} of the time"
+        )
+
+
+def test_against_blocked_autorange(benchmark: Any, capsys: Any) -> None:
+    """Warm and in bursts, as ``blocked_autorange`` measures."""
+    machine = this_cpu().machine
+    sampler = Sampler(CpuClock())
+    found = []
+    for problem in CPU_PROBLEMS:
+        if problem.dtype not in machine.peaks:
+            continue
+        implementation = all_implementations()[library_for(problem, machine)]
+        launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
+        launch(0)
+        if SHORTEST <= sampler.estimate(launch.bare) <= LONGEST:
+            found.append(Subject(problem.spec(), launch.bare, cache="warm"))
+    compare(
+        benchmark, capsys, len(found), lambda: in_rounds(sampler, found), "blocked_autorange",
+        lambda: one_by_one(blocked_autorange, found),
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_against_do_bench(benchmark: Any, capsys: Any) -> None:
+    """Cold and in bursts: ``do_bench`` clears the L2 cache before each launch, too."""
+    device = select_device("gpu")
+    rng = random.Random(0)
+    cases: list[Case] = []
+    for _ in range(200):
+        m, n, k = (rng.choice((16, 64, 128, 256, 384, 512, 1024, 2048, 4096)) for _ in "mnk")
+        problem = Gemm(m, n, k, "fp16")
+        cases.append(Case(f"bench {len(cases)}", problem, "cublas"))
+    bench = TorchBench(device.machine, "gpu", device.gpu, cases)
+    results = bench.prepare(cases, {}, lambda case, seconds: None)
+    found = [result.subject for result in results if isinstance(result, Ready)]
+    assert len(found) == 200
+    compare(
+        benchmark, capsys, len(found), lambda: in_rounds(bench.sampler, found, wake=True),
+        "do_bench", lambda: one_by_one(do_bench, found),
+    )  # fmt: skip
