@@ -1,0 +1,55 @@
+# Every target does its own set-up: it needs Python 3.11 or later and, the first time, a package
+# index. `make help` lists them.
+
+PYTHON ?= python3
+DEVICE ?=
+GPU ?=
+BUDGET ?=
+SWEEPS ?=
+MACHINE ?=
+FRESH ?=
+PYTEST ?=
+
+export DEVICE
+
+.DEFAULT_GOAL := help
+.PHONY: help sweep test plots table bench compile-check lint format clean
+
+# The interpreter that has what a target needs, set up if it must be.
+python = py=$$($(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
+	&& $(PYTHON) sweeps/bootstrap.py $(1)) || exit 1
+on_device = $(if $(DEVICE),--device $(DEVICE)) $(if $(GPU),--gpu $(GPU))
+of_machine = $(if $(MACHINE),--machine $(MACHINE))
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
+
+sweep:  ## measure this machine, then plots and table (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
+	@$(call python); $$py -m sweeps run $(SWEEPS) $(if $(BUDGET),--budget $(BUDGET)) \
+		$(if $(FRESH),--fresh) $(on_device) \
+	&& $$py -m analysis report $(of_machine)
+
+test:  ## the whole test suite (PYTEST="-k name" narrows it)
+	@$(call python,test); $$py -m pytest -q -n auto --benchmark-disable $(PYTEST)
+
+plots:  ## draw the plots from recorded results (MACHINE=slug)
+	@$(call python); $$py -m analysis plot $(of_machine)
+
+table:  ## write the recommendation table from recorded results (MACHINE=slug)
+	@$(call python); $$py -m analysis table $(of_machine)
+
+bench:  ## benchmark our own code
+	@$(call python,test); mkdir -p .benchmarks && $$py -m pytest -q tests/benchmarks --benchmark-only -s \
+		--benchmark-json .benchmarks/bench.json $(PYTEST)
+
+compile-check:  ## compile the kernels for named architectures, without a GPU
+	@$(call python); $$py -m kernels compile
+
+lint:  ## ruff and the type checker
+	@$(call python,test lint); $$py -m ruff check . && $$py -m ruff format --check . && $$py -m mypy
+
+format:  ## rewrite the code as lint wants it
+	@$(call python,test lint); $$py -m ruff check --fix . && $$py -m ruff format .
+
+clean:  ## remove the environment; results stay
+	rm -rf .venv
