@@ -93,7 +93,9 @@ def _trust(analysis: Analysis) -> str:
     """How good the predictions are, and how steady the machine was."""
     error = (analysis.table["predicted_time_us"] / analysis.table["time_us"] - 1).abs()
     canary = analysis.recording.run.get("canary")
-    steady = f"; the machine drifted by {abs(canary['drift']):.1%} during the run" if canary else ""
+    steady = ""
+    if canary and canary["certain"]:
+        steady = f"; the machine drifted by {canary['drift']:+.1%} during the run"
     return (
         f"Predictions of rows that the model had not seen: median error {error.median():.1%}, "
         f"95th percentile {error.quantile(0.95):.0%}{steady}."

@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from kernels.config import TileConfig
-from kernels.family import Call, TritonFamily, meta_operands
+from kernels.errors import UserError
+from kernels.family import LEAST_CAPABILITY, Call, TritonFamily, meta_operands
 from kernels.machine import Machine, machine_of_arch
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, Gemm
 from kernels.registry import all_implementations
@@ -78,6 +79,10 @@ def compile_rows(
         every_candidate: all valid configs instead of the one that would be chosen for 4096³.
         done: called with each row as it is finished.
     """
+    for arch in arches:
+        capability = machine_of_arch(arch).capability
+        if capability is None or capability < LEAST_CAPABILITY:
+            raise UserError(f"the Triton kernels need sm_80 or later, not {arch}.")
     jobs = [job for arch in arches for job in _jobs(arch, every_candidate)]
     rows = []
     context = get_context("spawn")  # a fork would share Triton's and LLVM's locks

@@ -67,6 +67,15 @@ def _this_gpu(gpu: int) -> Device:
     if not 0 <= gpu < count:
         raise UserError(f"GPU {gpu} is not there; PyTorch sees {count}, counted from 0.")
     p = torch.cuda.get_device_properties(gpu)
+    if not _is_built_for((p.major, p.minor), torch.cuda.get_arch_list()):
+        built = " ".join(torch.cuda.get_arch_list())
+        raise UserError(
+            f"{p.name} is sm_{p.major}{p.minor}, and PyTorch {torch.__version__} is built for "
+            f"{built}: point PYTHON at a PyTorch that is built for it, or use DEVICE=cpu.",
+            exit_code=1,
+        )
+    # Some versions of PyTorch and CUDA do not tell the clocks.
+    clock, memory_clock = (getattr(p, name, 0) for name in ("clock_rate", "memory_clock_rate"))
     machine = from_properties(
         DeviceProperties(
             name=p.name,
@@ -76,14 +85,31 @@ def _this_gpu(gpu: int) -> Device:
             l2_bytes=p.L2_cache_size,
             shared_sm_bytes=p.shared_memory_per_multiprocessor,
             shared_cta_bytes=p.shared_memory_per_block_optin,
-            boost_mhz=p.clock_rate / 1e3,
-            memory_mhz=p.memory_clock_rate / 1e3,
+            boost_mhz=clock / 1e3,
+            memory_mhz=memory_clock / 1e3,
             bus_bits=p.memory_bus_width,
         )
     )
     # The cache that is really there: an H200's is 50 or 60 MB, whatever the datasheet says.
     machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
+
+
+def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
+    """Whether binaries (``sm_80``: this major version, this minor or a later one) or PTX
+    (``compute_90``: everything later) of a PyTorch run on a GPU.
+    """
+    if not arches:  # it does not say
+        return True
+    for arch in arches:
+        kind, _, number = arch.partition("_")
+        match = re.match(r"(\d+)(\d)", number)
+        if match is None:
+            continue
+        built = int(match.group(1)), int(match.group(2))
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False
 
 
 def nvidia_driver() -> str | None:

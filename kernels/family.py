@@ -28,6 +28,7 @@ from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.problem import Problem
 
+LEAST_CAPABILITY = (8, 0)
 INTERPRETED = triton.knobs.runtime.interpret
 
 
@@ -75,7 +76,7 @@ class TritonFamily:
             if INTERPRETED:
                 return _interpreter_lack()
             return f"{self.name} needs a GPU; `kernels check` runs it in Triton's interpreter."
-        if machine.capability is not None and machine.capability < (8, 0):
+        if machine.capability is not None and machine.capability < LEAST_CAPABILITY:
             return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."

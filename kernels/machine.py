@@ -211,7 +211,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
 
     # A capability newer than the table takes the newest older row: a guess, and said to be one.
     row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
-    halved = "GeForce" in p.name or "TITAN" in p.name
+    halved = "GeForce" in p.name
     peaks = {
         dtype: rate * p.sms * p.boost_mhz * 1e6 * (0.5 if halved and dtype != "fp32" else 1.0)
         for dtype, rate in _FLOPS_PER_CLOCK[row].items()
@@ -221,6 +221,11 @@ def from_properties(properties: DeviceProperties) -> Machine:
     if halved:
         rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
     bandwidth, bandwidth_source = p.bandwidth, f"{own}: 2 × memory clock × bus width"
+    if not bandwidth:
+        relatives = [m for m in known_machines().values() if m.generation == _GENERATIONS[row]]
+        similar = min(relatives, key=lambda m: abs(m.sms - p.sms))
+        bandwidth = similar.bandwidth
+        bandwidth_source = f"assumed to be {similar.slug}'s: the device does not tell its own"
     card = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
     if card is not None:
         whole = known_machines()[card]

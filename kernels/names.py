@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 KINDS = (
@@ -148,13 +147,3 @@ def _tensor_cores(low: str) -> bool | None:
     if _TENSOR_CORES.search(low):
         return True
     return False if _NO_TENSOR_CORES.search(low) else None
-
-
-def algorithm(names: Iterable[str]) -> str:
-    """How a call was computed, from all its kernels: winograd, fft, conv, gemm, … or other.
-
-    A Winograd or FFT convolution runs an ordinary GEMM in its middle; the transforms around it
-    tell.
-    """
-    kinds = {read_name(name).kind for name in names}
-    return next((kind for kind in ("winograd", "fft", *KINDS) if kind in kinds), "other")

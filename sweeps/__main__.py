@@ -91,21 +91,28 @@ def run_command(
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     from sweeps.progress import Live
-    from sweeps.runner import carry_out, fold
+    from sweeps.runner import carry_out
     from sweeps.start import Request, begin
+    from sweeps.store import read_run
 
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu
     )
     started = begin(request, note)
-    note(f"Measuring {len(started.planned)} cases for at most {started.budget:g} s …")
     try:
         with Live() as live:
             carry_out(started, live, note)
     except KeyboardInterrupt:
         note("Stopped. What was measured is kept; the same command goes on.")
         raise
-    report_counts(fold(started.folder))
+    record = read_run(started.folder)
+    report_counts(record)
+    if not record["counts"]["measured"]:
+        raise UserError(
+            f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
+            "`python -m sweeps doctor` may tell more.",
+            exit_code=1,
+        )
     note(f"Results are in {started.folder}")
 
 

@@ -16,7 +16,7 @@ and after every edge that falls between its ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,9 @@ _FORMS: tuple[tuple[set[str], set[str]], ...] = (
     ({"around", "by"}, {"step"}),
 )
 _KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
-_EDGES = ("tiles", "waves")
+_EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n")}
+_PAIRS = ("stride", "padding", "dilation")
+_MAY_BE_ZERO = ("padding",)
 
 
 @dataclass(frozen=True)
@@ -52,28 +54,80 @@ class Edges:
 Axis = tuple[Any, ...] | Multiple | Edges
 
 
-def parse_axis(declared: Any, where: str, others: Iterable[str]) -> Axis:
-    """Read one axis.
-
-    Args:
-        declared: the TOML value.
-        where: file and key, for the error's sentence.
-        others: the names of axes that it may be a multiple of.
-    """
+def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
+    """Read one axis of words: one of them or a list."""
     if isinstance(declared, Mapping):
-        return _parse_table(declared, where)
+        raise UserError(f"{where} takes a word or a list of words, not a table.")
     if isinstance(declared, list):
         if not declared:
             raise UserError(f"{where} is an empty list; give at least one value.")
         return tuple(declared)
-    if isinstance(declared, str):
-        match = re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
-        if match and match.group(2) in set(others):
-            return Multiple(int(match.group(1) or 1), match.group(2))
     return (declared,)
 
 
-def _parse_table(table: Mapping[str, Any], where: str) -> Axis:
+def parse_size_axis(declared: Any, where: str, along: str, others: Collection[str]) -> Axis:
+    """Read one axis of sizes.
+
+    Args:
+        declared: the TOML value.
+        where: file and key, for the error's sentence.
+        along: the axis's name.
+        others: the names of sizes that it may be a multiple of.
+    """
+    if isinstance(declared, Mapping):
+        return _parse_table(declared, where, along)
+    match = isinstance(declared, str) and re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
+    if match:
+        if match.group(2) not in others:
+            meant = f"; {nearest(match.group(2), others)}" if others else "."
+            raise UserError(
+                f"{where} must be whole numbers or a multiple of another size, not "
+                f"{declared!r}{meant}"
+            )
+        return Multiple(int(match.group(1) or 1), match.group(2))
+    values = parse_axis(declared, where)
+    least = 0 if along in _MAY_BE_ZERO else 1
+    for value in values:
+        pair = along in _PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not pair and not (whole and value >= least):
+            raise UserError(f"{where} must be whole numbers of at least {least}, not {value!r}.")
+    return values
+
+
+def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
+    """The axes' names, each after those that it needs.
+
+    Raises:
+        UserError: some need each other.
+    """
+    order: list[str] = []
+    left = dict(axes)
+    while left:
+        free = [name for name, axis in left.items() if not _needs(axis, name) & left.keys()]
+        if not free:
+            names = " and ".join(sorted(left))
+            raise UserError(f"{where}: {names} are each given by the other; give one as numbers.")
+        order += free
+        for name in free:
+            del left[name]
+    return order
+
+
+def _needs(axis: Axis, along: str) -> set[str]:
+    """The axes that must be known before this one."""
+    if isinstance(axis, Multiple):
+        return {axis.axis}
+    if isinstance(axis, Edges) and axis.kind == "waves":
+        return {_across(along), "dtype"}
+    return {"dtype"} if isinstance(axis, Edges) else set()
+
+
+def _across(along: str) -> str:
+    return "n" if along == "m" else "m"
+
+
+def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
@@ -91,6 +145,8 @@ def _parse_table(table: Mapping[str, Any], where: str) -> Axis:
         return values
     if edges not in _EDGES:
         raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
+    if along not in _EDGES[edges]:
+        raise UserError(f"{where}.edges: {edges} have edges along {', '.join(_EDGES[edges])} only.")
     return Edges(values, edges)
 
 
@@ -135,7 +191,7 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
         block = 64
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
-        other = int(known["n" if along == "m" else "m"])
+        other = int(known[_across(along)])
         edges = {
             edge
             for size in range(low, high + 1, block)

@@ -65,21 +65,30 @@ class TorchBench:
         self._telemetry.start()
         most = int(_ARENA_SHARE * self._free_memory())
         self._arena = Arena(self._device, machine.l2_bytes, most)
-        for case in cases:
-            self._arena.reserve(case.problem, self._copies(case))
         self.sampler = Sampler(self._clock, self._arena.flush, self._telemetry)
+        self._arena.reserve(self._canary_problem(), 1)
+        for case in cases:
+            # No launch is quicker than the device can read its operands.
+            least = set_bytes(case.problem) / machine.bandwidth
+            self._arena.reserve(case.problem, self._sets(case, least))
 
     def _free_memory(self) -> int:
         if self.gpu is not None:
             return torch.cuda.mem_get_info(self.gpu)[0]
         return self.machine.memory_bytes // 2 or 1 << 30
 
-    def _copies(self, case: Case) -> int:
-        """Sets that a batch can use: no more than the device can read in a batch's time."""
+    def _sets(self, case: Case, seconds: float) -> int:
+        """Different operand sets for a case whose launch takes ``seconds``.
+
+        Cold, a batch in bursts uses no set twice; sustained work comes back to a set only after
+        twice the cache's size of others.
+        """
         if case.cache == "warm":
             return 1
-        read = self.machine.bandwidth * self._clock.batch_seconds
-        return max(2, min(_MOST_SETS, math.ceil(read / set_bytes(case.problem))))
+        wanted = self.sampler.launches(case.mode, seconds)
+        if case.mode == "sustained":
+            wanted = min(wanted, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1)
+        return max(2, min(wanted, _MOST_SETS))
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
@@ -102,23 +111,27 @@ class TorchBench:
                 yield result
             else:
                 ready.append((case, *result))
-        visit("", _TOGETHER_SECONDS)
-        traced = self._trace([launch for _, launch, _, facts in ready if "kernel" not in facts])
+        unnamed = [(case, launch) for case, launch, _, facts in ready if "kernel" not in facts]
+        kernels = self._named(unnamed, visit)
         for case, _, subject, facts in ready:
             if "kernel" not in facts:
-                facts = {**facts, **kernel_columns(next(traced))}
+                facts = {**facts, **kernel_columns(next(kernels))}
             yield Ready(case, subject, facts)
 
     def canary(self) -> Subject | None:
         """A product that is bound by arithmetic, in the machine's fastest common dtype."""
-        size = 512 if self.gpu is None else 4096
-        dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
-        problem = Gemm(size, size, size, dtype)
+        problem = self._canary_problem()
+        self._arena.capacity(problem)
         implementation = implementations()[library_for(problem, self.machine)]
         launch = implementation.prepare(problem, self._arena.sets(problem, 1))
         subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
         self.sampler.fit(subject, self.sampler.estimate(launch))
         return subject
+
+    def _canary_problem(self) -> Gemm:
+        size = 512 if self.gpu is None else 4096
+        dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
+        return Gemm(size, size, size, dtype)
 
     def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
         """Let every implementation compile its cases of this chunk on all CPU cores."""
@@ -148,17 +161,15 @@ class TorchBench:
             operands = self._arena.sets(case.problem, 1)[0]
             operands.out.fill_(math.nan)  # what is not written is not right
             outcome = check(case.problem, operands, launch(0))
-            facts["rel_error"] = outcome.rel_error
+            if math.isfinite(outcome.rel_error):
+                facts["rel_error"] = outcome.rel_error
             if not outcome.ok:
                 return Refused(case, "wrong", f"off by {outcome.rel_error:.1e} of the largest "
-                               f"value; {outcome.tolerance:.0e} is allowed.")  # fmt: skip
+                               f"value; {outcome.tolerance:.0e} is allowed.", facts)  # fmt: skip
         with launch.settings():
             seconds = self.sampler.estimate(launch.bare)
-        sets = 1
-        if case.cache == "cold":
-            batch = math.ceil(self._clock.batch_seconds / seconds)
-            sets = max(2, min(batch, _MOST_SETS))
-            sets = min(sets, self._arena.capacity(case.problem))
+        sets = min(self._sets(case, seconds), self._arena.capacity(case.problem))
+        if sets > 1:
             launch = self._launch(case, implementation, sets)
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         subject = Subject(case.id, launch.bare, sets, case.mode, case.cache, launch.settings, taken)
@@ -172,17 +183,25 @@ class TorchBench:
             case.problem, operands, implementation.parse_config(case.config)
         )
 
-    def _trace(self, launches: Sequence[Launch]) -> Iterator[list[Kernel]]:
+    def _named(
+        self, unnamed: Sequence[tuple[Case, Launch]], visit: Visit
+    ) -> Iterator[list[Kernel]]:
+        """The kernels of each case's launch: all in one pass, or one by one if careful."""
+        if self.careful:
+            for case, launch in unnamed:
+                visit(case.id, _FIRST_SECONDS)
+                yield from self._trace([launch])
+        elif unnamed:
+            visit("", _TOGETHER_SECONDS)
+            yield from self._trace([launch for _, launch in unnamed])
+
+    def _trace(self, launches: Sequence[Launch]) -> list[list[Kernel]]:
         """The kernels of each launch; none where the profiler is not permitted."""
         calls = [functools.partial(launch, 0) for launch in launches]
-        if self.careful:
-            return iter([[] for _ in calls])
-        if self.gpu is None:
-            return iter([trace_cpu(call) for call in calls])
         try:
-            return iter(trace_gpu(calls) if calls else [])
-        except RuntimeError:
-            return iter([[] for _ in calls])
+            return trace_gpu(calls) if self.gpu is not None else [trace_cpu(c) for c in calls]
+        except Exception:  # names are good to have; times do not depend on them
+            return [[] for _ in calls]
 
     def failure(self, error: Exception) -> tuple[str, str]:
         """``oom`` or ``error``, after giving memory back and finding the context alive."""

@@ -17,6 +17,7 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -45,9 +46,10 @@ for requirement in json.loads(sys.argv[1]):
         lacks.append(requirement)
 gpu = False
 if not any(requirement.startswith("torch>") for requirement in lacks):
+    sys.path.insert(0, sys.argv[2])
     try:
-        import torch
-        gpu = torch.cuda.is_available() and torch.version.hip is None
+        from kernels.device import select_device
+        gpu = select_device("gpu").gpu is not None
     except Exception:
         pass
 print(json.dumps([lacks, gpu]))
@@ -59,24 +61,36 @@ def main(groups: list[str]) -> int:
     wanted = requirements(groups)
     base, has = read_stamp()
     if base == _base():
-        lacks, pins = [r for r in wanted if r not in has], _pins()
+        lacks = [requirement for requirement in wanted if requirement not in has]
+        if lacks and not install(lacks, _pins()):
+            return 1
     else:
         lacks, sees_gpu = probe(sys.executable, wanted)
         if not lacks and (sees_gpu or not needs_gpu()):
             print(sys.executable)
             return 0
         has = []
-        if not make_venv(on_top_of=sys.executable if sees_gpu else None):
+        if not replace_venv(sys.executable if sees_gpu else None, lacks if sees_gpu else wanted):
             return 1
-        if not sees_gpu:
-            lacks = wanted
-        pins = _pins(without_torch=sees_gpu)
-    if lacks:
-        if not install(lacks, pins):
-            return 1
+    if lacks or not has:
         STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")
     print(PYTHON)
     return 0
+
+
+def replace_venv(on_top_of: str | None, lacks: list[str]) -> bool:
+    """Make ``.venv`` and install into it; if that fails, the one that was there is put back."""
+    before = VENV.with_name(VENV.name + "-before")
+    if VENV.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        VENV.rename(before)
+    if make_venv(on_top_of) and install(lacks, _pins(without_torch=on_top_of is not None)):
+        shutil.rmtree(before, ignore_errors=True)
+        return True
+    shutil.rmtree(VENV, ignore_errors=True)
+    if before.exists():
+        before.rename(VENV)
+    return False
 
 
 def requirements(groups: list[str]) -> list[str]:
@@ -96,8 +110,9 @@ def requirements(groups: list[str]) -> list[str]:
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     """The requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
     answer = subprocess.run(
-        [python, "-c", _PROBE, json.dumps(wanted)], capture_output=True, text=True, check=False
-    )
+        [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     if answer.returncode:
         return wanted, False
     lacks, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
@@ -114,7 +129,7 @@ def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv``, seeing the packages of another interpreter if one is given."""
     _say("Setting up .venv (once) …")
     try:
-        venv.create(VENV, clear=True, with_pip=True)
+        venv.create(VENV, with_pip=True)
     except (OSError, subprocess.CalledProcessError):
         _say(
             "The environment .venv could not be made: install your system's package for Python's "
@@ -168,7 +183,7 @@ def _pins(without_torch: bool | None = None) -> Path:
 def _base() -> str:
     """What an environment is made from; with another base it is made anew."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    parts = [sys.executable, sys.version, str(needs_gpu()), pins]
+    parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

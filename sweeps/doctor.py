@@ -71,8 +71,8 @@ def _examine_gpu(device: Device) -> Iterator[Finding]:
     if count > 1:
         yield Finding(
             False,
-            f"{count} GPUs: this is number {device.gpu}; GPU=i picks one, and --shard i/{count} "
-            "with GPU=i shares a run among them",
+            f"{count} GPUs: this is number {device.gpu}, counted from 0; --gpu picks one, and "
+            f"`python -m sweeps run --shard I/{count} --gpu I-1` on each shares a run among them",
         )
     machine = device.machine
     if machine.slug not in known_machines():

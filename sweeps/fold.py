@@ -115,19 +115,30 @@ def _measured(entry: Planned, history: History) -> dict[str, Any]:
     return row
 
 
-def canary_report(events: Iterable[Event]) -> dict[str, float] | None:
-    """How much the machine drifted: the canary's spread, and its last quarter over its first."""
-    seconds = [e["s"] for e in events if e["event"] == "sample" and e["case"] == CANARY]
+def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
+    """How steady the machine was: the canary's spread, and its last quarter over its first.
+
+    ``certain`` says whether those quarters' intervals leave no doubt that it drifted. Samples of
+    several shards or GPUs do not mix: those of the one that took most are reported.
+    """
+    by_place: dict[Any, list[float]] = defaultdict(list)
+    canaries = (e for e in events if e["event"] == "sample" and e["case"] == CANARY)
+    for event in sorted(canaries, key=lambda e: e["at"]):
+        by_place[event["worker"], event.get("gpu")].append(event["s"])
+    seconds = max(by_place.values(), key=len, default=[])
     if len(seconds) < 8:
         return None
-    quarter = len(seconds) // 4
     ordered = sorted(seconds)
-    tenth = len(seconds) // 10
+    quarter, tenth = len(seconds) // 4, len(seconds) // 10
+    first, last = seconds[:quarter], seconds[-quarter:]
+    before, after = median_interval(first), median_interval(last)
+    apart = before and after and (before[1] < after[0] or after[1] < before[0])
     return {
         "samples": len(seconds),
         "median_us": median(seconds) * 1e6,
         "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
-        "drift": median(seconds[-quarter:]) / median(seconds[:quarter]) - 1,
+        "drift": median(last) / median(first) - 1,
+        "certain": bool(apart),
     }
 
 

@@ -51,10 +51,6 @@ class Plan:
     planned: tuple[Planned, ...]
     left_out: Mapping[str, int]
 
-    def shard(self, index: int, count: int) -> tuple[Planned, ...]:
-        """Every ``count``-th case; shards count from 1."""
-        return self.planned[index - 1 :: count]
-
 
 def make_plan(
     sweeps: Mapping[str, Sequence[Case]], machine: Machine, budget: float, shards: int = 1

@@ -11,18 +11,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sweeps.case import Case
-from sweeps.fold import History
+from sweeps.fold import CANARY, History
 from sweeps.plan import Planned
 from sweeps.sampler import Sampler, Subject
 from sweeps.statistics import CHECKPOINTS, finished
 from sweeps.store import Event
 
+_T = TypeVar("_T")
+
 CHUNK = 64
 """Cases prepared between two rounds: few enough that the first results come early."""
 _CANARY_SECONDS = 2.0
+_ASIDE_SECONDS = 30.0  # what waking the device or preparing the canary may take
 _LEAST_SAMPLES = CHECKPOINTS[0]
 _LONGEST_SHARE = 0.05
 """The plan leaves out what should take over 2 % of the budget; past this, it was mistaken."""
@@ -44,6 +47,7 @@ class Refused:
     case: Case
     status: str
     message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PoisonedError(Exception):
@@ -122,16 +126,22 @@ class Rounds:
         self._failed: set[str] = set()
         self._canary: Subject | None = None
         self._canary_due = 0.0
+        # Where the canary took a process down, the run goes on without one.
+        self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
         """Go on until every case is finished (``done``) or the budget is spent (``budget``)."""
         while self._left > 0:
-            if self._admit():
-                self._sampler.wake()
+            admitted = self._admit()
             if not self._open:
+                if admitted:
+                    continue  # all of them were refused
                 return "budget" if self._waiting else "done"
-            self._random.shuffle(self._open)
-            for subject in self._open:
+            if admitted:
+                self._aside("", self._sampler.wake)
+            due = self._due()
+            self._random.shuffle(due)
+            for subject in due:
                 if self._left <= 0:
                     return "budget"
                 self._watch_drift()
@@ -139,9 +149,20 @@ class Rounds:
             self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
         return "budget"
 
+    def _promised(self) -> float:
+        """Seconds that six samples of every open case still take."""
+        return sum(max(0, _LEAST_SAMPLES - len(s.samples)) * s.cost for s in self._open)
+
+    def _due(self) -> list[Subject]:
+        """The cases of the next round: all, or those under six samples where time is short."""
+        extra = sum(s.cost for s in self._open if len(s.samples) >= _LEAST_SAMPLES)
+        short = self._promised() + extra > self._left
+        few = [s for s in self._open if len(s.samples) < _LEAST_SAMPLES] if short else []
+        return few or list(self._open)
+
     def _admit(self) -> int:
         """Prepare the next cases whose six samples fit what is left; says how many."""
-        promised = sum(max(0, _LEAST_SAMPLES - len(s.samples)) * s.cost for s in self._open)
+        promised = self._promised()
         chosen: list[Case] = []
         skipped: deque[Planned] = deque()
         while self._waiting and len(chosen) < CHUNK:
@@ -158,6 +179,8 @@ class Rounds:
             self._left -= cost
             begin = self._sampler.now()
             if isinstance(result, Refused):
+                if result.facts:
+                    self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
                 self._report("outcome", result.case.id, cost, status=result.status,
                              message=result.message)  # fmt: skip
                 continue
@@ -188,13 +211,31 @@ class Rounds:
                      **{name: value for name, value in sensors.items() if value})  # fmt: skip
 
     def _watch_drift(self) -> None:
+        """Now and then, time the same product: its times tell how steady the machine is."""
         if self._sampler.now() < self._canary_due:
             return
-        if self._canary is None:
-            self._canary = self._bench.canary()
+        if self._watching and self._canary is None:
+            self._canary = self._aside(CANARY, self._bench.canary)
+            self._watching = self._canary is not None
         if self._canary is not None:
             self._take(self._canary)
+            if self._canary.key in self._failed:
+                self._canary, self._watching = None, False
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
+
+    def _aside(self, name: str, work: Callable[[], _T]) -> _T | None:
+        """Do what belongs to no case, on the budget; None if it fails: the cases go on."""
+        self._visit(name, _ASIDE_SECONDS)
+        begin = self._sampler.now()
+        result = None
+        try:
+            result = work()
+        except Exception as error:
+            self._bench.failure(error)
+        cost = self._sampler.now() - begin
+        self._left -= cost
+        self._report("aside", name, cost)
+        return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
         where = {} if self._bench.gpu is None else {"gpu": self._bench.gpu}

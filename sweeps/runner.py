@@ -38,7 +38,8 @@ _START_SECONDS = 300.0  # for a child to import, fill its arena and compile
 _LEAST_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
 _CRASHES = 2  # that a case may cause: it is retried once
-_IDLE_CRASHES = 3  # of children in a row that got nothing done
+_IDLE_CRASHES = 3  # of children in a row that took no sample
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -64,11 +65,12 @@ class _Child:
     process: BaseProcess
     connection: Connection
     case: str = ""  # the one it is visiting
+    since: float = field(default_factory=time.monotonic)  # when that visit began
     patience: float = _START_SECONDS
-    told: int = 0
+    samples: int = 0
 
 
-def carry_out(run: Run, reporter: Reporter, warn: Callable[[str], None]) -> str:
+def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     """Measure until the plan is done or the budget is spent, then fold; says which it was.
 
     Whatever ends the run, an interrupt included, the samples are folded into the table.
@@ -80,10 +82,10 @@ def carry_out(run: Run, reporter: Reporter, warn: Callable[[str], None]) -> str:
     with SampleLog(run.folder, run.shard) as log, _terminated_as_interrupt():
         events, damaged = read_events(run.folder)
         for sentence in damaged:
-            warn(sentence)
+            note(sentence)
         mine = [event for event in events if event["worker"] == run.worker]
         try:
-            return _Supervisor(run, log, mine, reporter, warn).supervise()
+            return _Supervisor(run, log, mine, reporter, note).supervise()
         finally:
             fold(run.folder)
 
@@ -148,21 +150,30 @@ class _Supervisor:
 
     def __init__(
         self, run: Run, log: SampleLog, events: list[Event], reporter: Reporter,
-        warn: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._run = run
         self._log = log
         self._events = events
         self._reporter = reporter
-        self._warn = warn
+        self._note = note
         self._tally = _Tally(run.planned, events)
         self._idle_crashes = 0
         self._careful = False
 
+    @property
+    def _measured(self) -> bool:
+        return any(event["event"] == "sample" for event in self._events)
+
     def supervise(self) -> str:
+        run, announced = self._run, False
         while not self._tally.complete:
-            if self._tally.spent >= self._run.budget:
+            if self._tally.spent >= run.budget:
                 return "budget"
+            if not announced:
+                announced = True
+                left = run.budget - self._tally.spent
+                self._note(f"Measuring {len(run.planned)} cases for at most {left:.0f} s …")
             child = self._start()
             try:
                 end = self._listen(child)
@@ -182,7 +193,9 @@ class _Supervisor:
         )  # fmt: skip
         context = get_context("spawn")  # a fork would share CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, order), name="rooftile-worker")
+        process = context.Process(
+            target=work, args=(theirs, order), name="rooftile-worker", daemon=True
+        )
         process.start()
         theirs.close()
         return _Child(process, ours)
@@ -203,9 +216,10 @@ class _Supervisor:
             match kind:
                 case "visit":
                     child.case, expected = content
+                    child.since = time.monotonic()
                     child.patience = max(self._run.least_patience, _PATIENCE * expected)
                 case "event":
-                    child.told += 1
+                    child.samples += content[0]["event"] == "sample"
                     self._record(content[0])
                 case "end":
                     return str(content[0])
@@ -213,7 +227,12 @@ class _Supervisor:
                     self._crashed(child, str(content[0]))
                     return None
                 case _:
-                    raise UserError(f"Nothing could be measured: {content[0]}", exit_code=1)
+                    what = (
+                        "The measuring process stopped"
+                        if self._measured
+                        else "Nothing could be measured"
+                    )
+                    raise UserError(f"{what}: {content[0]}", exit_code=1)
 
     def _record(self, event: Event) -> None:
         self._log.append(event)
@@ -226,7 +245,7 @@ class _Supervisor:
 
         Where several cases were in flight at once, the next child takes them one by one.
         """
-        self._idle_crashes = 0 if child.told else self._idle_crashes + 1
+        self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
         if not child.case:
             self._careful = True
             if self._idle_crashes >= _IDLE_CRASHES:
@@ -236,14 +255,15 @@ class _Supervisor:
                     exit_code=1,
                 )
             return
-        where = {"case": child.case, "worker": self._run.worker, "cost": 0.0}
-        self._record({"event": "crash", **where, "message": how})
+        where = {"case": child.case, "worker": self._run.worker}
+        cost = round(time.monotonic() - child.since, 6)
+        self._record({"event": "crash", **where, "cost": cost, "message": how})
         crashes = histories(self._events)[child.case].crashes
-        self._warn(f"the measuring process ended while visiting a case: {how}.")
+        self._note(f"the measuring process ended while visiting a case: {how}.")
         if crashes >= _CRASHES:
             message = f"the process ended {crashes} times while visiting it: {how}."
-            self._record({"event": "outcome", **where, "status": "error", "message": message,
-                          "at": time.time()})  # fmt: skip
+            self._record({"event": "outcome", **where, "cost": 0.0, "status": "error",
+                          "message": message, "at": time.time()})  # fmt: skip
 
 
 def _how_it_died(exit_code: int | None) -> str:
@@ -254,13 +274,14 @@ def _how_it_died(exit_code: int | None) -> str:
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM, which a batch system sends at a job's end, is treated as Ctrl-C."""
+    """SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) are Ctrl-C too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in _TERMINATING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

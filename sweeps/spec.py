@@ -1,4 +1,4 @@
-"""Sweeps as data: read a TOML file, check every word of it, and expand it into cases.
+"""Sweeps as data: read a TOML file and check every word of it.
 
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, or linear (a layer's three GEMMs)
@@ -18,40 +18,28 @@ convolution's ``images``, a linear layer's ``tokens``) is never in the list: it 
 
 from __future__ import annotations
 
-import operator
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kernels.errors import UserError, nearest
-from kernels.machine import Machine
-from kernels.problem import (
-    CONV_LAYOUTS,
-    DTYPE_BYTES,
-    GEMM_LAYOUTS,
-    PASSES,
-    Conv,
-    Gemm,
-    Problem,
-    linear,
-    parse_pair,
-)  # fmt: skip
-from sweeps.axes import Axis, parse_axis, resolve_axis
-from sweeps.case import CACHES, FILLS, MODES, Case
+from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
+from sweeps.axes import Axis, parse_axis, parse_size_axis, resolution_order
+from sweeps.case import CACHES, FILLS, MODES
 
 FOLDER = Path(__file__).with_name("specs")
 
-_SHAPE: dict[str, tuple[str, ...]] = {
+SHAPE: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "conv": ("c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"),
     "linear": ("features_in", "features_out"),
 }
 _BATCH = {"gemm": "batch", "conv": "images", "linear": "tokens"}
-_SIZES = {op: (_BATCH[op], *shape) for op, shape in _SHAPE.items()}
+SIZES = {op: (_BATCH[op], *shape) for op, shape in SHAPE.items()}
 _DEFAULTS: dict[str, Any] = {
     "batch": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "dtype": "all",
     "implementation": "library", "config": "", "mode": "burst", "cache": "cold", "fill": "normal",
@@ -60,14 +48,11 @@ _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "linear": ()}
 _PASSES = {"gemm": (), "conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _HOW = ("implementation", "config", "mode", "cache", "fill")
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
-_DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-    "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
 
-Library = Callable[[Problem, Machine], str]
-Chosen = Callable[[str, Problem, Machine], str]
+_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
+
+Filter = tuple[str, str, str | float]
+"""Left side, sign and right side of a condition."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,7 @@ class Block:
     on: str | None
     axes: Mapping[str, Axis]
     shapes: tuple[str, ...]
-    where: tuple[tuple[str, str, str | float], ...]
+    where: tuple[Filter, ...]
 
 
 @dataclass(frozen=True)
@@ -111,62 +96,99 @@ def read_sweep(path: Path) -> Sweep:
     for key in ("question", "op", "block"):
         if key not in table:
             raise UserError(f"{path.name} has no {key!r}; every sweep needs one.")
-    _check_word(table["op"], tuple(_SIZES), f"{path.name}: op")
+    _check_type(table["question"], str, f"{path.name}: question", "a sentence")
+    _check_type(table.get("default", True), bool, f"{path.name}: default", "true or false")
+    _check_word(table["op"], tuple(SIZES), f"{path.name}: op")
+    blocks = table["block"]
+    if not (isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)):
+        raise UserError(f"{path.name}: a block begins with [[block]], in double brackets.")
     shared = {"shapes": table["shapes"]} if "shapes" in table else {}
-    blocks = tuple(
+    checked = tuple(
         _read_block({**shared, **block}, table["op"], f"{path.name}: block {number}")
-        for number, block in enumerate(table["block"], 1)
+        for number, block in enumerate(blocks, 1)
     )
-    return Sweep(path.stem, table["question"], table["op"], table.get("default", True), blocks)
+    return Sweep(path.stem, table["question"], table["op"], table.get("default", True), checked)
 
 
-def _axis_names(op: str) -> tuple[str, ...]:
+def axis_names(op: str) -> tuple[str, ...]:
+    """The axes that a block of an operation may have, in the order of the file's format."""
     layout = ("layout",) if _LAYOUTS[op] else ()
     passes = ("pass",) if _PASSES[op] else ()
-    return (*_SIZES[op], "dtype", *layout, *passes, *_HOW)
+    return (*SIZES[op], "dtype", *layout, *passes, *_HOW)
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
-    names = _axis_names(op)
+    names = axis_names(op)
     _check_keys(block, ("on", "shapes", "where", *names), where)
     if "on" in block:
         _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
-    shapes = tuple(block.get("shapes", ()))
-    for shape in shapes:
-        if len(str(shape).split(",")) != len(_SHAPE[op]):
-            raise UserError(f"{where}: shapes are written {','.join(_SHAPE[op])}, not {shape!r}.")
+    shapes = _read_shapes(block.get("shapes", []), op, where)
+    if shapes and (twice := [name for name in SHAPE[op] if name in block]):
+        raise UserError(f"{where} has both shapes and {twice[0]!r}; give one of them.")
+    # What an axis may be a multiple of: the other sizes of the block, listed or declared.
+    sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
     for name in names:
-        if name in block:
-            axes[name] = parse_axis(block[name], f"{where}: {name}", block)
+        if name in block and name in SIZES[op]:
+            axes[name] = parse_size_axis(block[name], f"{where}: {name}", name, sizes - {name})
+        elif name in block:
+            axes[name] = parse_axis(block[name], f"{where}: {name}")
         elif name in _DEFAULTS:
             axes[name] = (_DEFAULTS[name],)
         elif name == "layout":
             axes[name] = ("nt",) if op == "gemm" else ("nhwc",)
         elif name == "pass":
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
-        elif not (shapes and name in _SHAPE[op]):
+        elif not (shapes and name in SHAPE[op]):
             raise UserError(f"{where} has no {name!r}; every {op} needs it, or shapes.")
+    if shapes:
+        axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
+    resolution_order(axes, where)
+    _check_words(axes, op, where)
+    filters = block.get("where", [])
+    _check_type(filters, list, f"{where}: where", "a list of filters")
+    return Block(
+        block.get("on"), axes, shapes, tuple(_read_filter(text, op, where) for text in filters)
+    )
+
+
+def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
+    """Every axis that is not a size takes words."""
     known = {
         "dtype": ("all", *DTYPE_BYTES), "layout": _LAYOUTS[op], "pass": _PASSES[op],
         "mode": MODES, "cache": CACHES, "fill": FILLS,
     }  # fmt: skip
-    for name, words in known.items():
-        declared = axes.get(name, ())
-        for word in declared if isinstance(declared, tuple) else ():
-            _check_word(word, words, f"{where}: {name}")
-    filters = tuple(_read_filter(text, op, where) for text in block.get("where", ()))
-    return Block(block.get("on"), axes, shapes, filters)
+    for name, declared in axes.items():
+        if name in SIZES[op] or not isinstance(declared, tuple):
+            continue
+        for word in declared:
+            if name in known:
+                _check_word(word, known[name], f"{where}: {name}")
+            else:  # the implementations know which words they take
+                _check_type(word, str, f"{where}: {name}", "a text")
 
 
-def _read_filter(text: str, op: str, where: str) -> tuple[str, str, str | float]:
-    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*", text)
-    names = (*_SIZES[op], "flops", "bytes", "intensity", "dtype")
+def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
+    _check_type(shapes, list, f"{where}: shapes", "a list of texts")
+    for shape in shapes:
+        sizes = str(shape).split(",")
+        if len(sizes) != len(SHAPE[op]) or not all(re.fullmatch(r"\d+(x\d+)?", s) for s in sizes):
+            raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
+    return tuple(shapes)
+
+
+def _read_filter(text: Any, op: str, where: str) -> Filter:
+    match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
+    names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
         raise UserError(f"{where}: a filter reads like 'flops <= 1e12', not {text!r}.")
     left, sign, right = match.groups()
     _check_word(left, names, f"{where}: where")
-    if right in names or right in DTYPE_BYTES:
+    if left == "dtype":
+        _check_word(sign, ("==", "!="), f"{where}: the sign after dtype")
+        _check_word(right, tuple(DTYPE_BYTES), f"{where}: the dtype of a filter")
+        return left, sign, right
+    if right in names and right != "dtype":
         return left, sign, right
     try:
         return left, sign, float(right)
@@ -182,90 +204,11 @@ def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> N
             raise UserError(f"{where} has no key {key!r}; {nearest(key, known)}")
 
 
+def _check_type(value: Any, kind: type, where: str, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise UserError(f"{where} must be {wanted}, not {value!r}.")
+
+
 def _check_word(word: Any, known: Sequence[str], where: str) -> None:
     if word not in known:
         raise UserError(f"{where} is {word!r}; {nearest(str(word), known)}")
-
-
-def expand(sweep: Sweep, machine: Machine, library: Library, chosen: Chosen) -> list[Case]:
-    """The cases of a sweep on a machine, in declared order, none twice.
-
-    Args:
-        sweep: the declaration.
-        machine: decides blocks, dtypes and edges.
-        library: names the library implementation of a problem.
-        chosen: the text of the config that an implementation would choose for a problem, for
-            ``config = ""``.
-    """
-    cases: dict[Case, None] = {}
-    for block in sweep.blocks:
-        if block.on not in (None, machine.kind):
-            continue
-        for values in _products(sweep, block, machine):
-            problem = _problem(sweep, values)
-            if not all(_passes(f, problem, values) for f in block.where):
-                continue
-            name = values["implementation"]
-            if name == "library":
-                name = library(problem, machine)
-            config = values["config"] or chosen(name, problem, machine)
-            how = (values[key] for key in ("mode", "cache", "fill"))
-            cases[Case(sweep.name, problem, name, config, *how)] = None
-    return list(cases)
-
-
-def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
-    """Every combination of the block's axes, sizes varying fastest."""
-    names = [name for name in _axis_names(sweep.op) if name in block.axes]
-    if block.shapes:
-        names = [name for name in names if name not in _SHAPE[sweep.op]]
-    sizes = [name for name in names if name in _SIZES[sweep.op]]
-    others = [name for name in names if name not in _SIZES[sweep.op]]
-    # An axis that refers to another, or whose edges lie where others say, comes after it.
-    sizes.sort(key=lambda name: not isinstance(block.axes[name], tuple))
-
-    def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        if not names:
-            yield values
-            return
-        name, *rest = names
-        options = resolve_axis(block.axes[name], values, machine, name)
-        if name == "dtype" and options == ["all"]:
-            options = list(_DTYPES_OF[machine.kind])
-        for option in options:
-            yield from extend({**values, name: option}, rest)
-
-    for start in block.shapes or ("",):
-        listed = dict(zip(_SHAPE[sweep.op], start.split(","), strict=True)) if start else {}
-        yield from extend(listed, [*others, *sizes])
-
-
-def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Problem:
-    size = {name: values[name] for name in _SIZES[sweep.op]}
-    dtype = values["dtype"]
-    try:
-        if sweep.op == "gemm":
-            batch, m, n, k = (int(size[name]) for name in _SIZES["gemm"])
-            return Gemm(m, n, k, dtype, values["layout"], batch)
-        if sweep.op == "linear":
-            tokens, features_in, features_out = (int(size[name]) for name in _SIZES["linear"])
-            return linear(tokens, features_in, features_out, dtype)[values["pass"]]
-        sizes = (int(size[name]) for name in _SIZES["conv"][:7])
-        pairs = (parse_pair(str(size[name]), name) for name in ("stride", "padding", "dilation"))
-        how = values["layout"], values["pass"]
-        return Conv.build(sizes, pairs, int(size["groups"]), dtype, *how)
-    except ValueError as error:
-        raise UserError(f"{sweep.name}.toml declares an impossible problem: {error}") from None
-
-
-def _passes(
-    condition: tuple[str, str, str | float], problem: Problem, values: Mapping[str, Any]
-) -> bool:
-    left, sign, right = condition
-
-    def value(word: str | float) -> Any:
-        if isinstance(word, str) and word in ("flops", "bytes", "intensity", "dtype"):
-            return getattr(problem, word)
-        return float(values[word]) if isinstance(word, str) and word in values else word
-
-    return _COMPARE[sign](value(left), value(right))

@@ -19,11 +19,12 @@ from kernels.problem import Problem
 from kernels.registry import library_for
 from sweeps.case import Case
 from sweeps.ceilings import measure_ceilings
+from sweeps.expand import expand
 from sweeps.plan import Planned, make_plan
 from sweeps.runner import Run
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import SCHEMA
-from sweeps.spec import Sweep, all_sweeps, expand
+from sweeps.spec import Sweep, all_sweeps
 from sweeps.store import folder_for, make_folder, read_run, set_aside, write_run
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
@@ -56,10 +57,12 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
     with _planning(folder):
-        record = _to_resume(folder, request, device, note)
+        record, why_not = _to_resume(folder, request, device)
         if record is None:
             record = _new_record(request, sweeps, device, note)
-            make_folder(folder / "samples")
+            if why_not:
+                note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
+                make_folder(folder / "samples")
             write_run(folder, record)
     plan = record["plan"]
     planned = [Planned.from_json(row) for row in plan["cases"]]
@@ -91,38 +94,41 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
 def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
     """The cases of a sweep here, with the configs that the implementations choose."""
 
-    def chosen(name: str, problem: Problem, machine: Machine) -> str:
+    def configured(name: str, declared: str, problem: Problem, machine: Machine) -> str:
         implementation = implementations().get(name)
         if implementation is None:
             raise UserError(
-                f"{sweep.name}.toml names implementation {name!r}; "
-                f"{nearest(name, implementations())}"
+                f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
             )
-        if implementation.supports(problem, machine) is not None:
-            return ""
+        try:
+            if declared or implementation.supports(problem, machine) is not None:
+                implementation.parse_config(declared)
+                return declared
+        except UserError as error:
+            raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
         config = implementation.configs(problem, machine)[0]
         return "" if config is None else str(config)
 
-    return expand(sweep, machine, library_for, chosen)
+    return expand(sweep, machine, library_for, configured)
 
 
-def _to_resume(
-    folder: Path, request: Request, device: Device, note: Callable[[str], None]
-) -> dict[str, Any] | None:
-    """The run to go on with; None if there is none or it was set aside."""
-    if not (folder / "run.json").exists():
-        return None
+def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str, Any] | None, str]:
+    """The run to go on with; or None, and why what is there is set aside (empty: nothing is)."""
+    planned = (folder / "run.json").exists()
+    if not planned and not any((folder / "samples").glob("*.jsonl")):
+        return None, ""
     if request.fresh:
         why = "a fresh run was asked for"
+    elif not planned:
+        why = "there are samples, but not the plan that they belong to"
     else:
         record = read_run(folder)
         why = _outdated(record, device)
         if not why:
             _check_same_plan(record["plan"], request)
-            return record
+            return record, ""
     _refuse_if_running(folder)
-    note(f"{why}; the old run is kept in {set_aside(folder)}.")
-    return None
+    return None, why
 
 
 def _outdated(record: dict[str, Any], device: Device) -> str:
@@ -138,11 +144,14 @@ def _outdated(record: dict[str, Any], device: Device) -> str:
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
-    asked = {
-        "sweeps": sorted(request.names) or None,
-        "budget_s": request.budget,
-        "shards": request.shard[1],
-    }
+    shares = plan["shards"]
+    if request.shard[1] != shares:
+        option = f"give --shard I/{shares}" if shares > 1 else "leave --shard out"
+        raise UserError(
+            f"the run in this folder is planned for {shares} shard(s); {option} to go on "
+            "with it, or use --fresh to keep it aside and start anew."
+        )
+    asked = {"sweeps": sorted(request.names) or None, "budget_s": request.budget}
     for key, wanted in asked.items():
         if wanted is not None and wanted != plan[key]:
             raise UserError(
@@ -158,7 +167,9 @@ def _refuse_if_running(folder: Path) -> None:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"another run is writing {path}; wait for it or stop it.") from None
+                raise UserError(
+                    f"another run is writing {path}; wait for it or stop it.", exit_code=1
+                ) from None
 
 
 def _new_record(

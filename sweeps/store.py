@@ -29,13 +29,17 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 Event = dict[str, Any]
 
+_FRESH = "`make sweep FRESH=1` keeps it aside and starts a new run."
+
 
 def folder_for(results: Path, slug: str) -> Path:
     """Where a machine's own run goes: not into a recording that is published."""
     folder = results / slug
-    if (folder / "run.json").exists() and read_run(folder).get("published"):
-        return results / f"{slug}-local"
-    return folder
+    try:
+        published = (folder / "run.json").exists() and read_run(folder).get("published")
+    except UserError:  # unreadable: whoever goes on with the run will say so
+        published = False
+    return results / f"{slug}-local" if published else folder
 
 
 def make_folder(folder: Path) -> None:
@@ -57,14 +61,18 @@ def read_run(folder: Path) -> dict[str, Any]:
     """The run.json of a folder.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or lacks what every version of it has.
     """
     path = folder / "run.json"
     try:
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); --fresh starts a new run.") from None
-    return run
+        run: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({why}); {_FRESH}") from None
+    for key in ("schema", "protocol", "run", "machine", "software", "plan"):
+        if not isinstance(run, dict) or key not in run:
+            raise UserError(f"{path} has no {key!r}; {_FRESH}")
+    return dict(run)
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
@@ -127,7 +135,8 @@ class SampleLog:
         except BlockingIOError:
             os.close(self._file)
             raise UserError(
-                f"another run is writing {self.path}; wait for it, or measure another --shard."
+                f"another run is writing {self.path}; wait for it, or measure another --shard.",
+                exit_code=1,
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
@@ -216,7 +225,10 @@ def set_aside(folder: Path) -> Path:
         extra += 1
         target = folder / "runs" / f"{stamp}-{extra}"
     make_folder(target)
-    for entry in sorted(folder.iterdir()):
+    # The plan goes last: whatever interrupts this, no samples are left that a new plan would take
+    # for its own.
+    last = {"samples": -1, "run.json": 1}
+    for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
         if entry.name != "runs":
             entry.rename(target / entry.name)
     return target

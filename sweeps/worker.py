@@ -41,7 +41,8 @@ def work(connection: Connection, order: Order) -> None:
     ("poisoned", sentence) where the device's context broke.
     """
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides what they mean
+        signal.signal(number, signal.SIG_IGN)
 
     def tell(event: Event) -> None:
         connection.send(("event", event))

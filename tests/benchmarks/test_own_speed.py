@@ -15,8 +15,9 @@ from kernels.estimate import Shapes, Tiles, default_constants, fastest
 from kernels.machine import known_machine
 from kernels.problem import Gemm, Problem
 from kernels.registry import library_for
+from sweeps.expand import expand
 from sweeps.rounds import Rounds
-from sweeps.spec import all_sweeps, expand
+from sweeps.spec import all_sweeps
 
 H100 = known_machine("nvidia-h100-sxm")
 SHAPES = 100_000

@@ -51,6 +51,26 @@ def test_the_cpu_is_taken_only_where_it_is_asked_for(broken_gpu: pytest.MonkeyPa
     assert device.select_device("cpu").machine.kind == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("capability", "arches", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),  # binaries run on later minor versions
+        ((8, 0), ["sm_86", "sm_90"], False),  # but not on earlier ones
+        ((7, 0), ["sm_75", "sm_80", "sm_120"], False),
+        ((12, 1), ["sm_90", "sm_100", "sm_120"], True),
+        ((13, 0), ["sm_120"], False),
+        ((13, 0), ["sm_120", "compute_120"], True),  # PTX is compiled on the spot
+        ((9, 0), ["sm_90a"], True),
+        ((9, 0), [], True),
+    ],
+)
+def test_the_architectures_that_a_pytorch_runs_on(
+    capability: tuple[int, int], arches: list[str], runs: bool
+) -> None:
+    assert device._is_built_for(capability, arches) is runs
+
+
 def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.2")
     with pytest.raises(UserError, match="built for ROCm"):

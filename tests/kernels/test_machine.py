@@ -98,6 +98,17 @@ def test_an_unknown_card_gets_its_own_facts_and_geforce_halves() -> None:
     assert "half" in machine.sources["peaks"]
 
 
+def test_a_titan_does_not_halve() -> None:
+    titan = from_properties(replace(RTX_4090, name="NVIDIA TITAN RTX", capability=(7, 5)))
+    assert "half" not in titan.sources["peaks"]
+
+
+def test_a_card_that_does_not_tell_its_memory_clock_says_what_is_assumed() -> None:
+    machine = from_properties(replace(RTX_4090, memory_mhz=0.0))
+    assert machine.bandwidth == known_machine("nvidia-l40s").bandwidth
+    assert "assumed to be nvidia-l40s's" in machine.sources["bandwidth"]
+
+
 def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
     machine = from_properties(replace(RTX_4090, name="NVIDIA X1", capability=(13, 0)))
     assert machine.arch == "sm_130"

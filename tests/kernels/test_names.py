@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.names import KINDS, KernelName, algorithm, read_name
+from kernels.names import KINDS, KernelName, read_name
 
 _FFMA = "_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"
 
@@ -135,15 +135,6 @@ def test_cublas_names_tiles_column_major() -> None:
     name = "cudnn_infer_ampere_scudnn_128x64_relu_medium_nn_v1"
     assert read_name(name).tile_text() == "128x64"
     assert read_name("elementwise_kernel").tile_text() == ""
-
-
-def test_the_algorithm_is_told_by_the_transforms_around_the_product() -> None:
-    inner = "ampere_sgemm_128x128_nn"
-    winograd = "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(int)"
-    assert algorithm([inner]) == "gemm"
-    assert algorithm([winograd, inner]) == "winograd"
-    assert algorithm(["void fft2d_r2c_32x32<float>(int)", "ampere_gcgemm_64x64_nt"]) == "fft"
-    assert algorithm(["void cudnn::cnn::im2col4d_kernel<float, long>(int)", inner]) == "gemm"
 
 
 def test_every_public_name_is_understood(public_data: Path) -> None:

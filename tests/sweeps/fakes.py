@@ -85,6 +85,7 @@ class FakeBench:
         real_seconds: float = 0.0,
         folder: str = "",
         gpu: int | None = None,
+        canary: str = "ok",
     ) -> None:
         self.clock = FakeClock()
         self.sampler = Sampler(self.clock)
@@ -95,6 +96,7 @@ class FakeBench:
         self._spread = spread
         self._real_seconds = real_seconds
         self._folder = folder
+        self._canary = canary
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
@@ -107,7 +109,8 @@ class FakeBench:
             self.prepared.append(one)
             behaviour = self._behaviours.get(one.problem.m, "ok")  # type: ignore[union-attr]
             if behaviour in ("wrong", "oom", "unsupported"):
-                yield Refused(one, behaviour, f"it is {behaviour}.")
+                facts = {"rel_error": 0.5} if behaviour == "wrong" else {}
+                yield Refused(one, behaviour, f"it is {behaviour}.", facts)
                 continue
             if behaviour == "raise":
                 yield Refused(one, *self.failure(RuntimeError("no such\nkernel")))
@@ -130,6 +133,10 @@ class FakeBench:
         return "error", f"{type(error).__name__}: {error}"
 
     def canary(self) -> Subject | None:
+        if self._canary == "abort":
+            os.abort()
+        if self._canary == "raise":
+            raise RuntimeError("no room for it")
         subject = Subject(CANARY, noisy(self._seconds, self._spread), cache="warm")
         subject.launches = 1
         return subject

@@ -29,6 +29,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return True
 
     def install(lacks: list[str], pins: Path) -> bool:
+        if state.get("no_index"):
+            return False
         pinned = [line.partition("==")[0] for line in pins.read_text().splitlines()]
         state["did"].append(
             ("install", sorted(r.partition(">=")[0] for r in lacks), "torch" in pinned)
@@ -99,6 +101,31 @@ def test_a_changed_pin_makes_the_environment_anew(
     monkeypatch.setattr(bootstrap, "_base", lambda: "another")
     run([], capsys)
     assert [step[0] for step in stage["did"]] == ["venv", "install"] * 2
+
+
+def test_an_environment_that_cannot_be_made_leaves_the_old_one(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage["lacks"] = bootstrap.requirements([])
+    run([], capsys)
+    (bootstrap.VENV / "old").write_text("")
+    monkeypatch.setattr(bootstrap, "_base", lambda: "another")
+    stage["no_index"] = True
+    assert bootstrap.main([]) == 1
+    assert (bootstrap.VENV / "old").exists()
+    stage["no_index"] = False
+    assert bootstrap.main([]) == 0
+    assert [path.name for path in bootstrap.VENV.parent.iterdir()] == [".venv"]
+
+
+def test_asking_for_the_cpu_keeps_the_environment(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.update(gpu=True, lacks=bootstrap.requirements([]))
+    run([], capsys)
+    stage["gpu"] = False  # DEVICE=cpu
+    run([], capsys)
+    assert len(stage["did"]) == 2
 
 
 def test_the_probe_tells_what_is_missing() -> None:

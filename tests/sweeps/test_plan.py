@@ -57,8 +57,7 @@ def test_shards_share_the_plan_and_each_has_the_budget() -> None:
     sweeps = {"s": sweep("s", *range(512, 2512, 4))}
     one, two = make_plan(sweeps, CPU, 20), make_plan(sweeps, CPU, 20, shards=2)
     assert len(two.planned) > 1.5 * len(one.planned)
-    assert set(two.shard(1, 2)) | set(two.shard(2, 2)) == set(two.planned)
-    assert not set(two.shard(1, 2)) & set(two.shard(2, 2))
+    assert 20 < sum(entry.expected for entry in two.planned) <= 40
 
 
 def test_expected_times_follow_the_machine() -> None:

@@ -10,6 +10,7 @@ from sweeps.case import Case
 from sweeps.fold import CANARY, histories
 from sweeps.plan import Planned
 from sweeps.rounds import CHUNK, PoisonedError, Rounds
+from sweeps.sampler import Subject
 from sweeps.statistics import CHECKPOINTS
 from sweeps.store import Event
 
@@ -103,6 +104,58 @@ def test_failures_are_outcomes_and_the_others_go_on() -> None:
     assert outcomes[by_m[5]][1] == "RuntimeError: launch failed"
     measured = set(samples_of(events)) - {CANARY}
     assert measured == {by_m[6], by_m[7], by_m[8]}
+
+
+def test_a_wrong_row_says_how_wrong() -> None:
+    cases = planned(2)
+    _, events, _ = go(cases, behaviours={1: "wrong"})
+    facts = {e["case"]: e["facts"] for e in events if e["event"] == "facts"}
+    assert facts[cases[0].case.id] == {"rel_error": 0.5}
+
+
+def test_a_chunk_that_is_refused_as_a_whole_does_not_end_the_run() -> None:
+    cases = planned(3 * CHUNK)
+    refused = dict.fromkeys(range(1, 2 * CHUNK + 1), "unsupported")
+    end, events, device = go(cases, behaviours=refused)
+    assert end == "done"
+    assert len(set(samples_of(events)) - {CANARY}) == CHUNK
+    assert len(device.clock.waking) == 1  # nothing is woken for nothing
+
+
+def test_where_time_is_short_every_case_has_six_samples_before_any_has_more() -> None:
+    cases = planned(30, expected=1e-5)
+    # Noise that never converges: without the rule, all thirty would stop somewhere below 37.
+    end, events, _ = go(cases, budget=0.6, seconds=1e-4, spread=0.3, canary="raise")
+    assert end == "budget"
+    counts = samples_of(events)
+    assert min(counts[entry.case.id] for entry in cases) >= 6
+    six_s = 6 * 1e-4 * sum(range(1, 31))
+    assert sum(e["cost"] for e in events) > six_s  # there was time for more, and it was used
+
+
+def test_a_canary_that_fails_is_gone_and_the_cases_go_on() -> None:
+    end, events, _ = go(planned(5), canary="raise")
+    assert end == "done"
+    assert CANARY not in samples_of(events)
+    crash = {"event": "crash", "case": CANARY, "worker": "1/1", "cost": 0.0, "message": "gone"}
+    end, events, _ = go(planned(5), canary="abort", earlier=[crash])
+    assert end == "done"
+
+
+def test_what_belongs_to_no_case_is_on_the_budget() -> None:
+    class Slow(FakeBench):
+        def canary(self) -> Subject | None:
+            self.clock.pause(3.0)
+            return super().canary()
+
+    events: list[Event] = []
+    cases = planned(3)
+    bench = Slow([entry.case for entry in cases])
+    rounds = Rounds(
+        cases, {}, bench, "1/1", 1e6, 0.0, events.append, lambda case, seconds: None, seed=0
+    )
+    rounds.run()
+    assert sum(e["cost"] for e in events) == pytest.approx(bench.clock.seconds, rel=1e-3)
 
 
 def test_a_broken_context_is_not_an_outcome() -> None:

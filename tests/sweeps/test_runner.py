@@ -34,13 +34,16 @@ def a_run(path: Path, cases: list[Planned], **arguments: Any) -> Run:
     (folder / "samples").mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
         plan = {"budget_s": 1e6, "shards": 1, "cases": [entry.to_json() for entry in cases]}
-        write_run(folder, {"schema": SCHEMA, "protocol": PROTOCOL, "run": "now", "plan": plan})
+        versions = {"schema": SCHEMA, "protocol": PROTOCOL, "machine": {}, "software": {}}
+        write_run(folder, {**versions, "run": "now", "plan": plan})
     return Run(folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, least_patience=2.0)
 
 
 def carry(run: Run) -> tuple[str, list[str]]:
-    warnings: list[str] = []
-    return carry_out(run, Silent(), warnings.append), warnings
+    """How it ended, and what was said beside the announcement of its beginning."""
+    said: list[str] = []
+    end = carry_out(run, Silent(), said.append)
+    return end, [text for text in said if not text.startswith("Measuring ")]
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:
@@ -64,7 +67,9 @@ def test_rerunning_a_finished_plan_measures_nothing(tmp_path: Path) -> None:
     cases = planned(5)
     carry(a_run(tmp_path, cases))
     before = (tmp_path / "samples" / "1-of-1.jsonl").read_bytes()
-    assert carry(a_run(tmp_path, cases))[0] == "done"
+    said: list[str] = []
+    assert carry_out(a_run(tmp_path, cases), Silent(), said.append) == "done"
+    assert said == []
     assert (tmp_path / "samples" / "1-of-1.jsonl").read_bytes() == before
 
 
@@ -79,6 +84,14 @@ def test_a_case_that_takes_the_process_down_costs_one_row(tmp_path: Path) -> Non
     }  # fmt: skip
     assert "killed by SIGABRT" in rows[3]["message"]
     assert rows[5]["time_us"] == ""
+
+
+def test_a_canary_that_takes_the_process_down_costs_nothing_but_itself(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(4), canary="abort")
+    end, warnings = carry(run)
+    assert (end, len(warnings)) == ("done", 1)
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    assert read_run(tmp_path)["canary"] is None
 
 
 def test_a_crash_that_does_not_come_back_costs_nothing(tmp_path: Path) -> None:
@@ -100,6 +113,7 @@ def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert rows[2]["status"] == "error"
     assert "hung for 2 s" in rows[2]["message"]
+    assert read_run(tmp_path)["spent_s"] >= 2 * 2.0  # two visits, on the budget
     assert {rows[m]["status"] for m in (1, 3, 4)} == {"ok"}
 
 
@@ -133,8 +147,9 @@ def test_a_bench_that_cannot_be_set_up_is_one_sentence(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, planned(2))
     with SampleLog(tmp_path, (1, 1)):
-        with pytest.raises(UserError, match="another run is writing"):
+        with pytest.raises(UserError, match="another run is writing") as caught:
             carry(run)
+        assert caught.value.exit_code == 1
         assert not (tmp_path / "measurements.csv").exists()
 
 
@@ -242,7 +257,7 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     assert first_seen == ids  # the plan's order, over all resumes
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_folds_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, 200, 0.005)
     while count_events(tmp_path) < 100 and process.poll() is None:

@@ -9,9 +9,11 @@ from kernels.config import large_tile, next_wave_edge
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, of_cpu
 from kernels.problem import Conv, Gemm, Problem
-from sweeps.axes import Edges, Multiple, parse_axis, resolve_axis
+from sweeps.axes import Edges, Multiple, parse_axis, parse_size_axis, resolve_axis
 from sweeps.case import Case
-from sweeps.spec import FOLDER, Sweep, all_sweeps, expand, read_sweep
+from sweeps.expand import expand
+from sweeps.spec import FOLDER, Sweep, all_sweeps, read_sweep
+from sweeps.start import sweep_cases
 
 H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
@@ -21,7 +23,7 @@ def library(problem: Problem, machine: Machine) -> str:
     return "cublas" if problem.op == "gemm" else "cudnn"
 
 
-def no_config(name: str, problem: Problem, machine: Machine) -> str:
+def no_config(name: str, declared: str, problem: Problem, machine: Machine) -> str:
     return ""
 
 
@@ -40,13 +42,13 @@ def write(tmp_path: Path) -> Any:
 
 
 def values(declared: Any, known: dict[str, Any] | None = None) -> list[Any]:
-    axis = parse_axis(declared, "x.toml: m", {"m", "n", "k"})
+    axis = parse_size_axis(declared, "x.toml: m", "m", {"n", "k"})
     return resolve_axis(axis, known or {}, H200, "m")
 
 
 def test_axes() -> None:
     assert values(7) == [7]
-    assert values([1, 5, "bf16"]) == [1, 5, "bf16"]
+    assert values([1, 5]) == [1, 5]
     assert values({"from": 2, "to": 9, "step": 3}) == [2, 5, 8]
     assert values({"from": 2, "to": 8, "step": 3}) == [2, 5, 8]
     assert values({"from": 3, "to": 50, "times": 2}) == [3, 6, 12, 24, 48]
@@ -54,8 +56,11 @@ def test_axes() -> None:
     assert values({"around": 2, "by": 3, "step": 2}) == [1, 3, 5]  # nothing below 1
     assert values("4*k", {"k": 8}) == [32]
     assert values("k", {"k": 8}) == [8]
-    assert values("bf16") == ["bf16"]
-    assert parse_axis("2 * n", "", {"n"}) == Multiple(2, "n")
+    assert parse_size_axis("2 * n", "", "m", {"n"}) == Multiple(2, "n")
+    assert parse_size_axis([1, "2x1"], "", "stride", set()) == (1, "2x1")
+    assert parse_size_axis(0, "", "padding", set()) == (0,)
+    assert parse_axis("bf16", "") == ("bf16",)
+    assert parse_axis(["bf16", "fp32"], "") == ("bf16", "fp32")
 
 
 def test_axes_denser_at_tile_edges() -> None:
@@ -68,7 +73,7 @@ def test_axes_denser_at_tile_edges() -> None:
 def test_axes_denser_at_wave_edges() -> None:
     declared = {"from": 1024, "to": 9000, "step": 1000, "edges": "waves"}
     got = values(declared, {"n": 4096, "k": 64, "dtype": "bf16"})
-    axis = parse_axis(declared, "", set())
+    axis = parse_size_axis(declared, "", "m", set())
     assert isinstance(axis, Edges)
     near = [v for v in got if v not in axis.values]
     assert near
@@ -88,11 +93,16 @@ def test_axes_denser_at_wave_edges() -> None:
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ([], "is an empty list"),
+        (1.9, "must be whole numbers of at least 1, not 1.9"),
+        (True, "must be whole numbers of at least 1, not True"),
+        (0, "must be whole numbers of at least 1, not 0"),
+        ([8, "16"], "must be whole numbers of at least 1, not '16'"),
+        ("q", "a multiple of another size, not 'q'."),
     ],
 )
 def test_a_bad_axis_names_file_key_and_the_nearest_word(declared: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse_axis(declared, "mine.toml: block 1: m", set())
+        parse_size_axis(declared, "mine.toml: block 1: m", "m", set())
     assert str(caught.value).startswith("mine.toml: block 1: m")
     assert words in str(caught.value)
 
@@ -116,6 +126,27 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
         (HEAD + "[[block]]\nshapes = ['1,2']\n", "shapes are written m,n,k, not '1,2'"),
         (HEAD + "[[block]\n", "is not valid TOML"),
+        (HEAD + "[block]\nm = 1\nn = 1\nk = 1\n", "begins with [[block]], in double brackets"),
+        (HEAD + "block = 'x'\n", "begins with [[block]], in double brackets"),
+        ("question = 1\nop = 'gemm'\nblock = []\n", "question must be a sentence, not 1"),
+        (HEAD + "default = 'no'\nblock = []\n", "default must be true or false, not 'no'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = [1]\n", "a filter reads like"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = 'm < 2'\n", "must be a list of filters"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "sign after dtype"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "compares with"),
+        (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are each given by the other"),
+        (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
+        (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),
+        (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\nn = 'm'\nk = 1\n",
+         "m and n are each given by the other"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = {from = 1, to = 9, step = 1, edges = 'waves'}\n",
+         "waves have edges along m, n only"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a text, not 5"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
+        (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
+        (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of texts"),
     ],
 )  # fmt: skip
 def test_a_bad_file_gets_one_sentence(write: Any, text: str, words: str) -> None:
@@ -159,7 +190,7 @@ def test_configs_come_from_the_implementation_or_the_file(write: Any) -> None:
     sweep = write(
         HEAD + "[[block]]\nm = 8\nn = 8\nk = 8\ndtype = 'bf16'\nconfig = ['', 'autotune=on']\n"
     )
-    cases = expand(sweep, H200, library, lambda name, problem, machine: f"chosen for {name}")
+    cases = expand(sweep, H200, library, lambda name, text, *_: text or f"chosen for {name}")
     assert [case.config for case in cases] == ["chosen for cublas", "autotune=on"]
 
 
@@ -181,6 +212,33 @@ def test_an_impossible_problem_names_its_file(write: Any) -> None:
     )
     with pytest.raises(UserError, match="mine.toml declares an impossible problem: a 5×5 filter"):
         cases_of(sweep)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("config = 'bogus'", "mine.toml: config is 'bogus'"),
+        ("implementation = 'cublsa'", "mine.toml: implementation is 'cublsa'; did you mean"),
+    ],
+)
+def test_what_only_the_implementations_know_names_its_file(
+    write: Any, line: str, words: str
+) -> None:
+    sweep = write(
+        f"{HEAD}[[block]]\nm = 8\nn = 8\nk = 8\nimplementation = 'triton-tiled'\n{line}\n"
+        if "config" in line
+        else f"{HEAD}[[block]]\nm = 8\nn = 8\nk = 8\n{line}\n"
+    )
+    with pytest.raises(UserError) as caught:
+        sweep_cases(sweep, H200)
+    assert words in str(caught.value)
+
+
+def test_a_chain_of_multiples_is_followed(write: Any) -> None:
+    sweep = write(HEAD + "[[block]]\nm = '2*n'\nn = '3*k'\nk = [1, 2]\ndtype = 'bf16'\n")
+    assert {case.problem for case in cases_of(sweep)} == {
+        Gemm(6, 3, 1, "bf16"), Gemm(12, 6, 2, "bf16"),
+    }  # fmt: skip
 
 
 # --- The sweeps that are shipped -----------------------------------------------------------------

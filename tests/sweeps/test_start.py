@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,7 +71,7 @@ def test_the_same_command_goes_on_with_the_plan(tmp_path: Path) -> None:
     [
         ({"budget": 30.0}, "planned with budget_s = 20.0, not 30.0"),
         ({"names": ("square",)}, "planned with sweeps"),
-        ({"shard": (1, 2)}, "planned with shards = 1, not 2"),
+        ({"shard": (1, 2)}, "planned for 1 shard(s); leave --shard out"),
     ],
 )
 def test_another_plan_is_refused_in_a_sentence(
@@ -90,7 +91,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
     begin(replace(request(tmp_path, fresh=True), budget=30.0), said.append)
     kept = list((first.folder / "runs").glob("*/measurements.csv"))
     assert [path.read_text() for path in kept] == ["old"]
-    assert "a fresh run was asked for; the old run is kept" in said[0]
+    assert "a fresh run was asked for; the old run is kept" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,45 @@ def test_another_pytorch_or_protocol_starts_anew(
     write_run(first.folder, {**read_run(first.folder), **change})
     said: list[str] = []
     begin(request(tmp_path), said.append)
-    assert why in said[0]
+    assert why in said[-1]
     assert read_run(first.folder)["protocol"] == PROTOCOL
+
+
+def test_the_shards_of_a_plan_are_named(tmp_path: Path) -> None:
+    begin(request(tmp_path, shard=(1, 2)), quiet)
+    with pytest.raises(UserError, match="give --shard I/2"):
+        begin(request(tmp_path), quiet)
+
+
+def test_samples_without_a_plan_are_set_aside_not_taken_over(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    (first.folder / "samples" / "1-of-1.jsonl").write_text("{}\n")
+    (first.folder / "run.json").unlink()  # a crash between the steps of setting aside
+    begin(request(tmp_path), quiet)
+    (kept,) = (first.folder / "runs").glob("*/samples/1-of-1.jsonl")
+    assert kept.read_text() == "{}\n"
+    assert not (first.folder / "samples" / "1-of-1.jsonl").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}', ""])
+def test_an_unreadable_plan_is_a_sentence_and_a_fresh_run_keeps_it(
+    tmp_path: Path, text: str
+) -> None:
+    first = begin(request(tmp_path), quiet)
+    (first.folder / "run.json").write_text(text)
+    with pytest.raises(UserError, match="FRESH=1"):
+        begin(request(tmp_path), quiet)
+    assert (first.folder / "run.json").read_text() == text
+    begin(request(tmp_path, fresh=True), quiet)
+    assert [path.read_text() for path in (first.folder / "runs").glob("*/run.json")] == [text]
+
+
+def test_a_fresh_run_that_cannot_be_planned_leaves_the_old_one(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    with pytest.raises(UserError, match="no case of"):
+        begin(replace(request(tmp_path, fresh=True), budget=0.001), quiet)
+    assert (first.folder / "run.json").exists()
+    assert not (first.folder / "runs").exists()
 
 
 def test_a_run_in_progress_is_not_set_aside(tmp_path: Path) -> None:
@@ -245,6 +283,28 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     assert answer.returncode == 2
     assert words in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_without_any_time_fails(tmp_path: Path) -> None:
+    """No Triton on a CPU: every case of a sweep of it is unsupported."""
+    code = (
+        "import sys; from pathlib import Path; from sweeps import spec; "
+        f"spec.FOLDER = Path({str(tmp_path)!r}); "
+        "from sweeps.__main__ import app; from kernels.cli import run; "
+        f"sys.argv = ['x', 'run', 'mine', '--device', 'cpu', '--results', {str(tmp_path)!r}]; "
+        "run(app, 'x')"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\n'
+        'implementation = "triton-tiled"\n'
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+    )  # fmt: skip
+    assert answer.returncode == 1
+    assert "No case has a time" in answer.stderr
+    assert list(tmp_path.glob("cpu-*/measurements.csv"))
 
 
 def test_a_file_in_place_of_the_results_is_a_sentence(tmp_path: Path) -> None:

@@ -51,11 +51,14 @@ def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None
     assert damaged == ["1-of-1.jsonl line 3 is damaged and left out."]
 
 
+RUN = {"schema": 1, "protocol": 1, "run": "now", "machine": {}, "software": {}, "plan": {}}
+
+
 def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: Path) -> None:
     with SampleLog(tmp_path, (1, 2)):
         with pytest.raises(UserError, match="another run is writing") as caught:
             SampleLog(tmp_path, (1, 2))
-        assert caught.value.exit_code == 2
+        assert caught.value.exit_code == 1
         SampleLog(tmp_path, (2, 2)).close()
     SampleLog(tmp_path, (1, 2)).close()
 
@@ -118,7 +121,7 @@ def test_dev_full_is_a_full_disk(tmp_path: Path) -> None:
 def test_run_json_reads_back_with_a_case_a_line(tmp_path: Path) -> None:
     cases = [entry.to_json() for entry in planned(3)]
     run = {
-        "schema": 1,
+        **RUN,
         "plan": {"budget_s": 5.0, "cases": cases, "left_out": {}},
         "published": False,
     }
@@ -136,9 +139,9 @@ def test_run_json_reads_back_with_a_case_a_line(tmp_path: Path) -> None:
 def test_a_published_recording_is_never_written(tmp_path: Path) -> None:
     assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
     (tmp_path / "nvidia-h200").mkdir()
-    write_run(tmp_path / "nvidia-h200", {"published": False})
+    write_run(tmp_path / "nvidia-h200", {**RUN, "published": False})
     assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
-    write_run(tmp_path / "nvidia-h200", {"published": True})
+    write_run(tmp_path / "nvidia-h200", {**RUN, "published": True})
     assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200-local"
 
 
