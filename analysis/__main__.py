@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from analysis.load import Recording, find_recording, load
+from analysis.load import Recording, find_recording, load, load_run
 from analysis.model import Model, Query, explain, model_from_json
 from analysis.units import rate
 from kernels.cli import (
@@ -46,14 +46,18 @@ def _model(machine: str | None, results: Path) -> tuple[Model, Path | None]:
     recorded = [path.parent.name for path in results.glob("*/run.json")]
     if machine is None or machine in recorded or f"{machine}-local" in recorded:
         folder = find_recording(machine, results)
-        facts = Machine.from_json(
-            json_module.loads((folder / "run.json").read_text(encoding="utf-8"))["machine"]
-        )
+        facts = Machine.from_json(load_run(folder)["machine"])
         path = folder / "calibration.json"
         if not path.exists():
             note("This recording is not calibrated yet: predictions use shipped constants.")
             return Model(facts), folder
-        return model_from_json(facts, json_module.loads(path.read_text(encoding="utf-8"))), folder
+        try:
+            return model_from_json(facts, json_module.loads(path.read_bytes())), folder
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
+                "writes it again."
+            ) from None
     known = known_machines()
     if machine not in known:
         raise UserError(

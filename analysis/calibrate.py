@@ -15,7 +15,16 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from analysis.model import Fit, Model, Prediction, Query, run_estimate
+from analysis.model import (
+    NEAR,
+    UNCALIBRATED,
+    Fit,
+    Model,
+    Part,
+    Prediction,
+    Query,
+    run_estimate,
+)  # fmt: skip
 from kernels.estimate import BOUNDS, Array, Constants, default_constants
 from kernels.machine import Machine
 from kernels.problem import Gemm, Problem
@@ -23,12 +32,9 @@ from kernels.problem import Gemm, Problem
 LEAST_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
 
-NEAR = 0.125
-"""How much larger the larger of two neighbouring shapes may be, in each dimension."""
-
 _PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
-_QUANTILES = (0.05, 0.95)
+_OUTSIDE = 0.05  # of the log ratios, on either side of the interval
 _LEAST_WIDTH = 0.02  # no interval is narrower than the measurements' own scatter
 _LINEAR = ("tail", "narrow", "pack")  # fitted as they are; everything else by its logarithm
 
@@ -79,7 +85,10 @@ def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
             *((at, guess.time) for at, guess in pieces), strict=True))  # fmt: skip
         log_ratio = np.log(seconds[where] / guesses)
         fits[group] = _judge(constants, log_ratio, _pair_errors(query.take(where), log_ratio))
-        parts += [(at, guess, fits[group]) for at, guess in pieces]
+        lows, highs = (np.split(ends, [len(pieces[0][0])]) for ends in _ranges_of_others(log_ratio))
+        parts += [
+            Part(*piece, low, high) for piece, low, high in zip(pieces, lows, highs, strict=False)
+        ]
     held_back = Prediction.joined(len(rows), parts)
     return Calibration(Model(machine, fits), held_back, half.astype(float))
 
@@ -93,8 +102,8 @@ def _judge(constants: Constants, log_ratio: Array, pair_errors: Array) -> Fit:
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio)
-    pair_low, pair_high = 2 * low, 2 * high
-    if len(pair_errors) >= LEAST_ROWS:
+    pair_low, pair_high = low - high, high - low
+    if len(pair_errors) + 1 >= 1 / _OUTSIDE:
         pair_low, pair_high = _range(pair_errors)
     return Fit(
         constants=constants,
@@ -110,9 +119,32 @@ def _judge(constants: Constants, log_ratio: Array, pair_errors: Array) -> Fit:
     )
 
 
-def _range(log_ratio: Array) -> tuple[float, float]:
-    low, high = np.quantile(log_ratio, _QUANTILES)
-    return float(min(low, -_LEAST_WIDTH)), float(max(high, _LEAST_WIDTH))
+def _range(errors: Array) -> tuple[float, float]:
+    """The range that one more error of the same kind keeps with 90 % (split conformal).
+
+    Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5 %⌋. Fewer than 19 do
+    not determine it: then it is at least the range of a machine without measurements.
+    """
+    ordered = np.sort(errors)
+    k = int((len(ordered) + 1) * _OUTSIDE)
+    if k == 0:
+        ends = np.concatenate([ordered, UNCALIBRATED])
+        return float(ends.min()), float(ends.max())
+    return min(float(ordered[k - 1]), -_LEAST_WIDTH), max(float(ordered[-k]), _LEAST_WIDTH)
+
+
+def _ranges_of_others(errors: Array) -> tuple[Array, Array]:
+    """For each error the :func:`_range` of all others, so that no row widens its own interval."""
+    n = len(errors)
+    rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
+    ordered = np.sort(errors)
+    k = int(n * _OUTSIDE)
+    if k == 0:
+        ranges = np.array([_range(np.delete(errors, i)) for i in range(n)])
+        return ranges[:, 0], ranges[:, 1]
+    low = np.where(rank < k, ordered[k], ordered[k - 1])
+    high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
+    return np.minimum(low, -_LEAST_WIDTH), np.maximum(high, _LEAST_WIDTH)
 
 
 def _pair_errors(query: Query, log_ratio: Array) -> Array:

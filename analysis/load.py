@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from kernels.machine import Machine
 from kernels.problem import Problem
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import COLUMNS, SCHEMA, problem_of
-from sweeps.store import RESULTS
+from sweeps.store import RESULTS, read_run
 
 _TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
 _FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
@@ -79,7 +78,7 @@ def load(folder: Path) -> Recording:
     Raises:
         UserError: a file is missing or unreadable, or rows do not belong together.
     """
-    run = _load_run(folder)
+    run = load_run(folder)
     text_path = folder / "measurements.csv"
     try:
         data = text_path.read_bytes()
@@ -98,17 +97,18 @@ def load(folder: Path) -> Recording:
     return Recording(folder, Machine.from_json(run["machine"]), run, rows, named)
 
 
-def _load_run(folder: Path) -> dict[str, Any]:
-    path = folder / "run.json"
-    try:
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        versions = (run["schema"], run["protocol"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from None
+def load_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a folder, if it is of the schema and protocol that this code reads.
+
+    Raises:
+        UserError: it is unreadable, or of another version.
+    """
+    run = read_run(folder)
+    versions = run["schema"], run["protocol"]
     if versions != (SCHEMA, PROTOCOL):
         raise UserError(
-            f"{path} is of schema {versions[0]} and protocol {versions[1]}; this reads schema "
-            f"{SCHEMA} and protocol {PROTOCOL}."
+            f"{folder / 'run.json'} is of schema {versions[0]} and protocol {versions[1]}; this "
+            f"reads schema {SCHEMA} and protocol {PROTOCOL}."
         )
     return run
 
@@ -148,31 +148,34 @@ def _parse(data: bytes) -> pa.Table:
 
 def _sieve(data: bytes) -> tuple[bytes, list[str]]:
     """The readable lines of a damaged file, and a sentence for each of the others."""
-    lines = data.decode("utf-8", errors="replace").split("\n")
-    good, damaged = [lines[0]], []
-    for number, line in enumerate(lines[1:], 2):
-        if not line:
-            continue
-        if _readable(line):
-            good.append(line)
-        else:
-            damaged.append(f"line {number} is damaged and left out.")
-    return ("\n".join(good) + "\n").encode(), damaged
+    header, *lines = data.split(b"\n")
+    numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
+    whole = [(number, line) for number, line in numbered if _has_all_cells(line)]
+    good = dict(_parseable(header, whole))
+    damaged = [f"line {n} is damaged and left out." for n, _ in numbered if n not in good]
+    return b"\n".join([header, *good.values()]) + b"\n", damaged
 
 
-def _readable(line: str) -> bool:
+def _has_all_cells(line: bytes) -> bool:
     try:
-        cells = next(csv.reader([line], strict=True))
-        if len(cells) != len(COLUMNS):
-            return False
-        for cell, (kind, _) in zip(cells, COLUMNS.values(), strict=True):
-            if cell and kind in ("whole", "real"):
-                (int if kind == "whole" else float)(cell)
-            elif kind == "flag" and cell not in ("", "true", "false"):
-                return False
-    except (ValueError, csv.Error, StopIteration):
+        cells = next(csv.reader([line.decode("utf-8")], strict=True))
+    except (UnicodeDecodeError, csv.Error):
         return False
-    return True
+    return len(cells) == len(COLUMNS)
+
+
+def _parseable(header: bytes, lines: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The lines whose cells are of their kinds, found by halving what does not parse."""
+    if not lines:
+        return []
+    try:
+        _parse(b"\n".join([header, *(line for _, line in lines)]) + b"\n")
+    except pa.ArrowInvalid:
+        half = len(lines) // 2
+        if not half:
+            return []
+        return _parseable(header, lines[:half]) + _parseable(header, lines[half:])
+    return lines
 
 
 def problems_of(rows: pd.DataFrame) -> list[Problem]:

@@ -36,6 +36,10 @@ UNCALIBRATED = (-0.7, 0.7)
 a factor of two either way, wider than the error on any public table of another machine."""
 
 
+NEAR = 0.125
+"""How much larger the larger of two neighbouring shapes may be, in each dimension."""
+
+
 @dataclass(frozen=True)
 class Query:
     """What a prediction is asked for: problems, and how each is computed and timed."""
@@ -86,8 +90,8 @@ class Fit:
 
     ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, on rows that the
     constants had not seen; ``median``, ``mean`` and ``p95`` are absolute relative errors there.
-    ``pair_low`` and ``pair_high`` bound the same for the ratio of two neighbouring shapes, whose
-    errors are largely the same; ``pairs`` is how many there were.
+    ``pair_low`` and ``pair_high`` bound the same for the ratio of two neighbouring shapes (see
+    :data:`NEAR`), whose errors are largely the same; ``pairs`` is how many there were.
     """
 
     constants: Constants
@@ -100,6 +104,12 @@ class Fit:
     median: float | None = None
     mean: float | None = None
     p95: float | None = None
+
+    def ratio_range(self, near: bool) -> tuple[float, float]:
+        """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes."""
+        if near:
+            return self.pair_low, self.pair_high
+        return self.low - self.high, self.high - self.low
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""
@@ -132,11 +142,12 @@ class Model:
             UserError: the machine does not compute a dtype.
         """
         groups = query.groups()
-        parts: list[tuple[NDArray[np.intp], Estimate, Fit]] = []
+        parts = []
         for group in dict.fromkeys(groups):
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
-            parts.append((where, run_estimate(self.machine, query.take(where), fit.constants), fit))
+            guess = run_estimate(self.machine, query.take(where), fit.constants)
+            parts.append(Part(where, guess, fit.low, fit.high))
         return Prediction.joined(len(groups), parts)
 
 
@@ -164,6 +175,16 @@ def run_estimate(machine: Machine, query: Query, constants: Constants) -> Estima
 
 
 @dataclass(frozen=True)
+class Part:
+    """The estimate of some of a query's cases, and the 90 % range of its log ratios."""
+
+    where: NDArray[np.intp]
+    estimate: Estimate
+    low: float | Array
+    high: float | Array
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Times in seconds with their 90 % interval, and the estimate that they come from."""
 
@@ -172,17 +193,15 @@ class Prediction:
     hi: Array
 
     @classmethod
-    def joined(
-        cls, count: int, parts: Sequence[tuple[NDArray[np.intp], Estimate, Fit]]
-    ) -> Prediction:
+    def joined(cls, count: int, parts: Sequence[Part]) -> Prediction:
         """Put the groups' estimates back into the order of the query."""
         columns = {f.name: np.empty(count) for f in fields(Estimate)}
         lo, hi = np.empty(count), np.empty(count)
-        for where, part, fit in parts:
+        for part in parts:
             for name, column in columns.items():
-                column[where] = getattr(part, name)
-            lo[where] = part.time * np.exp(fit.low)
-            hi[where] = part.time * np.exp(fit.high)
+                column[part.where] = getattr(part.estimate, name)
+            lo[part.where] = part.estimate.time * np.exp(part.low)
+            hi[part.where] = part.estimate.time * np.exp(part.high)
         return cls(Estimate(**columns), lo, hi)
 
     def frame(self) -> pd.DataFrame:

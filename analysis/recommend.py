@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import problems_of
-from analysis.model import Fit, Model, Query, group_of
+from analysis.model import NEAR, Model, Query, group_of
 from kernels.config import ceil_div
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
@@ -35,6 +35,11 @@ class Measured:
     time: float
     lo: float
     hi: float
+
+    @property
+    def width(self) -> float:
+        """Of the interval; infinite where there is none."""
+        return math.inf if math.isnan(self.lo) else self.hi - self.lo
 
 
 class Measurements:
@@ -72,13 +77,17 @@ class Measurements:
         return [members[i] for i in np.flatnonzero(near)]
 
     def gain(self, problem: Gemm, option: Gemm) -> tuple[float, float, float] | None:
-        """Gain of ``option`` over ``problem``, each by its fastest implementation, and its
-        interval; None where either has none.
+        """Gain of ``option`` over ``problem`` and its interval, each by the fastest of the
+        implementations that computed both; None where no interval is known.
         """
+        both = self.of(problem).keys() & self.of(option).keys()
+        if not both:
+            return None
         own, padded = (
-            min(self.of(p).values(), key=lambda t: t.time, default=None) for p in (problem, option)
+            min((self.of(p)[name] for name in both), key=lambda t: t.time)
+            for p in (problem, option)
         )
-        if own is None or padded is None or math.isnan(own.lo + padded.lo):
+        if math.isnan(own.lo + padded.lo):
             return None
         return own.time / padded.time - 1, own.lo / padded.hi - 1, own.hi / padded.lo - 1
 
@@ -145,7 +154,10 @@ def advise(
     fit = model.fit(group_of(library, problem))
     frame = model.predict(Query.plain(options, library)).frame()
     seconds = frame["time_us"].to_numpy()
-    predicted = [_predicted_gain(seconds[0], time, fit) for time in seconds]
+    predicted = [
+        _predicted_gain(seconds[0], time, fit.ratio_range(_near(problem, option)))
+        for time, option in zip(seconds, options, strict=True)
+    ]
     known = [measured.gain(problem, option) for option in options]
     # What is certain of each option's gain, by measurement where there is one.
     certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
@@ -190,10 +202,17 @@ def _candidates(problem: Gemm, measured: Measurements, allowance: float) -> list
     return sorted(options, key=lambda option: (option != problem, option.flops, option.spec()))
 
 
-def _predicted_gain(own: float, padded: float, fit: Fit) -> tuple[float, float, float]:
+def _near(problem: Gemm, option: Gemm) -> bool:
+    """Whether the error of such ratios is known from neighbouring pairs."""
+    return all(getattr(option, d) <= getattr(problem, d) * (1 + NEAR) for d in _DIMENSIONS)
+
+
+def _predicted_gain(
+    own: float, padded: float, error: tuple[float, float]
+) -> tuple[float, float, float]:
     """Gain and its 90 % interval from two predicted times and the error of such ratios."""
     ratio = own / padded
-    return ratio - 1, ratio * math.exp(fit.pair_low) - 1, ratio * math.exp(fit.pair_high) - 1
+    return ratio - 1, ratio * math.exp(error[0]) - 1, ratio * math.exp(error[1]) - 1
 
 
 def _why(
@@ -249,6 +268,6 @@ def read_measurements(rows: pd.DataFrame) -> Measurements:
         found = Measured(*values)
         known = times.setdefault(problem, {})
         # The same problem in two sweeps: the narrower interval stands for it.
-        if name not in known or found.hi - found.lo < known[name].hi - known[name].lo:
+        if name not in known or found.width < known[name].width:
             known[name] = found
     return Measurements(times)

@@ -25,7 +25,7 @@ class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
     The table has the columns of measurements.csv, the predictions of each row by constants that
-    had not seen it, and what its problem knows of itself: flops, least_bytes, intensity, class.
+    had not seen it, and what its problem knows of itself: flops, least_bytes, intensity, group.
     """
 
     recording: Recording
@@ -58,8 +58,6 @@ def analyse(recording: Recording) -> Analysis:
             "flops": [float(problem.flops) for problem in problems],
             "least_bytes": [float(problem.bytes) for problem in problems],
             "intensity": [problem.intensity for problem in problems],
-            "class": [problem.shape_class for problem in problems],
-            "alignment": [problem.alignment for problem in problems],
             "group": [
                 group_of(name, problem)
                 for name, problem in zip(rows["implementation"], problems, strict=True)

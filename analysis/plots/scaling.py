@@ -106,7 +106,8 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 def alignment_data(table: pd.DataFrame) -> pd.DataFrame:
     """How far each dimension is off its base, and TFLOP/s relative to no offset.
 
-    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi.
+    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi. The
+    interval is that of the ratio: both times' own are in it.
     """
     rows = _library(table[table["sweep"] == "alignment"])
     pieces = []
@@ -119,8 +120,7 @@ def alignment_data(table: pd.DataFrame) -> pd.DataFrame:
                 at_base = some[some[along] == base]
                 if at_base.empty or len(some) < 3:
                     continue
-                best = float(at_base["tflops"].iloc[0])
-                rate = some["flops"] / 1e6
+                best = at_base.iloc[0]
                 pieces.append(
                     pd.DataFrame(
                         {
@@ -128,13 +128,21 @@ def alignment_data(table: pd.DataFrame) -> pd.DataFrame:
                             "base": base,
                             "offset": some[along] - base,
                             "dtype": dtype,
-                            "relative": some["tflops"] / best,
-                            "relative_lo": rate / some["time_hi_us"] / best,
-                            "relative_hi": rate / some["time_lo_us"] / best,
+                            "relative": some["tflops"] / best["tflops"],
+                            **_relative_interval(some, best),
                         }
                     ).sort_values("offset")
                 )
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+
+
+def _relative_interval(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
+    """The interval of a speed relative to another that has an interval of its own."""
+    work = rows["flops"] / base["flops"]
+    low = work * base["time_lo_us"] / rows["time_hi_us"]
+    high = work * base["time_hi_us"] / rows["time_lo_us"]
+    itself = rows.index == base.name
+    return {"relative_lo": low.mask(itself, 1.0), "relative_hi": high.mask(itself, 1.0)}
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:

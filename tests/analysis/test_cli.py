@@ -90,6 +90,26 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     assert len(answer.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("calibration.json", "{", "calibration.json cannot be read; `python -m analysis calibrate"),
+        ("calibration.json", '{"groups": {"a": 1}}', "calibration.json cannot be read"),
+        ("run.json", "[]", "run.json has no 'schema'"),
+        ("run.json", '{"schema": 7}', "run.json has no 'protocol'"),
+    ],
+)
+def test_broken_files_are_sentences(tmp_path: Path, name: str, text: str, words: str) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    recorded(folder, 20)
+    (folder / name).write_text(text)
+    answer = analysis("predict", "--machine", "nvidia-h100-sxm", "--gemm", "8,8,8,bf16",
+                      "--results", str(tmp_path))  # fmt: skip
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
 def test_an_empty_results_folder_is_a_sentence(tmp_path: Path) -> None:
     answer = analysis("plot", "--results", str(tmp_path))
     assert answer.returncode == 2

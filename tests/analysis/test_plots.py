@@ -54,7 +54,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     ]
     times = model_law()([case.problem for case in cases])
     folder = tmp_path_factory.mktemp("results") / "nvidia-h100-sxm"
-    canary = {"samples": 40, "median_us": 10.0, "spread": 0.02, "drift": -0.004}
+    canary = {"samples": 40, "median_us": 10.0, "spread": 0.02, "drift": -0.02, "certain": True}
     return analyse(load(record(folder, cases, times, canary=canary)))
 
 
@@ -114,6 +114,11 @@ def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
     assert (odd_k["relative"] < 0.95).all()  # the law is slower there
     assert (rows["relative_lo"] <= rows["relative"]).all()
     assert (rows["relative_hi"] >= rows["relative"]).all()
+    # The base's uncertainty is in every ratio, and the base is itself without any.
+    base = rows["offset"] == 0
+    assert (rows[base][["relative_lo", "relative_hi"]] == 1.0).all(axis=None)
+    widened = rows[~base]["relative_hi"] / rows[~base]["relative"]
+    assert widened.to_numpy() == pytest.approx(1.01 / 0.99)  # both are known to ±1 %
 
 
 def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
@@ -153,7 +158,9 @@ def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
     assert "over 6 pairs" in layout
     assert padding.startswith("Padding: ")
     assert "median error 0." in trust
-    assert "drifted by 0.4%" in trust
+    assert "drifted by -2.0%" in trust
+    analysis.recording.run["canary"]["certain"] = False
+    assert "drifted" not in five_lines(analysis, [])[-1]  # within its own noise: not news
 
 
 def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: Path) -> None:

@@ -9,11 +9,19 @@ from synthetic import H100, gemm_cases, model_law, record
 
 from analysis.load import load
 from analysis.model import Fit, Model
-from analysis.recommend import LEAST_GAIN, Measured, Measurements, advise
+from analysis.recommend import (
+    LEAST_GAIN,
+    Measured,
+    Measurements,
+    _near,
+    advise,
+    read_measurements,
+)  # fmt: skip
 from analysis.table import build_table, markdown, write_table
 from analysis.tidy import analyse
 from kernels.estimate import default_constants
 from kernels.problem import Gemm
+from sweeps.case import Case
 
 ODD = Gemm(1024, 1021, 1024, "bf16")
 ROUND = replace(ODD, n=1024)
@@ -62,6 +70,34 @@ def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> No
     assert sure.measured_gain is None
     unsure = advise(ODD, certain_model(0.9), Measurements({}), "cublas")
     assert unsure.verdict == "leave it"
+
+
+def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
+    """How wrong ratios of shapes are that differ by more than 12.5 %, no pair has shown."""
+    fit = Fit(default_constants("hopper", "bf16"), -0.3, 0.2, -0.01, 0.01, rows=100)
+    assert fit.ratio_range(near=True) == (-0.01, 0.01)
+    assert fit.ratio_range(near=False) == (-0.5, 0.5)
+    assert _near(ODD, replace(ODD, n=ODD.n * 9 // 8))
+    assert not _near(ODD, replace(ODD, n=ODD.n * 9 // 8 + 1))
+
+
+def test_the_gain_is_between_the_same_implementations() -> None:
+    """A padded shape that only another implementation computed says nothing of padding."""
+    slow = {"triton-tiled": Measured(2e-5, 1.9e-5, 2.1e-5)}
+    both = {**slow, "cublas": Measured(1e-5, 0.99e-5, 1.01e-5)}
+    assert Measurements({ODD: slow, ROUND: both}).gain(ODD, ROUND) == pytest.approx(
+        (0.0, 1.9 / 2.1 - 1, 2.1 / 1.9 - 1)
+    )
+    only = {"cublas": Measured(1e-5, 0.99e-5, 1.01e-5)}
+    assert Measurements({ODD: slow, ROUND: only}).gain(ODD, ROUND) is None
+
+
+def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Path) -> None:
+    problem = Gemm(512, 512, 512, "bf16")
+    cases = [Case(sweep, problem, "cublas") for sweep in ("one", "two", "three")]
+    rows = load(record(tmp_path, cases, [1e-5, 2e-5, 3e-5])).ok.copy()
+    rows.loc[rows["sweep"] != "two", ["time_lo_us", "time_hi_us"]] = np.nan
+    assert read_measurements(rows).of(problem)["cublas"].time == pytest.approx(2e-5)
 
 
 @pytest.mark.parametrize(
