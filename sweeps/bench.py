@@ -167,7 +167,7 @@ class TorchBench:
                 return Refused(case, "wrong", f"off by {outcome.rel_error:.1e} of the largest "
                                f"value; {outcome.tolerance:.0e} is allowed.", facts)  # fmt: skip
         with launch.settings():
-            seconds = self.sampler.estimate(launch.bare)
+            seconds = self.sampler.estimate(launch.bare, warmed_up=not history.facts)
         sets = min(self._sets(case, seconds), self._arena.capacity(case.problem))
         if sets > 1:
             launch = self._launch(case, implementation, sets)

@@ -75,13 +75,19 @@ class Sampler:
         self._telemetry = telemetry or Telemetry()
         self._stays_slow = False
 
-    def estimate(self, launch: LaunchCall) -> float:
-        """Seconds of one launch, roughly, from warm launches on set 0; wakes what sleeps.
+    def estimate(self, launch: LaunchCall, warmed_up: bool = False) -> float:
+        """Seconds of one launch, roughly, from warm launches on set 0.
 
         Doubles the batch until it is long enough for the clock to be believed to a few percent.
+
+        Args:
+            launch: launches once.
+            warmed_up: it has been launched before, so that even a first time is a true one.
         """
         clock = self._clock
-        seconds, count = clock.time(launch, [0]).seconds, 1
+        if not warmed_up:
+            clock.time(launch, [0])
+        seconds, count = math.inf, 1
         while True:
             seconds = min(seconds, clock.time(launch, [0] * count).seconds / count)
             if seconds * count >= clock.batch_seconds / 4 or count >= clock.most_launches:

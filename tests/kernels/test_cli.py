@@ -55,6 +55,7 @@ def test_check_fails_where_nothing_asked_is_supported() -> None:
         (("check", "--implementation", "cubla"), 2, "did you mean 'cublas'"),
         (("check", "--device", "tpu"), 2, "--device takes"),
         (("compile", "--arch", "sm_91"), 2, "architecture 'sm_91' is not known"),
+        (("compile", "--arch", "sm_70"), 2, "need sm_80 or later, not sm_70"),
         (("chekc",), 2, "No such command"),
         (("check", "--nonsense"), 2, "No such option"),
     ],

@@ -46,6 +46,11 @@ def test_the_estimate_is_not_fooled_by_a_slow_first_launch(clock: FakeClock) -> 
     assert Sampler(clock).estimate(lambda index: next(durations)) == pytest.approx(1e-5)
 
 
+def test_a_long_launch_that_is_warm_is_launched_once_to_estimate_it(clock: FakeClock) -> None:
+    assert Sampler(clock).estimate(constant(0.3).launch, warmed_up=True) == pytest.approx(0.3)
+    assert clock.seconds == pytest.approx(0.3)
+
+
 def test_a_burst_is_as_long_as_the_clock_needs(clock: FakeClock) -> None:
     sampler = Sampler(clock)
     short, long = constant(1e-5), constant(0.2)
