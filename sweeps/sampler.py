@@ -74,6 +74,7 @@ class Sampler:
         self._flush = flush
         self._telemetry = telemetry or Telemetry()
         self._stays_slow = False
+        self._flush_seconds: float | None = None
 
     def estimate(self, launch: LaunchCall, warmed_up: bool = False) -> float:
         """Seconds of one launch, roughly, from warm launches on set 0.
@@ -109,9 +110,19 @@ class Sampler:
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
+        subject.cost = sustained * SUSTAINED_SETTLE
         if subject.cache == "cold" and not sustained:
             subject.launches = min(subject.launches, subject.sets)
-        subject.cost = subject.launches * seconds + sustained * SUSTAINED_SETTLE
+            subject.cost = self._flush_cost()
+        subject.cost += subject.launches * seconds
+
+    def _flush_cost(self) -> float:
+        """Seconds of a flush: on a CPU, several times a short batch's own."""
+        if self._flush_seconds is None:
+            begin = self._clock.now()
+            self._flush()
+            self._flush_seconds = self._clock.now() - begin
+        return self._flush_seconds
 
     def sample(self, subject: Subject) -> Sample:
         """Take one sample and append it to the subject's.

@@ -63,12 +63,23 @@ def test_a_burst_is_as_long_as_the_clock_needs(clock: FakeClock) -> None:
     assert short.launches == clock.most_launches
 
 
+def test_the_flush_is_part_of_what_a_cold_sample_costs(clock: FakeClock) -> None:
+    sampler = Sampler(clock, flush=lambda: clock.pause(0.004))
+    cold, warm = constant(1e-3), constant(1e-3)
+    warm.cache = "warm"
+    for subject in (cold, warm):
+        sampler.fit(subject, 1e-3)
+    assert (cold.cost, warm.cost) == pytest.approx((0.005, 0.001))
+    assert sampler.sample(cold).cost == pytest.approx(cold.cost)
+
+
 def test_a_cold_batch_flushes_first_and_never_uses_a_set_twice(clock: FakeClock) -> None:
     flushed_at: list[int] = []
     sampler = Sampler(clock, flush=lambda: flushed_at.append(len(clock.batches)))
     subject = constant(1e-5)
     subject.sets = 7
     sampler.fit(subject, 1e-5)
+    flushed_at.clear()  # fitting measures what a flush costs
     sample = sampler.sample(subject)
     assert sample.launches == 7
     assert sample.seconds == pytest.approx(1e-5)
