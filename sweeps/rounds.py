@@ -124,6 +124,8 @@ class Rounds:
         self._random = random.Random(seed)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
+        self._begun: list[Subject] = []
+        self._expected = self._preparing = 0.0  # seconds: of those by the plan; spent to begin them
         self._canary: Subject | None = None
         self._canary_due = 0.0
         # Where the canary took a process down, the run goes on without one.
@@ -160,23 +162,34 @@ class Rounds:
         few = [s for s in self._open if len(s.samples) < _LEAST_SAMPLES] if short else []
         return few or list(self._open)
 
+    def _pace(self) -> float:
+        """How many times the plan's seconds the cases begun so far take, and so will the next."""
+        if not self._expected:
+            return 1.0
+        sampling = _LEAST_SAMPLES * sum(subject.cost for subject in self._begun)
+        return max(1.0, (self._preparing + sampling) / self._expected)
+
     def _admit(self) -> int:
         """Prepare the next cases whose six samples fit what is left; says how many."""
         promised = self._promised()
-        chosen: list[Case] = []
+        pace = self._pace()
+        chosen: list[Planned] = []
         skipped: deque[Planned] = deque()
         while self._waiting and len(chosen) < CHUNK:
             entry = self._waiting.popleft()
-            if promised + entry.expected > self._left:
+            if promised + entry.expected * pace > self._left:
                 skipped.append(entry)  # a cheaper one further on may still fit
                 continue
-            promised += entry.expected
-            chosen.append(entry.case)
+            promised += entry.expected * pace
+            chosen.append(entry)
         self._waiting.extendleft(reversed(skipped))
+        self._expected += sum(entry.expected for entry in chosen)
         begin = self._sampler.now()
-        for result in self._bench.prepare(chosen, self._known, self._visit):
+        cases = [entry.case for entry in chosen]
+        for result in self._bench.prepare(cases, self._known, self._visit):
             cost = self._sampler.now() - begin
             self._left -= cost
+            self._preparing += cost
             begin = self._sampler.now()
             if isinstance(result, Refused):
                 if result.facts:
@@ -189,6 +202,7 @@ class Rounds:
                 self._report("too-long", result.case.id, 0.0)
             else:
                 self._open.append(result.subject)
+                self._begun.append(result.subject)
         return len(chosen)
 
     def _take(self, subject: Subject) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_no_case_is_begun_whose_six_samples_do_not_fit() -> None:
     _, events, _ = go(planned(10, expected=1.0), budget=3.5)
     first_sample = next(i for i, e in enumerate(events) if e["event"] == "sample")
     assert sum(e["event"] == "facts" for e in events[:first_sample]) == 3
+
+
+def test_where_the_plan_was_too_hopeful_fewer_cases_are_begun_and_each_is_done() -> None:
+    """Six samples of case m take 12 m ms (each with a warm-up), five times what the plan says."""
+    cases = [Planned(entry.case, 0.0024 * m) for m, entry in enumerate(planned(400), 1)]
+    random.Random(0).shuffle(cases)
+    end, events, device = go(cases, budget=500.0, seconds=1e-3, spread=0.3, canary="raise")
+    assert end == "budget"
+    counts = samples_of(events)
+    assert CHUNK < len(device.prepared) < 400
+    assert min(counts.values()) >= 6
 
 
 def test_a_case_that_takes_far_longer_than_planned_is_left() -> None:
