@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from math import comb
 
 LEVEL = 0.95
-CHECKPOINTS = (6, 8, 11, 16, 23, 37)
+CHECKPOINTS = (6, 8, 11, 16, 23)
 """Sample counts at which a case may be found done; the last is where it stops regardless."""
 TOLERANCE = 0.01
 """How far from the median, relative to it, either end of a converged case's interval may be."""

@@ -30,7 +30,7 @@ from sweeps.sampler import Sampler, Subject
 Pass = tuple[dict[str, float], float]
 """Median seconds of each case, and the seconds that the whole pass took."""
 
-SIZES = (48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
+SIZES = (48, 64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 256, 288, 320, 352, 384, 448, 512, 640)
 CPU_PROBLEMS: list[Problem] = [
     *(Gemm(size, size, size, dtype) for size in SIZES for dtype in ("fp32", "bf16")),
     *(Gemm(1, n, n, "fp32") for n in (256, 512, 1024)),
