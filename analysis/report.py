@@ -94,7 +94,7 @@ def _trust(analysis: Analysis) -> str:
     error = (analysis.table["predicted_time_us"] / analysis.table["time_us"] - 1).abs()
     canary = analysis.recording.run.get("canary")
     steady = ""
-    if canary and canary["certain"]:
+    if canary and canary.get("certain"):
         steady = f"; the machine drifted by {canary['drift']:+.1%} during the run"
     return (
         f"Predictions of rows that the model had not seen: median error {error.median():.1%}, "
