@@ -23,7 +23,7 @@ from kernels.cli import (
 )
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine, known_machines
-from kernels.problem import Conv, Gemm, Problem
+from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
 from sweeps.store import RESULTS
 
 app = new_app("What the measurements mean.")
@@ -205,6 +205,49 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         print(f"  • {line}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
     print(f"What to pad: {folder / 'recommendations.md'}")
+
+
+@app.command("validate")
+def validate_command(
+    file: Path,
+    machine: Annotated[str, typer.Option("--machine", help="Whose rows of the file are wanted.")],
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bf16 if present, else the only one.")
+    ] = None,
+    calibrate: Annotated[
+        int, typer.Option("--calibrate", min=0, help="Rows to calibrate on; 0 for none.")
+    ] = 256,
+    seed: Annotated[int, typer.Option("--seed", help="Breaks ties among rows.")] = 0,
+    holdout: Annotated[
+        str, typer.Option("--holdout", help="rows, or levels: M, N and K all unseen.")
+    ] = "rows",
+    constants: Annotated[
+        str | None, typer.Option("--constants", help="The machine to take constants from.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Judge the model on measured rows that it has not seen: ours, or others' tables."""
+    from analysis.source import read_source
+    from analysis.validate import HOLDOUTS, validate
+    from analysis.validation import report
+
+    if holdout not in HOLDOUTS:
+        raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
+    if dtype is not None and dtype not in DTYPE_BYTES:
+        raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
+    here = known_machines().get(machine)
+    if here is None and (file if file.is_dir() else file.parent).joinpath("run.json").exists():
+        here = Machine.from_json(
+            load_run(file if file.is_dir() else file.parent)["machine"]
+        )  # a machine of its own, which no table has
+    if here is None:
+        raise UserError(f"machine {machine!r} is not known; {nearest(machine, known_machines())}")
+    source = read_source(file, here, dtype)
+    found = validate(source, here, calibrate, seed, holdout, constants)
+    if json:
+        print_json(found.to_json())
+        return
+    print(report(found))
 
 
 def _load(machine: str | None, results: Path) -> Recording:

@@ -1,13 +1,14 @@
-"""Fit the constants of the time model to a machine's own measurements, and say what they miss.
+"""Fit the time model to a machine's own measurements, and say how wrong it is.
 
-Every problem belongs to one of two halves. The constants of each half predict the other, so each
-row has a prediction from constants that never saw it, and the error figures are honest. The
-constants that are kept come from all rows.
+Every problem belongs to one of two halves. What is fitted to each half predicts the other, so each
+row has a prediction from a fit that never saw it, and the error figures are honest. The fit that is
+kept comes from all rows.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,16 @@ from analysis.model import (
     NEAR,
     UNCALIBRATED,
     Fit,
+    Inputs,
     Model,
     Part,
     Prediction,
     Query,
-    run_estimate,
 )  # fmt: skip
-from kernels.estimate import BOUNDS, Array, Constants, default_constants
+from analysis.residual import LEAST_ROWS as LEAST_RESIDUAL_ROWS
+from analysis.residual import Residual, fit_residual
+from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
+from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.problem import Gemm, Problem
 
@@ -36,7 +40,14 @@ _PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a na
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
 _OUTSIDE = 0.05  # of the log ratios, on either side of the interval
 _LEAST_WIDTH = 0.02  # no interval is narrower than the measurements' own scatter
-_LINEAR = ("tail", "narrow", "pack")  # fitted as they are; everything else by its logarithm
+_LINEAR = (
+    "tail",
+    "partials",
+    "slow",
+    "narrow",
+    "pack",
+    "resident",
+)  # fitted as they are; everything else by its logarithm
 
 
 @dataclass(frozen=True)
@@ -45,13 +56,13 @@ class Calibration:
 
     model: Model
     held_back: Prediction
-    half: Array  # 0 or 1: the half that a row belongs to
+    fold: Array  # the part of the problems that a row belongs to
 
     def to_json(self) -> dict[str, Any]:
         """calibration.json: constants, error figures and rows used, group by group."""
         return {
             "machine": self.model.machine.slug,
-            "protocol": "two halves of the problems, each predicted by the other's constants",
+            "protocol": "two halves of the problems, each predicted by a fit to the other",
             "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
         }
 
@@ -63,50 +74,79 @@ def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
         machine: the machine that they were measured on.
         rows: as loaded.
     """
-    query = Query.of_rows(rows)
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
+    return calibrate_query(machine, Query.of_rows(rows), seconds)
+
+
+def calibrate_query(
+    machine: Machine,
+    query: Query,
+    seconds: Array,
+    folds: int = 2,
+    starts: Callable[[str], Constants] | None = None,
+) -> Calibration:
+    """Fit every group of a query to its measured seconds.
+
+    Args:
+        machine: the machine that they were measured on.
+        query: the cases.
+        seconds: the time of a launch of each.
+        folds: into how many parts the problems are cut, each predicted by the others.
+        starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
+    """
     groups = query.groups()
-    half = np.array([_half(problem) for problem in query.problems])
+    fold = np.array([_fold(problem, folds) for problem in query.problems])
     fits: dict[str, Fit] = {}
-    parts = []
+    parts: list[Part] = []
     for group in dict.fromkeys(groups):
         member = groups == group
-        start = default_constants(machine.generation, group.split()[-1])
+        dtype = group.split()[-1]
+        start = starts(dtype) if starts else default_constants(machine.generation, dtype)
         pieces = []
-        for side in (0, 1):
-            unseen, seen = (np.flatnonzero(member & (half == h)) for h in (side, 1 - side))
+        for own in range(folds):
+            unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
             if len(unseen):
-                fitted = fit_constants(machine, query.take(seen), seconds[seen], start)
-                guess = run_estimate(machine, query.take(unseen), fitted)
-                pieces.append((unseen, guess))
-        everything = query.take(np.flatnonzero(member))
-        constants = fit_constants(machine, everything, seconds[member], start)
-        where, guesses = (np.concatenate(columns) for columns in zip(
-            *((at, guess.time) for at, guess in pieces), strict=True))  # fmt: skip
-        log_ratio = np.log(seconds[where] / guesses)
-        fits[group] = _judge(constants, log_ratio, _pair_errors(query.take(where), log_ratio))
-        lows, highs = (np.split(ends, [len(pieces[0][0])]) for ends in _ranges_of_others(log_ratio))
-        parts += [
-            Part(*piece, low, high) for piece, low, high in zip(pieces, lows, highs, strict=False)
-        ]
-    held_back = Prediction.joined(len(rows), parts)
-    return Calibration(Model(machine, fits), held_back, half.astype(float))
+                fitted = fit_group(machine, query.take(seen), seconds[seen], start)
+                pieces.append((unseen, Inputs.of(machine, query.take(unseen)).estimate(*fitted)))
+        fitted = fit_group(machine, query.take(np.flatnonzero(member)), seconds[member], start)
+        where = np.concatenate([at for at, _ in pieces])
+        log_ratio = np.log(seconds[where] / np.concatenate([guess.time for _, guess in pieces]))
+        fits[group] = _judge(fitted, log_ratio, _pair_errors(query.take(where), log_ratio))
+        cuts = np.cumsum([len(at) for at, _ in pieces])[:-1]
+        lows, highs = (np.split(ends, cuts) for ends in _ranges_of_others(log_ratio))
+        parts += [Part(*piece, *ends) for piece, *ends in zip(pieces, lows, highs, strict=True)]
+    held_back = Prediction.joined(len(seconds), parts)
+    return Calibration(Model(machine, fits), held_back, fold.astype(float))
 
 
-def _half(problem: Problem) -> int:
-    """The half of a problem, the same in every sweep that has it."""
-    return zlib.crc32(problem.spec().encode()) & 1
+def _fold(problem: Problem, folds: int) -> int:
+    """The part of a problem, the same in every sweep that has it."""
+    return zlib.crc32(problem.spec().encode()) % folds
 
 
-def _judge(constants: Constants, log_ratio: Array, pair_errors: Array) -> Fit:
+def fit_group(
+    machine: Machine, query: Query, seconds: Array, start: Constants
+) -> tuple[Constants, Residual | None]:
+    """Physical constants first, then what they miss, if that helps on rows left out."""
+    constants = fit_constants(machine, query, seconds, start)
+    if len(seconds) < LEAST_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
+        return constants, None
+    inputs = Inputs.of(machine, query)
+    log_ratio = np.log(seconds / inputs.estimate(constants).time)
+    return constants, fit_residual(inputs.features(constants), log_ratio)
+
+
+def _judge(fitted: tuple[Constants, Residual | None], log_ratio: Array, pair_errors: Array) -> Fit:
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio)
     pair_low, pair_high = low - high, high - low
     if len(pair_errors) + 1 >= 1 / _OUTSIDE:
         pair_low, pair_high = _range(pair_errors)
+    constants, residual = fitted
     return Fit(
         constants=constants,
+        residual=residual,
         low=low,
         high=high,
         pair_low=pair_low,
@@ -181,14 +221,17 @@ def fit_constants(machine: Machine, query: Query, seconds: Array, start: Constan
         return start
     names = list(BOUNDS) if len(seconds) >= LEAST_ROWS else ["compute", "dram", "launch"]
     origin = np.array([_inward(name, getattr(start, name)) for name in names])
-    low, high = np.array([[_inward(name, bound) for bound in BOUNDS[name]] for name in names]).T
+    possible = physical_bounds(machine)
+    low, high = np.array([[_inward(name, bound) for bound in possible[name]] for name in names]).T
 
     def constants(x: Array) -> Constants:
         fitted = {name: _outward(name, value) for name, value in zip(names, x, strict=True)}
         return Constants(**{**start.to_json(), **fitted})
 
+    inputs = Inputs.of(machine, query)
+
     def residuals(x: Array) -> Array:
-        guess = run_estimate(machine, query, constants(x)).time
+        guess = inputs.estimate(constants(x)).time
         return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
 
     inside = np.clip(origin, low + 1e-6, high - 1e-6)

@@ -8,7 +8,7 @@ measurements gets the shipped constants of its generation, and an interval that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.load import problems_of
-from kernels.config import TileConfig
+from analysis.residual import Residual
+from kernels.config import TileConfig, tile_count
+from kernels.constants import Constants, default_constants
 from kernels.estimate import (
     LIMITS,
     Array,
-    Constants,
     Estimate,
     Shapes,
     Tiles,
-    default_constants,
+    candidate_times,
     estimate,
     fastest,
-)  # fmt: skip
+)
 from kernels.machine import Machine
 from kernels.problem import Conv, Problem
 
@@ -35,6 +36,8 @@ UNCALIBRATED = (-0.7, 0.7)
 """Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:
 a factor of two either way, wider than the error on any public table of another machine."""
 
+
+_LARGE_TILES = ((128, 128), (256, 128), (128, 256))
 
 NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""
@@ -53,8 +56,13 @@ class Query:
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str) -> Query:
         """Problems on one implementation, its default config, operands in memory, in bursts."""
+        return cls.each(problems, [implementation] * len(problems))
+
+    @classmethod
+    def each(cls, problems: Sequence[Problem], implementations: Sequence[str]) -> Query:
+        """Likewise, each problem on its own implementation."""
         n = len(problems)
-        return cls(problems, [implementation] * n, [""] * n, [False] * n, [False] * n)
+        return cls(problems, implementations, [""] * n, [False] * n, [False] * n)
 
     @classmethod
     def of_rows(cls, rows: pd.DataFrame) -> Query:
@@ -95,6 +103,7 @@ class Fit:
     """
 
     constants: Constants
+    residual: Residual | None = None
     low: float = UNCALIBRATED[0]
     high: float = UNCALIBRATED[1]
     pair_low: float = UNCALIBRATED[0]
@@ -113,13 +122,15 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "constants"}
-        return {**plain, "constants": self.constants.to_json()}
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        residual = None if self.residual is None else self.residual.to_json()
+        return {**plain, "constants": self.constants.to_json(), "residual": residual}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fit:
         """Inverse of :meth:`to_json`."""
-        return cls(**{**data, "constants": Constants(**data["constants"])})
+        residual = data["residual"] and Residual.from_json(data["residual"])
+        return cls(**{**data, "constants": Constants(**data["constants"]), "residual": residual})
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,8 @@ class Model:
         for group in dict.fromkeys(groups):
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
-            guess = run_estimate(self.machine, query.take(where), fit.constants)
+            inputs = Inputs.of(self.machine, query.take(where))
+            guess = inputs.estimate(fit.constants, fit.residual)
             parts.append(Part(where, guess, fit.low, fit.high))
         return Prediction.joined(len(groups), parts)
 
@@ -156,22 +168,66 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
     return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
 
 
-def run_estimate(machine: Machine, query: Query, constants: Constants) -> Estimate:
-    """The estimate of one group's cases: with the tiles of their configs where they name them,
-    with the fastest of the library's tiles where they do not.
+@dataclass(frozen=True)
+class Inputs:
+    """One group's cases as arrays, to be estimated with one set of constants after another.
+
+    ``tiles`` has a tile a case where their configs name them; None where the library chooses.
     """
-    in_cache = [
-        warm and problem.bytes <= machine.l2_bytes
-        for warm, problem in zip(query.cached, query.problems, strict=True)
-    ]
-    shapes = Shapes.of(query.problems, in_cache, query.sustained)
-    dtype = query.problems[0].dtype
-    peak = machine.peak(dtype)
-    if query.configs[0].startswith("bm="):
-        configs = [TileConfig.parse(text) for text in query.configs]
-        tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
-        return estimate(shapes, tiles, machine, peak, constants)
-    return fastest(shapes, Tiles.library(machine, dtype), machine, peak, constants)
+
+    machine: Machine
+    dtype: str
+    shapes: Shapes
+    tiles: Tiles | None
+
+    @classmethod
+    def of(cls, machine: Machine, query: Query) -> Inputs:
+        """Read the cases of one group off a query."""
+        in_cache = [
+            warm and problem.bytes <= machine.l2_bytes
+            for warm, problem in zip(query.cached, query.problems, strict=True)
+        ]
+        shapes = Shapes.of(query.problems, in_cache, query.sustained)
+        tiles = None
+        if query.configs[0].startswith("bm="):
+            configs = [TileConfig.parse(text) for text in query.configs]
+            tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
+        return cls(machine, query.problems[0].dtype, shapes, tiles)
+
+    @property
+    def _library(self) -> Tiles:
+        return Tiles.library(self.machine, self.dtype)
+
+    def estimate(self, constants: Constants, residual: Residual | None = None) -> Estimate:
+        """With the tiles that are known, or the fastest of the library's; then the residual."""
+        peak = self.machine.peak(self.dtype)
+        if self.tiles is not None:
+            guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
+        else:
+            guess = fastest(self.shapes, self._library, self.machine, peak, constants)
+        if residual is None:
+            return guess
+        return replace(guess, time=guess.time * np.exp(residual.predict(self.features(constants))))
+
+    def features(self, constants: Constants) -> Array:
+        """What a residual may depend on, a row a case.
+
+        Logs of the sizes, of the estimate and of the intensity over the ridge point; how far each
+        of the library's tiles is behind the best one; what a last wave of three large tiles
+        leaves idle.
+        """
+        s, machine = self.shapes, self.machine
+        peak = machine.peak(self.dtype)
+        times, _ = candidate_times(s, self._library, machine, peak, constants)
+        best = times.min(axis=1)
+        flops = 2 * s.batch * s.m * s.n * s.k * s.density
+        columns = [np.log2(s.m), np.log2(s.n), np.log2(s.k), np.log(best)]
+        columns.append(np.log(flops / peak * machine.bandwidth / s.bytes))
+        for bm, bn in _LARGE_TILES:
+            rounds = tile_count(s.m, s.n, bm, bn, s.batch) / machine.sms
+            columns.append(np.log(np.ceil(rounds) / np.maximum(rounds, 1.0)))
+        behind = np.clip(np.log(times / best[:, None]), 0.0, 1.0)
+        return np.column_stack([*columns, behind])
 
 
 @dataclass(frozen=True)
@@ -208,7 +264,7 @@ class Prediction:
         """Columns as in predicted.csv: times in microseconds, the limit, tiles and traffic."""
         e = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
-        micro = {name: getattr(e, name) * 1e6 for name in ("launch", "compute", "feed", "memory")}
+        micro = {name: getattr(e, name) * 1e6 for name in LIMITS}
         return pd.DataFrame(
             {
                 "time_us": e.time * 1e6,
@@ -233,6 +289,7 @@ def explain(row: Mapping[str, Any]) -> str:
         "launch": "launching it takes longer than computing it",
         "compute": "bound by arithmetic",
         "feed": "bound by what the SMs can take in",
+        "latency": "bound by the latency of each step along K",
         "memory": "bound by memory bandwidth",
     }[row["limit"]]
     split = f", K split in {row['split']}" if row["split"] > 1 else ""

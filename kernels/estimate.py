@@ -1,94 +1,45 @@
 """The time of a problem from its shape, a tile and the machine's facts: one formula, NumPy only.
 
-    time = launch + (work⁴ + memory⁴)^¼
-    work = prologue-free waves × (K steps × (compute⁴ + feed⁴)^¼ + epilogue)
+    time = launch + slowed((work⁴ + intake⁴ + memory⁴)^¼)
+    work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
-``compute`` is the tile's share of an SM's peak, ``feed`` what the SM must take in for it,
-``memory`` the least traffic over the bandwidth that the active CTAs can draw. The fourth power
-lets the larger term win and rounds the corner where they are equal; a plain maximum, a sum and
-other powers were all worse on public H100 and A100 tables. The choice of a Triton config and the
-calibrated model of ``analysis`` both call this formula.
+In a K step, ``compute`` is the tile's share of an SM's peak, ``feed`` what the SM takes in for it,
+``latency`` the least that a step takes however small the tile. ``intake`` is what all tiles take
+from the L2 together, ``memory`` the traffic of the device's memory over the bandwidth that the
+active CTAs can draw. The fourth power lets the largest term win and rounds the corner where two are
+equal; a plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice
+of a Triton config and the calibrated model of ``analysis`` both call this formula.
 """
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.config import ceil_div, library_tiles, tail_efficiency, tile_count, tile_efficiency
+from kernels.constants import Constants
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Problem
 
 Array = NDArray[np.float64]
 
-LIMITS = ("launch", "compute", "feed", "memory")
-"""What binds a time: the launch, the arithmetic, the SMs' intake, or the device's memory."""
+LIMITS = ("launch", "compute", "feed", "latency", "memory")
+"""What binds a time: the launch, the arithmetic, the intake of the SMs, alone or from a shared L2,
+the latency of K steps that are too small to hide it, or the device's memory."""
+
+SPLITS = (1, 2, 4, 8, 16)
+"""Parts into which a library may split K. Powers of two up to 16 are what moved the error most."""
 
 _STEP_BYTES = 128  # one K step of a tile: 64 elements of 16 bits, as the libraries' kernels have it
-_MOST_SPLIT = 16
-_LEAST_STEPS = 4  # a split that leaves fewer K steps to a CTA is never chosen
-_CHUNK = 1024  # shapes × candidates stay in the L2 cache of a core
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What the datasheet does not say. Physical, readable, each with bounds in :data:`BOUNDS`."""
-
-    compute: float  # share of the peak that a tile's main loop reaches
-    dram: float  # share of the datasheet's bandwidth that is reached
-    feed: float  # bytes/s that one SM takes in from L2
-    store: float  # bytes/s at which one SM's epilogue writes its tile
-    epilogue: float  # seconds a tile beside that
-    launch: float  # seconds that no launch escapes
-    tail: float  # 1: a started wave costs a whole one; 0: its share
-    ramp: float  # CTAs in flight at which half of the bandwidth is reached
-    split: float  # seconds that reducing a split K costs
-    narrow: float  # work slows by (alignment / 16 bytes)^-narrow
-    pack: float  # times that B is moved once more, repacked before the product; CPUs do
-    cached: float  # times that bandwidth when the operands are in the last-level cache
-    sustained: float  # share of the burst's rate when the machine never pauses
-
-    def to_json(self) -> dict[str, float]:
-        """By name, for calibration.json."""
-        return {f.name: float(getattr(self, f.name)) for f in fields(self)}
-
-
-BOUNDS: dict[str, tuple[float, float]] = {
-    "compute": (0.05, 1.1),
-    "dram": (0.05, 1.0),
-    "feed": (1e9, 1e12),
-    "store": (1e8, 1e12),
-    "epilogue": (0.0, 5e-6),
-    "launch": (5e-7, 5e-5),
-    "tail": (0.0, 1.0),
-    "ramp": (0.0, 80.0),
-    "split": (0.0, 2e-5),
-    "narrow": (0.0, 2.0),
-    "pack": (0.0, 20.0),
-    "cached": (1.0, 20.0),
-    "sustained": (0.3, 1.1),
-}
-"""What is physically possible for each constant."""
-
-
-def default_constants(generation: str, dtype: str) -> Constants:
-    """The shipped constants of a generation, before any calibration (``constants.toml``)."""
-    table = _shipped()
-    generation = table["like"].get(generation, generation)
-    entry = table.get(f"{generation}-{dtype}") or table[generation]
-    return Constants(**{name: value for name, value in entry.items() if name != "source"})
-
-
-@functools.cache
-def _shipped() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("constants.toml").read_text(encoding="utf-8"))
+_LEAST_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
+_SPLIT_WAVES = 1  # nor one of a problem whose largest tiles already fill so many waves
+_SLOW_SECONDS = 2e-3  # a kernel this long begins to feel the power limit
+_RESIDENT_SHARE = 0.8  # of the last-level cache, which an operand may fill and still be found there
+_CHUNK = 2048  # shapes × candidates stay in the L2 cache of a core
 
 
 @dataclass(frozen=True)
@@ -101,6 +52,7 @@ class Shapes:
     batch: Array
     element: Array  # bytes of an element
     bytes: Array  # least traffic, layout changes included
+    first: Array  # of which the first operand's, if it is A of a GEMM
     density: Array  # useful share of the products of m·n·k
     alignment: Array  # bytes that divide every row, at most 16
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
@@ -117,7 +69,7 @@ class Shapes:
         sustained: Sequence[bool] | None = None,
     ) -> Shapes:
         """Read the fields off the problems; a convolution is its implied GEMM."""
-        rows = np.array([_shape_row(p) for p in problems], dtype=np.float64).reshape(-1, 8)
+        rows = np.array([_shape_row(p) for p in problems], dtype=np.float64).reshape(-1, 9)
         flags = (
             np.zeros(len(problems)) if flag is None else np.asarray(flag, dtype=np.float64)
             for flag in (cached, sustained)
@@ -138,8 +90,9 @@ def _shape_row(problem: Problem) -> tuple[float, ...]:
         traffic += 2 * (x + y) * DTYPE_BYTES[problem.dtype]
     density = problem.flops / gemm.flops
     element = DTYPE_BYTES[problem.dtype]
+    first = 0 if isinstance(problem, Conv) else problem.operand_elements[0] * element
     return (
-        gemm.m, gemm.n, gemm.k, gemm.batch, element, traffic, density, problem.alignment
+        gemm.m, gemm.n, gemm.k, gemm.batch, element, traffic, first, density, problem.alignment
     )  # fmt: skip
 
 
@@ -166,6 +119,7 @@ class Estimate:
     launch: Array
     compute: Array
     feed: Array
+    latency: Array
     memory: Array
     bm: Array
     bn: Array
@@ -179,7 +133,7 @@ class Estimate:
     @property
     def limit(self) -> NDArray[np.intp]:
         """Index into :data:`LIMITS` of the largest part."""
-        parts = np.stack([self.launch, self.compute, self.feed, self.memory])
+        parts = np.stack([getattr(self, name) for name in LIMITS])
         return np.argmax(parts, axis=0)
 
 
@@ -189,24 +143,30 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     Args:
         shapes: the problems.
         tiles: a tile a problem.
-        machine: SM count and bandwidth.
+        machine: SM count, bandwidth and cache.
         peak: FLOP/s of the dtype on the whole machine.
         c: the constants.
     """
-    time, launch, compute, feed, memory, count = _parts(shapes, tiles, machine, peak, c)
+    work = _work(shapes, tiles, machine, peak, c)
+    memory = _memory(shapes, tiles, work.count, machine, c)
+    launch = c.launch + c.split * (tiles.split > 1)
+    busy = _fourth(work.total, work.intake, memory)
+    slowed = _slowed(busy, c)
+    slower = np.divide(slowed, busy)  # the parts are what they take in the slowed kernel
     return Estimate(
-        time=time,
-        launch=launch,
-        compute=compute,
-        feed=feed,
-        memory=memory,
+        time=launch + slowed,
+        launch=launch + np.zeros_like(busy),
+        compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slower,
+        feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slower,
+        latency=work.waves * work.steps * c.step * slower,
+        memory=memory * slower,
         bm=tiles.bm,
         bn=tiles.bn,
         split=tiles.split,
-        tiles=count,
-        waves=ceil_div(count, machine.sms),
+        tiles=work.count,
+        waves=ceil_div(work.count, machine.sms),
         tile_efficiency=tile_efficiency(shapes.m, shapes.n, tiles.bm, tiles.bn),
-        tail_efficiency=tail_efficiency(count, machine.sms),
+        tail_efficiency=tail_efficiency(work.count, machine.sms),
         bytes=shapes.bytes + _partials(shapes, tiles),
     )
 
@@ -214,63 +174,106 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Each shape on the candidate that is fastest for it: what a good library would pick.
 
-    Candidates are the ``tiles`` as they stand and, on a GPU, with K split so far that every SM
-    has work.
+    Candidates are the ``tiles`` and, on a GPU, each of them with K split (:data:`SPLITS`).
     """
     best = Tiles(*np.empty((3, len(shapes))))
     for start in range(0, len(shapes), _CHUNK):
         part = slice(start, start + _CHUNK)
-        column = shapes.take(part).take((slice(None), np.newaxis))
-        time, *_ = _parts(column, tiles, machine, peak, c)
-        split = np.ones_like(time)
-        if machine.kind == "gpu":
-            filling = replace(tiles, split=_filling_split(column, tiles, machine))
-            split_time, *_ = _parts(column, filling, machine, peak, c)
-            split = np.where(split_time < time, filling.split, 1.0)
-            time = np.minimum(time, split_time)
-        tile = np.argmin(time, axis=1)
+        times, split = candidate_times(shapes.take(part), tiles, machine, peak, c)
+        tile = np.argmin(times, axis=1)
         best.bm[part], best.bn[part] = tiles.bm[tile], tiles.bn[tile]
         best.split[part] = split[np.arange(len(tile)), tile]
     return estimate(shapes, best, machine, peak, c)
 
 
-def _filling_split(shapes: Shapes, tiles: Tiles, machine: Machine) -> Array:
-    """Power of two of at most 16 by which K is split so that the tiles come near the SMs."""
-    count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch)
-    most = np.minimum(machine.sms / count, shapes.k * shapes.element / (_STEP_BYTES * _LEAST_STEPS))
-    return np.exp2(np.floor(np.log2(np.clip(most, 1, _MOST_SPLIT))))
-
-
-def _parts(
+def candidate_times(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
-) -> tuple[Any, ...]:
-    """Time, launch, compute with epilogue, feed, memory (seconds) and the count of tiles.
+) -> tuple[Array, Array]:
+    """Seconds of every shape (rows) on every tile (columns), K split as suits it best, and how.
+
+    The slowing of long kernels is left out: it puts no candidate before another.
+    """
+    columns = shapes.take((slice(None), np.newaxis))
+    times = _busy(columns, tiles, machine, peak, c)
+    split = np.ones_like(times)
+    if machine.kind == "cpu":
+        return times, split
+    largest = int(np.argmax(tiles.bm * tiles.bn))
+    few = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
+    rows = np.flatnonzero(few <= _SPLIT_WAVES * machine.sms)
+    if not len(rows):
+        return times, split
+    some = columns.take((rows, slice(None)))
+    found, parts = times[rows], split[rows]
+    for count in SPLITS[1:]:
+        split_tiles = replace(tiles, split=np.array(float(count)))
+        seconds = c.split + _busy(some, split_tiles, machine, peak, c)
+        deep = some.k * some.element >= _STEP_BYTES * _LEAST_STEPS * count
+        better = deep & (seconds < found)
+        found = np.where(better, seconds, found)
+        parts = np.where(better, float(count), parts)
+    times[rows], split[rows] = found, parts
+    return times, split
+
+
+def _busy(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Array:
+    """Seconds that the machine works on each shape, launch and slowing left out."""
+    work = _work(shapes, tiles, machine, peak, c)
+    return _fourth(work.total, work.intake, _memory(shapes, tiles, work.count, machine, c))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The SMs' part of a time; ``compute`` and ``feed`` are seconds of one K step."""
+
+    count: Array
+    waves: Array
+    steps: Array
+    compute: Array
+    feed: Array
+    epilogue: Array
+    total: Array
+    intake: Array
+
+
+def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
+    """What the SMs do: waves of tiles, each K steps and an epilogue.
 
     ``shapes`` and ``tiles`` broadcast, so that a column of shapes meets a row of candidates.
     """
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
-    # Each SM works off its tiles one after another, however many it holds at once.
-    rounds = count / machine.sms
-    waves = c.tail * np.ceil(rounds) + (1 - c.tail) * np.maximum(rounds, 1.0)
+    waves = _waves(count / machine.sms, c)
     depth = _STEP_BYTES / shapes.element
-    narrow: Array = (WIDE_BYTES / shapes.alignment) ** c.narrow
-    steps = waves * ceil_div(shapes.k, depth * tiles.split)
-
-    area = tiles.bm * tiles.bn
+    steps = ceil_div(shapes.k, depth * tiles.split)
+    # Few shapes differ in what slows a step; where none does, it is a tile's property alone.
+    narrow = (WIDE_BYTES / shapes.alignment) ** c.narrow
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
-    compute = steps * (area * (2 * depth * shapes.density * narrow / rate))
-    feed = steps * ((tiles.bm + tiles.bn) * (_STEP_BYTES * narrow / c.feed))
-    epilogue = waves * (c.epilogue + area * (shapes.element / c.store))
-    active = np.minimum(count, machine.sms)
-    reached = machine.bandwidth * c.dram * active / (active + c.ramp)
-    reached = reached * np.where(shapes.cached > 0, c.cached, 1.0)
+    compute = tiles.bm * tiles.bn * _alike(2 * depth * shapes.density * narrow / rate)
+    feed = (tiles.bm + tiles.bn) * _alike(_STEP_BYTES * narrow / c.feed)
+    step = _fourth(compute, feed, c.step)
+    epilogue = c.epilogue + tiles.bm * tiles.bn * _alike(shapes.element / c.store)
+    total = waves * (steps * step + epilogue)
+    row = shapes.k * shapes.element / (c.l2 * tiles.split)
+    intake = count * (tiles.bm + tiles.bn) * row
+    return _Work(count, waves, steps, compute, feed, epilogue, total, intake)
+
+
+def _waves(rounds: Array, c: Constants) -> Array:
+    """Tiles one after another on an SM: whole ones where the tail is hard, a share where soft."""
+    return c.tail * np.ceil(rounds) + (1 - c.tail) * np.maximum(rounds, 1.0)
+
+
+def _memory(shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants) -> Array:
+    """Seconds of the traffic of the device's memory at the bandwidth that active CTAs reach."""
+    held = _RESIDENT_SHARE * machine.l2_bytes
+    ratio = (shapes.first / max(held, 1.0)) ** 4
+    found = shapes.first * (c.resident / (1 + ratio))
     # One row needs no packing: it is a matrix-vector product, read straight through.
     packed = c.pack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
-    memory = (shapes.bytes + packed + _partials(shapes, tiles)) / reached
-
-    launch = c.launch + c.split * (tiles.split > 1)
-    time = launch + _fourth(_fourth(compute, feed) + epilogue, memory)
-    return time, launch, compute + epilogue, feed, memory, count
+    traffic = shapes.bytes - found + packed + c.partials * _partials(shapes, tiles)
+    bandwidth = machine.bandwidth * c.dram * np.where(shapes.cached > 0, c.cached, 1.0)
+    active = np.minimum(count, machine.sms)
+    return traffic / bandwidth * (1 + c.ramp / active)
 
 
 def _partials(shapes: Shapes, tiles: Tiles) -> Array:
@@ -279,7 +282,20 @@ def _partials(shapes: Shapes, tiles: Tiles) -> Array:
     return np.where(tiles.split > 1, result * (2 * 4) * tiles.split, 0.0)
 
 
-def _fourth(a: Array, b: Array) -> Array:
-    """(a⁴ + b⁴)^¼ without the cost of a general power."""
-    a2, b2 = a * a, b * b
-    return np.sqrt(np.sqrt(a2 * a2 + b2 * b2))
+def _slowed(busy: Array, c: Constants) -> Array:
+    """A long kernel meets the power limit: longer by ``slow`` for each e-fold over 2 ms."""
+    return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
+
+
+def _alike(column: Array) -> Array:
+    """The first element alone where all are equal: broadcasting it is free."""
+    return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
+
+
+def _fourth(*terms: Array | float) -> Array:
+    """(a⁴ + b⁴ + …)^¼ without the cost of a general power."""
+    total: Array | float = 0.0
+    for term in terms:
+        square = term * term
+        total = total + square * square
+    return np.sqrt(np.sqrt(total))

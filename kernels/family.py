@@ -22,7 +22,8 @@ import triton
 from torch import Tensor
 
 from kernels.config import Config, TileConfig
-from kernels.estimate import Shapes, Tiles, default_constants, estimate
+from kernels.constants import default_constants
+from kernels.estimate import Shapes, Tiles, estimate
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands

@@ -115,6 +115,11 @@ def _slug_of_device_name() -> dict[str, str]:
     }
 
 
+def slug_of_device(name: str) -> str:
+    """The slug of a GPU by its driver's name for it; made of that name where no table knows it."""
+    return _slug_of_device_name().get(name) or _dashes(name)
+
+
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
     """The entry with the facts of the one that it is ``like`` filled in."""
     entry = dict(table[slug])
@@ -205,8 +210,8 @@ def from_properties(properties: DeviceProperties) -> Machine:
     bandwidth the share that its memory is of the card's.
     """
     p = properties
-    slug = _slug_of_device_name().get(p.name)
-    if slug is not None:
+    slug = slug_of_device(p.name)
+    if slug in known_machines():
         return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
 
     # A capability newer than the table takes the newest older row: a guess, and said to be one.
@@ -232,7 +237,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
         bandwidth = whole.bandwidth * min(1.0, p.memory_bytes / whole.memory_bytes)
         bandwidth_source = f"{card}'s, in proportion to the slice's memory"
     return Machine(
-        slug=_dashes(p.name),
+        slug=slug,
         name=p.name,
         kind="gpu",
         generation=_GENERATIONS[row],

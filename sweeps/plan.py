@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.estimate import Shapes, Tiles, default_constants, fastest
+from kernels.constants import default_constants
+from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.problem import Problem
 from sweeps.case import Case

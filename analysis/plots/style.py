@@ -27,6 +27,7 @@ LIMIT_STYLE = {
     "compute": ("#D55E00", "o"),
     "memory": ("#0072B2", "s"),
     "feed": ("#E69F00", "^"),
+    "latency": ("#CC79A7", "D"),
     "launch": ("#555555", "v"),
 }
 NEUTRAL = "#555555"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from analysis.load import Recording, load
-from kernels.estimate import Constants, Shapes, Tiles, default_constants, fastest
+from kernels.constants import Constants, default_constants
+from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm, Problem
 from sweeps.case import Case

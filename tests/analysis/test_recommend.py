@@ -19,7 +19,7 @@ from analysis.recommend import (
 )  # fmt: skip
 from analysis.table import build_table, markdown, write_table
 from analysis.tidy import analyse
-from kernels.estimate import default_constants
+from kernels.constants import default_constants
 from kernels.problem import Gemm
 from sweeps.case import Case
 
@@ -74,7 +74,7 @@ def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> No
 
 def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
     """How wrong ratios of shapes are that differ by more than 12.5 %, no pair has shown."""
-    fit = Fit(default_constants("hopper", "bf16"), -0.3, 0.2, -0.01, 0.01, rows=100)
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
     assert fit.ratio_range(near=True) == (-0.01, 0.01)
     assert fit.ratio_range(near=False) == (-0.5, 0.5)
     assert _near(ODD, replace(ODD, n=ODD.n * 9 // 8))

@@ -11,7 +11,8 @@ from synthetic import gemm_cases, model_law, random_sizes, record
 
 from analysis.load import load, parse_measurements
 from analysis.model import Model, Query
-from kernels.estimate import Shapes, Tiles, default_constants, fastest
+from kernels.constants import default_constants
+from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import known_machine
 from kernels.problem import Gemm, Problem
 from kernels.registry import library_for

@@ -1,0 +1,81 @@
+"""What a validation says, for a reader: errors beside their baselines, by regime and by shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.validate import Errors, Validation
+from kernels.estimate import LIMITS
+from kernels.problem import Conv
+
+_M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
+
+
+def table(found: Validation) -> pd.DataFrame:
+    """One row a held-back problem: sizes, class, measured and predicted seconds, limit, error."""
+    gemms = [p.implied_gemm if isinstance(p, Conv) else p for p in found.tested.problems]
+    predicted = found.prediction.estimate.time
+    return pd.DataFrame(
+        {
+            "m": [gemm.m for gemm in gemms],
+            "n": [gemm.n for gemm in gemms],
+            "k": [gemm.k for gemm in gemms],
+            "class": [problem.shape_class for problem in found.tested.problems],
+            "seconds": found.tested.seconds,
+            "predicted": predicted,
+            "limit": np.array(LIMITS, dtype=object)[found.prediction.estimate.limit],
+            "error": predicted / found.tested.seconds - 1,
+        }
+    )
+
+
+def report(found: Validation) -> str:
+    """Plain text: what was asked, errors and baselines, by limit, by M and by class, cliffs."""
+    document = found.to_json()
+    skipped = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in found.source.skipped.items())
+    basis = (
+        f"calibrated on {len(found.calibrated)} rows"
+        if len(found.calibrated)
+        else f"with constants of {found.constants_from}"
+    )
+    lines = [
+        f"{found.source.name}, {found.source.dtype}, {found.machine.name}: {basis}, tested on "
+        f"{len(found.tested)} others ({found.holdout} held back); left out: {skipped}",
+        "",
+        _line("", "rows", "median", "mean", "p95"),
+        _errors("this model", found.errors),
+    ]
+    for name, errors in found.baselines.items():
+        if errors is not None:
+            lines.append(_errors(name.replace("_", " "), errors))
+    rows = table(found)
+    by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
+    for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
+        lines += ["", title]
+        for name, some in rows.groupby(key, sort=False):
+            errors = Errors.of(some["predicted"].to_numpy(), some["seconds"].to_numpy())
+            lines.append(_errors(f"  {name}", errors))
+    lines += ["", f"90 % interval: {document['coverage_90']:.1%} of the held-back rows inside"]
+    edge = document["cliffs"]
+    if edge["pairs"]:
+        said = {name: "–" if value is None else f"{value:.2f}" for name, value in edge.items()}
+        lines.append(
+            f"cliffs, {edge['pairs']} pairs M, M + 1: recall {said['recall']}, precision "
+            f"{said['precision']}, rank correlation {said['rank_correlation']}, recall of steps "
+            f"down {said['recall_down']}"
+        )
+    speed = document["shapes_per_second"]
+    lines.append(
+        f"shapes a second on one core: {speed['physics']:,.0f} physics, {speed['full']:,.0f} full"
+    )
+    return "\n".join(lines)
+
+
+def _errors(name: str, errors: Errors) -> str:
+    shown = ("–" if e is None else f"{e:.1%}" for e in (errors.median, errors.mean, errors.p95))
+    return _line(name, str(errors.rows), *shown)
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:22}" + "".join(f"{cell:>10}" for cell in cells)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import H100, gemm_cases, model_law, random_sizes, record
+
+from analysis.design import choose_rows
+from analysis.residual import LEAST_ROWS, Residual, fit_residual
+from analysis.source import Source, read_source
+from analysis.validate import Errors, cliffs, validate
+from analysis.validation import report
+from kernels.constants import default_constants, foreign_constants
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from kernels.problem import Gemm
+
+A100 = known_machine("nvidia-a100-sxm-80gb")
+LAW = replace(default_constants("hopper", "bf16"), compute=0.6, launch=5e-6, dram=0.6)
+
+
+def a_source(folder: Path, count: int = 400, noise: float = 0.02) -> Source:
+    cases = gemm_cases(dict.fromkeys(random_sizes(count)))
+    truth = model_law(LAW)([case.problem for case in cases])
+    rng = np.random.default_rng(0)
+    record(folder, cases, truth * np.exp(noise * rng.standard_normal(len(truth))))
+    return read_source(folder, H100)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return a_source(tmp_path_factory.mktemp("source"))
+
+
+def test_the_document_has_what_was_promised(source: Source) -> None:
+    document = validate(source, H100, calibrate=120).to_json()
+    assert set(document) == {
+        "machine", "source", "dtype", "rows", "skipped", "calibrated", "seed", "constants_from",
+        "median", "mean", "p95", "coverage_90", "above_1e11", "holdout", "baselines", "cliffs",
+        "shapes_per_second", "constants",
+    }  # fmt: skip
+    assert set(document["baselines"]) == {
+        "datasheet", "three_constants", "four_fitted", "physics", "nvmatmulheuristics",
+    }  # fmt: skip
+    assert document["rows"] == len(source) - 120
+    assert document["calibrated"] == 120
+    json.dumps(document, allow_nan=False)
+
+
+def test_a_known_law_is_learned_and_beats_every_baseline(source: Source) -> None:
+    found = validate(source, H100, calibrate=120)
+    assert found.errors.median is not None
+    assert found.errors.median < 0.03  # the noise is 2 %
+    for name in ("datasheet", "three_constants", "four_fitted"):
+        baseline = found.baselines[name]
+        assert baseline is not None
+        assert baseline.median is not None
+        assert baseline.median > 1.5 * found.errors.median
+    assert 0.85 <= found.coverage <= 0.98
+    assert "four fitted" in report(found)
+
+
+def test_the_choice_of_rows_never_looks_at_a_time(source: Source) -> None:
+    shuffled = Source(
+        source.name, source.dtype, source.problems, source.implementations,
+        source.seconds[::-1].copy(), source.kernels, source.skipped,
+    )  # fmt: skip
+    first, second = (validate(s, H100, calibrate=60) for s in (source, shuffled))
+    assert first.calibrated.tolist() == second.calibrated.tolist()
+    again = validate(source, H100, calibrate=60, seed=1)
+    assert again.calibrated.tolist() != first.calibrated.tolist()
+
+
+def test_without_calibration_the_constants_are_anothers(source: Source) -> None:
+    found = validate(source, H100, calibrate=0)
+    assert found.constants_from == "nvidia-a100-sxm-80gb"
+    assert len(found.tested) == len(source)
+    assert found.baselines["four_fitted"] is None
+    with pytest.raises(UserError, match="did you mean 'nvidia-v100-sxm2-16gb'"):
+        validate(source, H100, calibrate=0, constants="nvidia-v100-sxm2-16g")
+
+
+@pytest.mark.parametrize("slug", ["nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-h200"])
+def test_a_machines_own_constants_are_never_used_on_it(slug: str) -> None:
+    machine = known_machine(slug)
+    constants, origin = foreign_constants(machine, "bf16")
+    assert origin != slug
+    nearest = {"nvidia-h100-sxm": "nvidia-a100-sxm-80gb", "nvidia-h200": "nvidia-h100-sxm",
+               "nvidia-a100-sxm-80gb": "nvidia-v100-sxm2-16gb"}  # fmt: skip
+    assert origin == nearest[slug]
+    assert constants.launch > 0
+
+
+def test_withheld_levels_are_unseen_in_all_three_dimensions(tmp_path: Path) -> None:
+    sides = (64, 128, 256, 512, 1024, 2048)
+    cases = gemm_cases([(m, n, k) for m in sides for n in sides for k in sides])
+    truth = model_law(LAW)([case.problem for case in cases])
+    record(tmp_path, cases, truth)
+    found = validate(read_source(tmp_path, H100), H100, calibrate=40, holdout="levels")
+    seen = [found.source.problems[i] for i in found.calibrated]
+    for name in "mnk":
+        known = {getattr(problem, name) for problem in seen}
+        assert not known & {getattr(problem, name) for problem in found.tested.problems}
+    assert 0 < len(found.tested) < len(cases)
+
+
+def test_more_rows_than_there_are_is_a_sentence(source: Source) -> None:
+    with pytest.raises(UserError, match="give --calibrate of at most"):
+        validate(source, H100, calibrate=100_000)
+
+
+def test_cliffs_count_what_they_say() -> None:
+    base = [Gemm(m, 4096, 4096, "bf16") for m in (1024, 1025, 2048, 2049, 3072, 3073, 4096, 4097)]
+    seconds = np.array([1.0, 1.2, 1.0, 1.2, 1.0, 1.0, 1.0, 0.9])
+    predicted = np.array([1.0, 1.1, 1.0, 1.0, 1.0, 1.1, 1.0, 0.9])
+    small = Gemm(8, 8, 8, "bf16")
+    made = Source(
+        "x", "bf16", [*base, small, replace(small, m=9)], ["cublas"] * 10,
+        np.append(seconds, [1.0, 2.0]), [()] * 10, {},
+    )  # fmt: skip
+    found = cliffs(made, np.append(predicted, [1.0, 1.0]))
+    assert found["pairs"] == 4  # the small pair is no cliff
+    assert found["recall"] == 0.5  # two real steps, one foreseen
+    assert found["precision"] == 0.5  # two foreseen, one real
+    assert found["recall_down"] == 1.0
+    assert 0 < found["rank_correlation"] < 1
+    assert cliffs(made.take([0]), predicted[:1])["recall"] is None
+
+
+def test_errors_of_nothing_are_none() -> None:
+    assert Errors.of(np.empty(0), np.empty(0)) == Errors(0, None, None, None)
+    found = Errors.of(np.array([1.1, 0.9, 1.0]), np.ones(3))
+    assert (found.rows, found.median) == (3, pytest.approx(0.1))
+
+
+def test_chosen_rows_are_spread_evenly() -> None:
+    rng = np.random.default_rng(0)
+    features = np.concatenate([rng.normal(0, 1, (900, 2)), rng.normal(20, 1, (100, 2))])
+    chosen = choose_rows(features, 100)
+    assert len(set(chosen.tolist())) == 100
+    assert 5 <= (chosen >= 900).sum() <= 15  # as many as there are
+    assert choose_rows(features, 5000).tolist() == list(range(1000))
+
+
+def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (300, 3))
+    smooth = np.sin(2 * x[:, 0]) * 0.2
+    found = fit_residual(x[:200], smooth[:200] + 0.01 * rng.standard_normal(200))
+    assert found is not None
+    left = smooth[200:] - found.predict(x[200:])
+    assert np.abs(left).mean() < 0.25 * np.abs(smooth[200:]).mean()
+    assert fit_residual(x, 0.1 * rng.standard_normal(300)) is None
+    assert fit_residual(x[: LEAST_ROWS - 1], smooth[: LEAST_ROWS - 1]) is None
+    again = Residual.from_json(json.loads(json.dumps(found.to_json())))
+    assert again.predict(x[200:]) == pytest.approx(found.predict(x[200:]), abs=1e-3)
