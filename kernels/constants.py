@@ -81,9 +81,9 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Constants for a machine from measurements of another, scaled by the two datasheets.
 
-    What one SM takes in or writes, and what all take from the L2, goes with the clock (and with
-    the number of SMs); the latency of a K step goes against it. The launch is the generation's,
-    and so is the number of CTAs that share what they take from the L2 (clusters with multicast).
+    What one SM takes in or writes goes with its arithmetic, to which the rest of it is built; the
+    latency of a K step goes against that. What all take from the L2 goes with clock and SMs.
+    Launch, tail, clusters and the share of the peak that real data reach are the generation's.
 
     Args:
         machine: the one that they are for.
@@ -110,15 +110,21 @@ def foreign_constants(
     origin = slug or next(iter(found))
     there, c = known_machine(origin), _constants(found[origin])
     clock = machine.boost_mhz / there.boost_mhz
+    # A card that is too old for the dtype has the other one of 16 bits.
+    theirs_peak = there.peaks.get(dtype) or there.peak("fp16")
+    arithmetic = machine.peak(dtype) / machine.sms / (theirs_peak / there.sms)
     own, theirs = (table["facts"].get(m.generation, {}) for m in (machine, there))
     sharing = own.get("share", 1.0) / theirs.get("share", 1.0)
+    reached = own.get("achievable", 1.0) / theirs.get("achievable", 1.0)
     scaled = replace(
         c,
-        feed=c.feed * clock,
-        store=c.store * clock,
+        compute=min(c.compute * reached, BOUNDS["compute"][1]),
+        feed=c.feed * arithmetic,
+        store=c.store * arithmetic,
         l2=c.l2 * clock * machine.sms / there.sms * sharing,
-        step=c.step / clock,
+        step=c.step / arithmetic,
         launch=own.get("launch", c.launch),
+        tail=own.get("tail", c.tail),
     )
     return scaled, origin
 
