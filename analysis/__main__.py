@@ -224,12 +224,20 @@ def validate_command(
     constants: Annotated[
         str | None, typer.Option("--constants", help="The machine to take constants from.")
     ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also the learning curve, 32 to 2,048 rows; minutes.")
+    ] = False,
+    again: Annotated[
+        Path | None, typer.Option("--again", help="The same grid measured again: the noise floor.")
+    ] = None,
+    plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the model on measured rows that it has not seen: ours, or others' tables."""
+    from analysis.curve import learning_curve, noise_floor
     from analysis.source import read_source
     from analysis.validate import HOLDOUTS, validate
-    from analysis.validation import report
+    from analysis.validation import curve_report, report
 
     if holdout not in HOLDOUTS:
         raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
@@ -244,10 +252,17 @@ def validate_command(
         raise UserError(f"machine {machine!r} is not known; {nearest(machine, known_machines())}")
     source = read_source(file, here, dtype)
     found = validate(source, here, calibrate, seed, holdout, constants)
+    points = learning_curve(source, here, seed) if curve else []
+    floor = noise_floor(source, read_source(again, here, dtype)) if again else None
+    if plots is not None:
+        from analysis.plots.validation import write_validation_plots
+
+        for path in write_validation_plots(found, plots, points, floor):
+            note(str(path))
     if json:
         print_json(found.to_json())
         return
-    print(report(found))
+    print(report(found) + curve_report(points, floor))
 
 
 def _load(machine: str | None, results: Path) -> Recording:

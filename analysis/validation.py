@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
+from analysis.curve import Point
 from analysis.validate import Errors, Validation
 from kernels.estimate import LIMITS
 from kernels.problem import Conv
@@ -70,6 +73,17 @@ def report(found: Validation) -> str:
         f"shapes a second on one core: {speed['physics']:,.0f} physics, {speed['full']:,.0f} full"
     )
     return "\n".join(lines)
+
+
+def curve_report(curve: Sequence[Point], floor: Errors | None) -> str:
+    """The learning curve and the noise floor, where they were asked for."""
+    lines = []
+    for holdout in dict.fromkeys(point.holdout for point in curve):
+        lines += ["", f"rows calibrated ({holdout} held back)"]
+        lines += [_errors(f"  {p.count}", p.errors) for p in curve if p.holdout == holdout]
+    if floor is not None:
+        lines += ["", _errors("noise floor", floor)]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _errors(name: str, errors: Errors) -> str:

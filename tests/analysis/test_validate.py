@@ -5,14 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import H100, gemm_cases, model_law, random_sizes, record
 
+from analysis.curve import Point, learning_curve, noise_floor
 from analysis.design import choose_rows
+from analysis.plots.validation import shapes_data, staircase_data, write_validation_plots
 from analysis.residual import LEAST_ROWS, Residual, fit_residual
 from analysis.source import Source, read_source
 from analysis.validate import Errors, cliffs, validate
-from analysis.validation import report
+from analysis.validation import curve_report, report, table
 from kernels.constants import default_constants, foreign_constants
 from kernels.errors import UserError
 from kernels.machine import known_machine
@@ -22,7 +25,7 @@ A100 = known_machine("nvidia-a100-sxm-80gb")
 LAW = replace(default_constants("hopper", "bf16"), compute=0.6, launch=5e-6, dram=0.6)
 
 
-def a_source(folder: Path, count: int = 400, noise: float = 0.02) -> Source:
+def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> Source:
     cases = gemm_cases(dict.fromkeys(random_sizes(count)))
     truth = model_law(LAW)([case.problem for case in cases])
     rng = np.random.default_rng(0)
@@ -157,3 +160,45 @@ def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
     assert fit_residual(x[: LEAST_ROWS - 1], smooth[: LEAST_ROWS - 1]) is None
     again = Residual.from_json(json.loads(json.dumps(found.to_json())))
     assert again.predict(x[200:]) == pytest.approx(found.predict(x[200:]), abs=1e-3)
+
+
+def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: Source) -> None:
+    points = learning_curve(source, H100, counts=(32, 128, 100_000))
+    rows = [point for point in points if point.holdout == "rows"]
+    assert [point.count for point in rows] == [32, 128]
+    assert rows[1].errors.mean is not None
+    assert rows[0].errors.mean is not None
+    assert rows[1].errors.mean < rows[0].errors.mean
+    assert "rows calibrated (rows held back)" in curve_report(points, None)
+
+
+def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
+    source: Source, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(1)
+    again = replace(
+        source, seconds=source.seconds * (1 + 0.1 * np.sign(rng.standard_normal(len(source))))
+    )
+    floor = noise_floor(source, again)
+    assert floor.mean == pytest.approx(0.1 / np.sqrt(2))
+    assert floor.rows == len(source)
+    with pytest.raises(UserError, match="no problem in common"):
+        noise_floor(source.take([0]), source.take([1]))
+
+
+def test_the_plots_of_a_validation(source: Source, tmp_path: Path) -> None:
+    found = validate(source, H100, calibrate=60)
+    curve = [Point("rows", 60, found.errors), Point("rows", 120, found.errors)]
+    written = write_validation_plots(found, tmp_path, curve, found.errors)
+    assert {"learning-curve", "predicted-measured", "error-by-shape"} <= {p.stem for p in written}
+    rows = table(found)
+    assert len(rows) == len(found.tested)
+    heat = shapes_data(rows)
+    assert heat.index.is_monotonic_increasing
+    assert float(np.nanmax(heat.to_numpy())) <= rows["error"].abs().max()
+
+
+def test_the_staircase_is_one_line_of_the_table() -> None:
+    rows = pd.DataFrame({"m": [512, 1024, 300, 600, 900, 100], "n": [8, 8, 9, 9, 9, 9],
+                         "k": [8, 8, 9, 9, 9, 9]})  # fmt: skip
+    assert staircase_data(rows)["m"].tolist() == [300, 600, 900]
