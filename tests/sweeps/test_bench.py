@@ -66,17 +66,22 @@ def test_a_wrong_result_has_no_time_and_says_how_wrong(monkeypatch: pytest.Monke
     assert refused.facts["rel_error"] > 0.1
 
 
-def test_sustained_work_leaves_the_cache_behind_between_two_uses_of_a_set() -> None:
+def test_sustained_work_leaves_the_cache_behind_between_two_uses_of_a_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = replace(SMALL, problem=Gemm(512, 512, 512, "fp32"), mode="sustained")
     one = bench(case, l2_bytes=8 << 20)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-4)
     (ready,), _ = prepare(one, case)
     assert isinstance(ready, Ready)
     assert ready.subject.launches > ready.subject.sets
     assert (ready.subject.sets - 1) * set_bytes(case.problem) >= 2 * (8 << 20)
 
 
-def test_a_cold_burst_uses_no_set_twice() -> None:
-    (ready,), _ = prepare(bench(SMALL), SMALL)
+def test_a_cold_burst_uses_no_set_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = bench(SMALL)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-5)
+    (ready,), _ = prepare(one, SMALL)
     assert isinstance(ready, Ready)
     assert 2 <= ready.subject.launches <= ready.subject.sets
 

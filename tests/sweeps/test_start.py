@@ -263,7 +263,10 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     assert "cases measured" in answer.stderr
     (folder,) = tmp_path.iterdir()
     record = read_run(folder)
-    assert record["counts"]["measured"] == record["counts"]["planned"] > 10
+    counts = record["counts"]
+    assert counts["planned"] > 10
+    # However slow the machine is today: what is not measured was not reached, nothing failed.
+    assert 0 < counts["measured"] == counts["planned"] - counts["not_reached"]
     table = (folder / "measurements.csv").read_text().splitlines()
     assert len(table) == 1 + record["counts"]["measured"]
     assert sweeps(*command).returncode == 0  # goes on, or only says what there is
