@@ -110,7 +110,7 @@ def test_the_interval_covers_nine_in_ten_of_rows_that_it_never_met(
         seconds = truth(fresh) * np.exp(0.1 * noise)
         prediction = model.predict(Query.plain(fresh, "cublas"))
         covered.append(((prediction.lo <= seconds) & (seconds <= prediction.hi)).mean())
-    assert 0.85 <= np.mean(covered) <= 0.97
+    assert 0.88 <= np.mean(covered) <= 0.97
 
 
 def test_no_row_widens_its_own_interval() -> None:
