@@ -219,8 +219,16 @@ def validate_command(
     ] = 256,
     seed: Annotated[int, typer.Option("--seed", help="Breaks ties among rows.")] = 0,
     holdout: Annotated[
-        str, typer.Option("--holdout", help="rows, or levels: M, N and K all unseen.")
+        str,
+        typer.Option(
+            "--holdout",
+            help="rows; levels: M, N and K all unseen; beyond: M above 2304; folds: five, in turn.",
+        ),
     ] = "rows",
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", help="Only convolutions whose kernels' names say this one."),
+    ] = None,
     constants: Annotated[
         str | None, typer.Option("--constants", help="The machine to take constants from.")
     ] = None,
@@ -251,6 +259,8 @@ def validate_command(
     if here is None:
         raise UserError(f"machine {machine!r} is not known; {nearest(machine, known_machines())}")
     source = read_source(file, here, dtype)
+    if algorithm is not None:
+        source = source.by_algorithm(algorithm)
     found = validate(source, here, calibrate, seed, holdout, constants)
     points = learning_curve(source, here, seed) if curve else []
     floor = noise_floor(source, read_source(again, here, dtype)) if again else None

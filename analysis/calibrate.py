@@ -8,12 +8,13 @@ kept comes from all rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from analysis.model import (
@@ -29,7 +30,7 @@ from analysis.model import (
 from analysis.residual import LEAST_ROWS as LEAST_RESIDUAL_ROWS
 from analysis.residual import Residual, fit_residual
 from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
-from kernels.estimate import Array
+from kernels.estimate import ALGORITHMS, Array
 from kernels.machine import Machine
 from kernels.problem import Gemm, Problem
 
@@ -84,6 +85,7 @@ def calibrate_query(
     seconds: Array,
     folds: int = 2,
     starts: Callable[[str], Constants] | None = None,
+    algorithms: Sequence[str] | None = None,
 ) -> Calibration:
     """Fit every group of a query to its measured seconds.
 
@@ -93,8 +95,11 @@ def calibrate_query(
         seconds: the time of a launch of each.
         folds: into how many parts the problems are cut, each predicted by the others.
         starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
+        algorithms: how each was computed, where known (:func:`kernels.names.conv_algorithm`). Only
+            a fit looks at it, never a prediction.
     """
     groups = query.groups()
+    known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
     fold = np.array([_fold(problem, folds) for problem in query.problems])
     fits: dict[str, Fit] = {}
     parts: list[Part] = []
@@ -106,9 +111,10 @@ def calibrate_query(
         for own in range(folds):
             unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
             if len(unseen):
-                fitted = fit_group(machine, query.take(seen), seconds[seen], start)
+                fitted = fit_group(machine, query.take(seen), seconds[seen], start, known[seen])
                 pieces.append((unseen, Inputs.of(machine, query.take(unseen)).estimate(*fitted)))
-        fitted = fit_group(machine, query.take(np.flatnonzero(member)), seconds[member], start)
+        some = query.take(np.flatnonzero(member))
+        fitted = fit_group(machine, some, seconds[member], start, known[member])
         where = np.concatenate([at for at, _ in pieces])
         log_ratio = np.log(seconds[where] / np.concatenate([guess.time for _, guess in pieces]))
         fits[group] = _judge(fitted, log_ratio, _pair_errors(query.take(where), log_ratio))
@@ -125,15 +131,20 @@ def _fold(problem: Problem, folds: int) -> int:
 
 
 def fit_group(
-    machine: Machine, query: Query, seconds: Array, start: Constants
+    machine: Machine, query: Query, seconds: Array, start: Constants, known: NDArray[Any]
 ) -> tuple[Constants, Residual | None]:
-    """Physical constants first, then what they miss, if that helps on rows left out."""
-    constants = fit_constants(machine, query, seconds, start)
+    """Physical constants first, then what they miss, if that helps on rows left out.
+
+    Rows that were computed by an algorithm without a law (an FFT) teach the residual alone.
+    """
+    lawful = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    inputs = Inputs.of(machine, query.take(lawful), known[lawful]) if len(lawful) else None
+    constants = fit_constants(inputs, seconds[lawful], start) if inputs else start
     if len(seconds) < LEAST_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return constants, None
-    inputs = Inputs.of(machine, query)
-    log_ratio = np.log(seconds / inputs.estimate(constants).time)
-    return constants, fit_residual(inputs.features(constants), log_ratio)
+    everything = Inputs.of(machine, query)
+    log_ratio = np.log(seconds / everything.estimate(constants).time)
+    return constants, fit_residual(everything.features(constants), log_ratio)
 
 
 def _judge(fitted: tuple[Constants, Residual | None], log_ratio: Array, pair_errors: Array) -> Fit:
@@ -208,27 +219,22 @@ def _pair_errors(query: Query, log_ratio: Array) -> Array:
     return np.concatenate(errors)
 
 
-def fit_constants(machine: Machine, query: Query, seconds: Array, start: Constants) -> Constants:
+def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
     """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
 
     Args:
-        machine: its facts.
-        query: cases of one group; with none, ``start`` is the answer.
+        inputs: cases of one group.
         seconds: their measured times.
         start: where to begin, and what to stay near.
     """
-    if len(seconds) == 0:
-        return start
     names = list(BOUNDS) if len(seconds) >= LEAST_ROWS else ["compute", "dram", "launch"]
     origin = np.array([_inward(name, getattr(start, name)) for name in names])
-    possible = physical_bounds(machine)
+    possible = physical_bounds(inputs.machine)
     low, high = np.array([[_inward(name, bound) for bound in possible[name]] for name in names]).T
 
     def constants(x: Array) -> Constants:
         fitted = {name: _outward(name, value) for name, value in zip(names, x, strict=True)}
         return Constants(**{**start.to_json(), **fitted})
-
-    inputs = Inputs.of(machine, query)
 
     def residuals(x: Array) -> Array:
         guess = inputs.estimate(constants(x)).time

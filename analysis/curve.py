@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.source import Source
-from analysis.validate import HOLDOUTS, Errors, validate
+from analysis.validate import Errors, validate
 from kernels.errors import UserError
 from kernels.machine import Machine
 
+_HOLDOUTS = ("rows", "levels")
 COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -37,7 +38,7 @@ def learning_curve(
         counts: of calibration rows.
     """
     points = []
-    for holdout in HOLDOUTS:
+    for holdout in _HOLDOUTS:
         for count in counts:
             try:
                 found = validate(source, machine, count, seed, holdout)

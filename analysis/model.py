@@ -20,6 +20,7 @@ from analysis.residual import Residual
 from kernels.config import TileConfig, tile_count
 from kernels.constants import Constants, default_constants
 from kernels.estimate import (
+    ALGORITHMS,
     LIMITS,
     Array,
     Estimate,
@@ -37,6 +38,7 @@ UNCALIBRATED = (-0.7, 0.7)
 a factor of two either way, wider than the error on any public table of another machine."""
 
 
+_DESIGN = 5  # features, the first ones
 _LARGE_TILES = ((128, 128), (256, 128), (128, 256))
 
 NEAR = 0.125
@@ -173,15 +175,20 @@ class Inputs:
     """One group's cases as arrays, to be estimated with one set of constants after another.
 
     ``tiles`` has a tile a case where their configs name them; None where the library chooses.
+    ``ways`` are the same cases by each of Winograd's algorithms, where a library has them.
+    ``known`` is the algorithm that each case is known to have been computed by, empty if it is not.
     """
 
     machine: Machine
     dtype: str
+    problems: Sequence[Problem]
     shapes: Shapes
     tiles: Tiles | None
+    ways: Mapping[str, Shapes]
+    known: NDArray[Any]
 
     @classmethod
-    def of(cls, machine: Machine, query: Query) -> Inputs:
+    def of(cls, machine: Machine, query: Query, known: NDArray[Any] | None = None) -> Inputs:
         """Read the cases of one group off a query."""
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
@@ -192,29 +199,52 @@ class Inputs:
         if query.configs[0].startswith("bm="):
             configs = [TileConfig.parse(text) for text in query.configs]
             tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
-        return cls(machine, query.problems[0].dtype, shapes, tiles)
+        first = query.problems[0]
+        ways = {}
+        # cuDNN's Winograd kernels are plain FMAs; those for Tensor Cores were never seen chosen.
+        if isinstance(first, Conv) and first.dtype == "fp32" and machine.kind == "gpu":
+            for name in list(ALGORITHMS)[1:]:
+                ways[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
+        if known is None:
+            known = np.array([""] * len(shapes), dtype=object)
+        return cls(machine, first.dtype, query.problems, shapes, tiles, ways, known)
 
     @property
     def _library(self) -> Tiles:
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants, residual: Residual | None = None) -> Estimate:
-        """With the tiles that are known, or the fastest of the library's; then the residual."""
+        """With the tiles and algorithms that are known, or the fastest; then the residual."""
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
             guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
         else:
-            guess = fastest(self.shapes, self._library, self.machine, peak, constants)
+            guess = self._by(self.shapes, constants)
+        for name, shapes in self.ways.items():
+            other = self._by(shapes, constants)
+            other = replace(other, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name)))
+            open_ = (self.known == "") & (other.time < guess.time)
+            guess = guess.where(other, open_ | (self.known == name))
         if residual is None:
             return guess
         return replace(guess, time=guess.time * np.exp(residual.predict(self.features(constants))))
 
+    def _by(self, shapes: Shapes, constants: Constants) -> Estimate:
+        peak = self.machine.peak(self.dtype)
+        return fastest(shapes, self._library, self.machine, peak, constants)
+
+    def design(self, constants: Constants) -> Array:
+        """What rows to measure are spread over: the sizes, the time and the intensity."""
+        return self.features(constants)[:, :_DESIGN]
+
     def features(self, constants: Constants) -> Array:
         """What a residual may depend on, a row a case.
 
-        Logs of the sizes, of the estimate and of the intensity over the ridge point; how far each
-        of the library's tiles is behind the best one; what a last wave of three large tiles
-        leaves idle.
+        Logs of the sizes, of the estimate and of the intensity over the ridge point; the powers of
+        two that divide the sizes, since a library looks at them; how far each of its tiles is
+        behind the best one; what a last wave of three large tiles leaves idle. For a convolution
+        also its images, their size, filter, stride and alignment, what Winograd's tiles waste, and
+        how far its algorithms are behind.
         """
         s, machine = self.shapes, self.machine
         peak = machine.peak(self.dtype)
@@ -226,8 +256,32 @@ class Inputs:
         for bm, bn in _LARGE_TILES:
             rounds = tile_count(s.m, s.n, bm, bn, s.batch) / machine.sms
             columns.append(np.log(np.ceil(rounds) / np.maximum(rounds, 1.0)))
+        columns += [_twos(size) for size in (s.m, s.n, s.k)]
         behind = np.clip(np.log(times / best[:, None]), 0.0, 1.0)
-        return np.column_stack([*columns, behind])
+        return np.column_stack([*columns, behind, *self._conv_features(constants, best)])
+
+    def _conv_features(self, constants: Constants, best: Array) -> list[Array]:
+        if not isinstance(self.problems[0], Conv):
+            return []
+        sizes = [
+            (c.n, c.p, c.q, c.r * c.s, c.stride[0] * c.stride[1], c.alignment)
+            for c in self.problems
+            if isinstance(c, Conv)
+        ]
+        images, height, width, *others = np.array(sizes, dtype=float).T
+        columns = [np.log2(column) for column in (images, height * width, *others)]
+        for name, shapes in self.ways.items():
+            tile = ALGORITHMS[name]
+            padded = np.ceil(height / tile) * np.ceil(width / tile) * tile**2
+            columns.append(np.log(padded / (height * width)))
+            columns.append(np.clip(np.log(self._by(shapes, constants).time / best), -1.0, 1.0))
+        return columns
+
+
+def _twos(sizes: Array) -> Array:
+    """How often two divides each size, at most eight times: no tile is a multiple of more."""
+    whole = sizes.astype(np.int64)
+    return np.minimum(np.log2(whole & -whole), 8.0)
 
 
 @dataclass(frozen=True)
@@ -272,6 +326,7 @@ class Prediction:
                 "hi_us": self.hi * 1e6,
                 "limit": np.array(LIMITS, dtype=object)[e.limit],
                 **{f"{name}_us": values for name, values in micro.items()},
+                "algorithm": np.array(list(ALGORITHMS), dtype=object)[e.algorithm.astype(int)],
                 "tile": tiles,
                 "split": e.split.astype(int),
                 "tiles": e.tiles.astype(int),
@@ -292,11 +347,13 @@ def explain(row: Mapping[str, Any]) -> str:
         "latency": "bound by the latency of each step along K",
         "memory": "bound by memory bandwidth",
     }[row["limit"]]
+    tile = ALGORITHMS[row["algorithm"]]
+    by = f" by Winograd's {tile}x{tile} tiles" if tile else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
-        f"{limit}: {tiles} of {row['tile']}{split} in {waves}, "
+        f"{limit}{by}: {tiles} of {row['tile']}{split} in {waves}, "
         f"{_percent(row['tail_efficiency'])} of the waves' slots used, "
         f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"

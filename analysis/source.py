@@ -19,6 +19,7 @@ from analysis.load import load, problems_of
 from kernels.errors import UserError, nearest
 from kernels.estimate import Array
 from kernels.machine import Machine, slug_of_device
+from kernels.names import conv_algorithm, read_name
 from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -42,6 +43,31 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    @property
+    def algorithms(self) -> list[str]:
+        """How each convolution was computed, by its kernels' names; empty where they do not say."""
+        pairs = zip(self.problems, self.kernels, strict=True)
+        return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]
+
+    @property
+    def tiles(self) -> list[str]:
+        """``rows x columns`` of the first kernel whose name says it; empty where none does."""
+        tiles = ([read_name(name).tile_text() for name in names] for names in self.kernels)
+        first = (next((tile for tile in row if tile), "") for row in tiles)
+        return ["x".join(tile.split("x")[:2]) for tile in first]
+
+    def by_algorithm(self, algorithm: str) -> Source:
+        """The rows that were computed so, by their kernels' names.
+
+        Raises:
+            UserError: there is none.
+        """
+        own = self.algorithms
+        if algorithm not in own:
+            present = sorted({name for name in own if name}) or ["no named algorithm"]
+            raise UserError(f"{self.name} has {', '.join(present)}, not {algorithm!r}.")
+        return self.take([i for i, name in enumerate(own) if name == algorithm])
 
     def take(self, where: Any) -> Source:
         """The rows at an index array or a mask."""

@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 
 from analysis.calibrate import calibrate_query
 from analysis.design import choose_rows
+from analysis.heuristics import heuristic_seconds
 from analysis.model import Fit, Inputs, Model, Prediction, Query
 from analysis.source import Source
 from kernels.constants import foreign_constants
@@ -26,9 +27,10 @@ from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.problem import Gemm
 
-HOLDOUTS = ("rows", "levels")
+HOLDOUTS = ("rows", "levels", "beyond", "folds")
 _FOLDS = 5
 _WITHHELD = 0.3  # of the values of M, of N and of K, where whole levels are held back
+_BEYOND = 2304  # the largest M that is calibrated on, where larger ones are held back
 _LARGE = 1e11  # FLOP
 _CLIFF_FLOPS = 1e10
 _STEP, _SMALL_STEP = 0.10, 0.05
@@ -76,6 +78,24 @@ class Validation:
         return Errors.of(self.prediction.estimate.time, self.tested.seconds)
 
     @property
+    def by_algorithm(self) -> dict[str, Errors]:
+        """Errors by the algorithm that the kernels' names give away; empty where there is none."""
+        names = np.array(self.tested.algorithms, dtype=object)
+        times = self.prediction.estimate.time
+        return {
+            name: Errors.of(times[names == name], self.tested.seconds[names == name])
+            for name in sorted(set(names) - {""})
+        }
+
+    @property
+    def tile_agreement(self) -> float | None:
+        """Share of the rows with a tile in a kernel's name that were predicted to have it."""
+        e = self.prediction.estimate
+        ours = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
+        same = [a == b for a, b in zip(ours, self.tested.tiles, strict=True) if b]
+        return float(np.mean(same)) if same else None
+
+    @property
     def coverage(self) -> float:
         """Share of held-back rows inside their 90 % interval."""
         inside = (self.prediction.lo <= self.tested.seconds) & (
@@ -104,6 +124,8 @@ class Validation:
             "holdout": self.holdout,
             "baselines": plain,
             "cliffs": cliffs(self.tested, predicted),
+            "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
+            "tile_agreement": self.tile_agreement,
             "shapes_per_second": dict(self.shapes_per_second),
             "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},
         }
@@ -129,7 +151,8 @@ def validate(
         calibrate: how many rows to calibrate on; 0 for constants of another machine alone.
         seed: breaks the ties of the choice of rows, and chooses the levels that are withheld.
         holdout: ``rows``: every other row is tested. ``levels``: 30 % of the values of M, N and K
-            are withheld, and rows tested of which all three are.
+            are withheld, and rows tested of which all three are. ``beyond``: calibrated on M up to
+            2304, tested above. ``folds``: each fifth of all rows is predicted by the others.
         constants: the machine to take constants from; the nearest other one if None.
 
     Raises:
@@ -138,6 +161,8 @@ def validate(
     query = Query.each(source.problems, source.implementations)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = _split(source, holdout, seed)
+    if holdout == "folds":
+        calibrate = len(pool)
     if calibrate > len(pool):
         raise UserError(
             f"{source.name} has {len(pool)} rows to calibrate on; give --calibrate of at most that."
@@ -145,16 +170,22 @@ def validate(
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
-        features = Inputs.of(machine, query.take(pool)).features(start)
-        chosen = pool[choose_rows(features, calibrate, seed)]
+        spread = Inputs.of(machine, query.take(pool)).design(start)
+        chosen = pool[choose_rows(spread, calibrate, seed)]
         learned = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], _FOLDS, lambda dtype: start
-        ).model
-        model = replace(model, fits={**model.fits, **learned.fits})
-    tested = np.setdiff1d(tested, chosen)
+            machine, query.take(chosen), source.seconds[chosen], _FOLDS, lambda dtype: start,
+            source.take(chosen).algorithms,
+        )  # fmt: skip
+        model = replace(model, fits={**model.fits, **learned.model.fits})
+    if holdout != "folds":
+        tested = np.setdiff1d(tested, chosen)
     if not len(tested):
         raise UserError(f"{source.name} leaves no row to test; calibrate on fewer.")
     asked, held_back = query.take(tested), source.take(tested)
+    prediction = learned.held_back if holdout == "folds" else model.predict(asked)
+    baselines = _baselines(model, source.take(chosen), held_back, asked)
+    if holdout == "folds":  # these were fitted to the rows that are tested
+        baselines |= {"physics": None, "four_fitted": None}
     return Validation(
         machine=machine,
         source=source,
@@ -162,10 +193,10 @@ def validate(
         holdout=holdout,
         calibrated=chosen,
         tested=held_back,
-        prediction=model.predict(asked),
+        prediction=prediction,
         model=model,
         constants_from="" if calibrate else constants_from,
-        baselines=_baselines(model, source.take(chosen), held_back, asked),
+        baselines=baselines,
         shapes_per_second=_speed(model, asked),
     )
 
@@ -173,9 +204,12 @@ def validate(
 def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that may be calibrated on, and rows that may be tested."""
     everything = np.arange(len(source), dtype=np.intp)
-    if holdout == "rows":
+    if holdout in ("rows", "folds"):
         return everything, everything
     sizes = np.array([_sizes(problem) for problem in source.problems])
+    if holdout == "beyond":
+        large = sizes[:, 0] > _BEYOND
+        return everything[~large], everything[large]
     rng = np.random.default_rng(seed)
     withheld = np.zeros(sizes.shape, dtype=bool)
     for column in range(sizes.shape[1]):
@@ -205,15 +239,20 @@ def _baselines(
         "three_constants": np.maximum(floors[0] / 0.75, floors[1] / 0.8) + 3e-6,
         "four_fitted": None,
         "physics": physics.predict(asked).estimate.time,
-        "nvmatmulheuristics": None,
+        "nvmatmulheuristics": heuristic_seconds(machine, tested.dtype, tested.problems),
     }
     if len(calibrated):
         law = _four_constants(_floors(calibrated, machine), calibrated.seconds)
         baselines["four_fitted"] = law(floors)
     return {
-        name: None if seconds is None else Errors.of(seconds, tested.seconds)
+        name: None if seconds is None else _where_finite(seconds, tested.seconds)
         for name, seconds in baselines.items()
     }
+
+
+def _where_finite(seconds: Array, measured: Array) -> Errors:
+    known = np.isfinite(seconds)
+    return Errors.of(seconds[known], measured[known])
 
 
 def _floors(source: Source, machine: Machine) -> tuple[Array, Array]:

@@ -59,6 +59,9 @@ def report(found: Validation) -> str:
         for name, some in rows.groupby(key, sort=False):
             errors = Errors.of(some["predicted"].to_numpy(), some["seconds"].to_numpy())
             lines.append(_errors(f"  {name}", errors))
+    if found.by_algorithm:
+        lines += ["", "by algorithm, as the kernels' names say"]
+        lines += [_errors(f"  {name}", errors) for name, errors in found.by_algorithm.items()]
     lines += ["", f"90 % interval: {document['coverage_90']:.1%} of the held-back rows inside"]
     edge = document["cliffs"]
     if edge["pairs"]:
@@ -68,6 +71,8 @@ def report(found: Validation) -> str:
             f"{said['precision']}, rank correlation {said['rank_correlation']}, recall of steps "
             f"down {said['recall_down']}"
         )
+    if found.tile_agreement is not None:
+        lines.append(f"tile as in the kernel's name: {found.tile_agreement:.1%} of the rows")
     speed = document["shapes_per_second"]
     lines.append(
         f"shapes a second on one core: {speed['physics']:,.0f} physics, {speed['full']:,.0f} full"

@@ -26,7 +26,7 @@ class Constants:
     launch: float  # seconds that no launch escapes
     tail: float  # 1: a started wave costs a whole one; 0: its share
     ramp: float  # CTAs in flight at which half of the bandwidth is reached
-    split: float  # seconds that reducing a split K costs
+    split: float  # seconds of a kernel beside the product: it reduces a split K, or transforms
     partials: float  # share of a split K's partial sums that goes through memory
     slow: float  # how much longer a kernel takes for each e-fold over 2 ms: the clocks give way
     narrow: float  # work slows by (alignment / 16 bytes)^-narrow
@@ -48,7 +48,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "store": (1e8, 1e12),
     "epilogue": (0.0, 5e-6),
     "step": (0.0, 5e-6),
-    "launch": (5e-7, 5e-5),
+    "launch": (5e-7, 3e-4),
     "tail": (0.0, 1.0),
     "ramp": (0.0, 80.0),
     "split": (0.0, 2e-5),
@@ -83,7 +83,7 @@ def foreign_constants(
 
     What one SM takes in or writes goes with its arithmetic, to which the rest of it is built; the
     latency of a K step goes against that. What all take from the L2 goes with clock and SMs.
-    Launch, tail, clusters and the share of the peak that real data reach are the generation's.
+    Launch, clusters and the share of the peak that real data reach are the generation's.
 
     Args:
         machine: the one that they are for.
@@ -124,7 +124,6 @@ def foreign_constants(
         l2=c.l2 * clock * machine.sms / there.sms * sharing,
         step=c.step / arithmetic,
         launch=own.get("launch", c.launch),
-        tail=own.get("tail", c.tail),
     )
     return scaled, origin
 

@@ -1,14 +1,15 @@
 """The time of a problem from its shape, a tile and the machine's facts: one formula, NumPy only.
 
-    time = launch + slowed((work⁴ + intake⁴ + memory⁴)^¼)
+    time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
 In a K step, ``compute`` is the tile's share of an SM's peak, ``feed`` what the SM takes in for it,
 ``latency`` the least that a step takes however small the tile. ``intake`` is what all tiles take
 from the L2 together, ``memory`` the traffic of the device's memory over the bandwidth that the
-active CTAs can draw. The fourth power lets the largest term win and rounds the corner where two are
-equal; a plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice
-of a Triton config and the calibrated model of ``analysis`` both call this formula.
+active CTAs can draw. ``helpers`` are kernels before and after: changes of layout, the transforms of
+Winograd. The fourth power lets the largest term win and rounds the corner where two are equal; a
+plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a
+Triton config and the calibrated model of ``analysis`` both call this formula.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from kernels.config import ceil_div, library_tiles, tail_efficiency, tile_count, tile_efficiency
 from kernels.constants import Constants
 from kernels.machine import Machine
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Problem
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 Array = NDArray[np.float64]
 
@@ -33,6 +34,9 @@ the latency of K steps that are too small to hide it, or the device's memory."""
 
 SPLITS = (1, 2, 4, 8, 16)
 """Parts into which a library may split K. Powers of two up to 16 are what moved the error most."""
+
+ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
+"""Ways to compute a convolution, and the outputs along a side of Winograd's tile."""
 
 _STEP_BYTES = 128  # one K step of a tile: 64 elements of 16 bits, as the libraries' kernels have it
 _LEAST_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
@@ -51,10 +55,12 @@ class Shapes:
     k: Array
     batch: Array
     element: Array  # bytes of an element
-    bytes: Array  # least traffic, layout changes included
+    bytes: Array  # least traffic of the product itself
     first: Array  # of which the first operand's, if it is A of a GEMM
     density: Array  # useful share of the products of m·n·k
     alignment: Array  # bytes that divide every row, at most 16
+    helpers: Array  # kernels before and after the product
+    helped: Array  # bytes that they move
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
     sustained: Array  # 1 where the machine never pauses, 0 for bursts
 
@@ -67,9 +73,14 @@ class Shapes:
         problems: Sequence[Problem],
         cached: Sequence[bool] | None = None,
         sustained: Sequence[bool] | None = None,
+        algorithm: str = "implicit-gemm",
     ) -> Shapes:
-        """Read the fields off the problems; a convolution is its implied GEMM."""
-        rows = np.array([_shape_row(p) for p in problems], dtype=np.float64).reshape(-1, 9)
+        """Read the fields off the problems; a convolution is the GEMM of an algorithm.
+
+        Where Winograd's cannot be used, it is the implied GEMM all the same.
+        """
+        read = [_shape_row(p, ALGORITHMS[algorithm]) for p in problems]
+        rows = np.array(read, dtype=np.float64).reshape(-1, 11)
         flags = (
             np.zeros(len(problems)) if flag is None else np.asarray(flag, dtype=np.float64)
             for flag in (cached, sustained)
@@ -81,18 +92,48 @@ class Shapes:
         return Shapes(*(getattr(self, f.name)[where] for f in fields(self)))
 
 
-def _shape_row(problem: Problem) -> tuple[float, ...]:
-    gemm = problem.implied_gemm if isinstance(problem, Conv) else problem
-    traffic = problem.bytes
-    if isinstance(problem, Conv) and problem.layout == "nchw":
-        # Libraries compute in a channels-last layout: activations are read and written once more.
-        x, _, y = problem.operand_elements
-        traffic += 2 * (x + y) * DTYPE_BYTES[problem.dtype]
-    density = problem.flops / gemm.flops
+def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     element = DTYPE_BYTES[problem.dtype]
-    first = 0 if isinstance(problem, Conv) else problem.operand_elements[0] * element
+    if isinstance(problem, Gemm):
+        first = problem.operand_elements[0] * element
+        return _row(problem, problem, problem.bytes, first=first)
+    winograd = problem.winograd_gemm(tile) if tile else None
+    if winograd is not None:
+        return _winograd_row(problem, winograd, tile)
+    x, _, y = problem.operand_elements
+    # Tensor Core kernels compute channels-last: other activations are read and written once more.
+    moved = problem.layout == "nchw" and problem.dtype != "fp32"
+    helpers, helped = (2, 2 * (x + y) * element) if moved else (0, 0)
+    gemm = problem.implied_gemm
+    density = problem.flops / gemm.flops
+    return _row(problem, gemm, problem.bytes, density, helpers=helpers, helped=helped)
+
+
+def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
+    """F(2 × 2) in one kernel, its filters transformed before; F(4 × 4) in four kernels.
+
+    The transforms of input and result are within the kernel of the one, and go through memory in
+    the other.
+    """
+    x, filters, y = conv.operand_elements
+    points = gemm.batch
+    weights = points * gemm.k * gemm.n
+    if tile == 2:
+        traffic, helpers, helped = x + weights + y, 1, filters + weights
+    else:
+        traffic, helpers = points * gemm.m * (gemm.k + gemm.n) + weights, 3
+        helped = traffic + x + filters + y
+    element = DTYPE_BYTES[conv.dtype]
+    return _row(conv, gemm, traffic * element, helpers=helpers, helped=helped * element)
+
+
+def _row(
+    problem: Problem, gemm: Gemm, traffic: int, density: float = 1.0, first: int = 0,
+    helpers: int = 0, helped: int = 0,
+) -> tuple[float, ...]:  # fmt: skip
     return (
-        gemm.m, gemm.n, gemm.k, gemm.batch, element, traffic, first, density, problem.alignment
+        gemm.m, gemm.n, gemm.k, gemm.batch, DTYPE_BYTES[problem.dtype], traffic, first, density,
+        problem.alignment, helpers, helped,
     )  # fmt: skip
 
 
@@ -129,12 +170,19 @@ class Estimate:
     tile_efficiency: Array
     tail_efficiency: Array
     bytes: Array  # predicted device traffic
+    algorithm: Array  # index into ALGORITHMS; 0 for a GEMM
 
     @property
     def limit(self) -> NDArray[np.intp]:
         """Index into :data:`LIMITS` of the largest part."""
         parts = np.stack([getattr(self, name) for name in LIMITS])
         return np.argmax(parts, axis=0)
+
+    def where(self, other: Estimate, condition: NDArray[np.bool_]) -> Estimate:
+        """``other`` where the condition holds, and this one elsewhere."""
+        names = [f.name for f in fields(self)]
+        pairs = ((getattr(other, name), getattr(self, name)) for name in names)
+        return Estimate(*(np.where(condition, theirs, ours) for theirs, ours in pairs))
 
 
 def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
@@ -149,17 +197,18 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     """
     work = _work(shapes, tiles, machine, peak, c)
     memory = _memory(shapes, tiles, work.count, machine, c)
-    launch = c.launch + c.split * (tiles.split > 1)
+    launch = c.launch + c.split * ((tiles.split > 1) + shapes.helpers)
+    helped = shapes.helped / (machine.bandwidth * c.dram)
     busy = _fourth(work.total, work.intake, memory)
     slowed = _slowed(busy, c)
     slower = np.divide(slowed, busy)  # the parts are what they take in the slowed kernel
     return Estimate(
-        time=launch + slowed,
+        time=launch + helped + slowed,
         launch=launch + np.zeros_like(busy),
         compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slower,
         feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slower,
         latency=work.waves * work.steps * c.step * slower,
-        memory=memory * slower,
+        memory=memory * slower + helped,
         bm=tiles.bm,
         bn=tiles.bn,
         split=tiles.split,
@@ -167,7 +216,8 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
         waves=ceil_div(work.count, machine.sms),
         tile_efficiency=tile_efficiency(shapes.m, shapes.n, tiles.bm, tiles.bn),
         tail_efficiency=tail_efficiency(work.count, machine.sms),
-        bytes=shapes.bytes + _partials(shapes, tiles),
+        bytes=shapes.bytes + shapes.helped + _partials(shapes, tiles),
+        algorithm=np.zeros(len(shapes)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KINDS = (
@@ -116,6 +117,22 @@ def read_name(name: str) -> KernelName:
         alignment=int(align.group(1)) if align else None,
         tensor_cores=_tensor_cores(low) if multiplies and library not in _CPU else None,
     )
+
+
+def conv_algorithm(kernels: Sequence[str]) -> str:
+    """How a convolution was computed, by all its kernels' names.
+
+    ``implicit-gemm`` (or an explicit one), ``winograd-2x2`` in one kernel, ``winograd-4x4`` (in
+    four kernels, or in one named tile442), ``fft``; empty where no name says it.
+    """
+    kinds = {read_name(name).kind for name in kernels}
+    if "winograd" in kinds:
+        low = " ".join(kernels).lower()
+        four = re.search(r"winograd_nonfused|winogradforward\w*4x4|tile442", low)
+        return "winograd-4x4" if four else "winograd-2x2"
+    if "fft" in kinds:
+        return "fft"
+    return "implicit-gemm" if kinds & {"conv", "gemm"} else ""
 
 
 def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:

@@ -209,8 +209,16 @@ class Conv:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: input, filter and output once each, whichever of them is written."""
-        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+        """Least traffic: input, filter and output once each, whichever of them is written.
+
+        Of an input that is read, only what some filter position meets: a stride larger than the
+        filter skips the rest. A gradient of the input is written whole.
+        """
+        x, filters, y = self.operand_elements
+        if self.pass_ != "dgrad":
+            rows = _met(self.h, self.p, self.r, self.stride[0])
+            x = self.n * self.c * rows * _met(self.w, self.q, self.s, self.stride[1])
+        return (x + filters + y) * DTYPE_BYTES[self.dtype]
 
     @property
     def intensity(self) -> float:
@@ -234,6 +242,22 @@ class Conv:
             "wgrad": (kout, c * taps, pixels),
         }[self.pass_]
         return Gemm(m, n, k, self.dtype, "nt", self.groups)
+
+    def winograd_gemm(self, tile: int) -> Gemm | None:
+        """The batched GEMM of Winograd's F(tile × tile, 3 × 3), one for each transformed point.
+
+        ``tile``² outputs take (``tile`` + 2)² products a channel instead of 9 · ``tile``² (Lavin
+        and Gray, arXiv 1509.09308). None where it cannot be used: filters other than 3 × 3,
+        strides, dilation, groups, and the weight gradient.
+        """
+        plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
+        if (self.r, self.s) != (3, 3) or not plain or self.pass_ == "wgrad":
+            return None
+        forward = self.pass_ == "fprop"
+        height, width = (self.p, self.q) if forward else (self.h, self.w)
+        into, out = (self.c, self.kout) if forward else (self.kout, self.c)
+        tiles = self.n * -(-height // tile) * -(-width // tile)
+        return Gemm(tiles, out, into, self.dtype, "nt", (tile + 2) ** 2)
 
     @property
     def alignment(self) -> int:
@@ -308,6 +332,11 @@ class Conv:
         n, c, h, w, kout, r, s = sizes
         stride, padding, dilation = pairs
         return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
+
+
+def _met(size: int, positions: int, taps: int, stride: int) -> int:
+    """Rows, of ``size``, that the taps of a filter meet at all its positions."""
+    return min(size, positions * taps) if stride > taps else size
 
 
 Problem = Gemm | Conv

@@ -147,12 +147,11 @@ def test_a_small_group_keeps_most_of_the_shipped_constants() -> None:
     query = Query.plain(problems, "cublas")
     start = default_constants("hopper", "bf16")
     slow = model_law()(problems) * 1.5
-    fitted = fit_constants(H100, query, slow, start)
+    fitted = fit_constants(Inputs.of(H100, query), slow, start)
     assert fitted.feed == start.feed
     assert fitted.tail == start.tail
     ratio = Inputs.of(H100, query).estimate(fitted).time / slow
     assert np.median(ratio) == pytest.approx(1.0, rel=0.1)
-    assert fit_constants(H100, Query([], [], [], [], []), np.empty(0), start) == start
 
 
 def test_warm_and_sustained_rows_have_constants_of_their_own(tmp_path: Path) -> None:
@@ -273,6 +272,7 @@ def test_public_bf16_tables_calibrated_on_256_rows(
     machine = known_machine(slug)
     # From another generation's constants, so that nothing fitted to this table helps.
     start = default_constants("volta", "bf16")
-    constants = fit_constants(machine, Query.plain(problems[:256], "cublas"), seconds[:256], start)
+    seen = Inputs.of(machine, Query.plain(problems[:256], "cublas"))
+    constants = fit_constants(seen, seconds[:256], start)
     guess = Inputs.of(machine, Query.plain(problems[256:], "cublas")).estimate(constants).time
     assert np.abs(guess / seconds[256:] - 1).mean() < mean

@@ -11,6 +11,7 @@ from synthetic import H100, gemm_cases, model_law, random_sizes, record
 
 from analysis.curve import Point, learning_curve, noise_floor
 from analysis.design import choose_rows
+from analysis.model import Inputs, Query
 from analysis.plots.validation import shapes_data, staircase_data, write_validation_plots
 from analysis.residual import LEAST_ROWS, Residual, fit_residual
 from analysis.source import Source, read_source
@@ -18,11 +19,20 @@ from analysis.validate import Errors, cliffs, validate
 from analysis.validation import curve_report, report, table
 from kernels.constants import default_constants, foreign_constants
 from kernels.errors import UserError
+from kernels.estimate import ALGORITHMS
 from kernels.machine import known_machine
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm, Problem
 
-A100 = known_machine("nvidia-a100-sxm-80gb")
+A100 = known_machine("nvidia-a100-pcie-80gb")
 LAW = replace(default_constants("hopper", "bf16"), compute=0.6, launch=5e-6, dram=0.6)
+
+
+SIDES = (64, 128, 256, 512, 1024, 2048)
+
+
+def rows_of(problem: Problem) -> int:
+    assert isinstance(problem, Gemm)
+    return problem.m
 
 
 def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> Source:
@@ -43,7 +53,7 @@ def test_the_document_has_what_was_promised(source: Source) -> None:
     assert set(document) == {
         "machine", "source", "dtype", "rows", "skipped", "calibrated", "seed", "constants_from",
         "median", "mean", "p95", "coverage_90", "above_1e11", "holdout", "baselines", "cliffs",
-        "shapes_per_second", "constants",
+        "by_algorithm", "tile_agreement", "shapes_per_second", "constants",
     }  # fmt: skip
     assert set(document["baselines"]) == {
         "datasheet", "three_constants", "four_fitted", "physics", "nvmatmulheuristics",
@@ -98,8 +108,7 @@ def test_a_machines_own_constants_are_never_used_on_it(slug: str) -> None:
 
 
 def test_withheld_levels_are_unseen_in_all_three_dimensions(tmp_path: Path) -> None:
-    sides = (64, 128, 256, 512, 1024, 2048)
-    cases = gemm_cases([(m, n, k) for m in sides for n in sides for k in sides])
+    cases = gemm_cases([(m, n, k) for m in SIDES for n in SIDES for k in SIDES])
     truth = model_law(LAW)([case.problem for case in cases])
     record(tmp_path, cases, truth)
     found = validate(read_source(tmp_path, H100), H100, calibrate=40, holdout="levels")
@@ -108,6 +117,85 @@ def test_withheld_levels_are_unseen_in_all_three_dimensions(tmp_path: Path) -> N
         known = {getattr(problem, name) for problem in seen}
         assert not known & {getattr(problem, name) for problem in found.tested.problems}
     assert 0 < len(found.tested) < len(cases)
+
+
+def test_beyond_a_size_nothing_was_calibrated(tmp_path: Path) -> None:
+    cases = gemm_cases([(m, n, 512) for m in (512, 1024, 2304, 2305, 4096) for n in SIDES])
+    record(tmp_path, cases, model_law(LAW)([case.problem for case in cases]))
+    found = validate(read_source(tmp_path, H100), H100, calibrate=12, holdout="beyond")
+    assert max(rows_of(found.source.problems[i]) for i in found.calibrated) == 2304
+    assert min(rows_of(p) for p in found.tested.problems) == 2305
+
+
+def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Source) -> None:
+    found = validate(source, H100, holdout="folds")
+    assert len(found.tested) == len(found.calibrated) == len(source)
+    assert found.baselines["physics"] is None
+    assert found.errors.median is not None
+    assert 0.005 < found.errors.median < 0.03
+    # Rows whose times make no sense are missed: nothing of theirs came into their prediction.
+    wild = source.seconds.copy()
+    wild[::20] *= 3
+    again = validate(replace(source, seconds=wild), H100, holdout="folds")
+    missed = again.prediction.estimate.time[::20] / wild[::20]
+    assert np.median(missed) < 0.5
+
+
+def convolutions(count: int) -> Source:
+    """fp32 3×3 layers on an A100, each by the fastest of three algorithms of a known law."""
+    rng = np.random.default_rng(0)
+    problems = [
+        Conv.parse(f"{n},{c},{h},{h},{k},3,3,1,1,1,1,fp32,nchw")
+        for n, c, h, k in zip(
+            rng.integers(1, 64, count), rng.integers(3, 512, count), rng.integers(5, 64, count),
+            rng.integers(3, 512, count), strict=True,
+        )
+    ]  # fmt: skip
+    law = replace(default_constants("ampere", "fp32"), compute=0.7, launch=2e-5, dram=0.7)
+    guess = Inputs.of(A100, Query.plain(problems, "cudnn")).estimate(law)
+    named = {
+        0: "ampere_scudnn_128x64_relu_medium_nn_v1",
+        1: "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
+        2: "winogradForwardData4x4",
+    }
+    kernels = [(named[int(a)],) for a in guess.algorithm]
+    seconds = guess.time * np.exp(0.02 * rng.standard_normal(count))
+    return Source("made", "fp32", problems, ["cudnn"] * count, seconds, kernels, {})
+
+
+def test_each_algorithm_of_a_convolution_has_its_law_and_is_reported_apart() -> None:
+    source = convolutions(300)
+    assert set(source.algorithms) == set(ALGORITHMS)
+    found = validate(source, A100, calibrate=100)
+    assert found.errors.median is not None
+    assert found.errors.median < 0.03
+    assert set(found.by_algorithm) == set(ALGORITHMS)
+    assert sum(errors.rows for errors in found.by_algorithm.values()) == 200
+    chosen = np.array(list(ALGORITHMS))[found.prediction.estimate.algorithm.astype(int)]
+    assert np.mean(chosen == np.array(found.tested.algorithms)) > 0.9
+    assert "winograd-4x4" in report(found)
+    some = source.by_algorithm("winograd-4x4")
+    assert set(some.algorithms) == {"winograd-4x4"}
+    with pytest.raises(UserError, match="has implicit-gemm, winograd-2x2, winograd-4x4, not 'fft'"):
+        source.by_algorithm("fft")
+
+
+def test_a_prediction_never_sees_the_names_of_its_own_kernels() -> None:
+    source = convolutions(200)
+    found = validate(source, A100, calibrate=80)
+    renamed = list(source.kernels)
+    for i in set(range(200)) - set(found.calibrated.tolist()):
+        renamed[i] = ("fft2d_r2c_32x32",)
+    again = validate(replace(source, kernels=renamed), A100, calibrate=80)
+    assert again.prediction.estimate.time == pytest.approx(found.prediction.estimate.time)
+
+
+def test_tiles_are_compared_where_names_have_them(source: Source) -> None:
+    assert validate(source, H100, calibrate=60).tile_agreement is None
+    e = validate(source, H100, calibrate=60).prediction.estimate
+    named = [("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT",)] * len(source)
+    agreement = validate(replace(source, kernels=named), H100, calibrate=60).tile_agreement
+    assert agreement == pytest.approx(np.mean((e.bm == 128) & (e.bn == 256)))
 
 
 def test_more_rows_than_there_are_is_a_sentence(source: Source) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.constants import BOUNDS, Constants, default_constants
-from kernels.estimate import LIMITS, Shapes, Tiles, estimate, fastest
+from kernels.estimate import ALGORITHMS, LIMITS, Shapes, Tiles, estimate, fastest
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Conv, Gemm, Problem
 
@@ -67,10 +68,44 @@ def test_narrow_rows_are_slower_by_the_power_of_their_width() -> None:
 
 def test_nchw_moves_its_activations_once_more() -> None:
     nhwc = Conv.parse("32,64,56,56,64,1,1,1,0,1,1,bf16,nhwc")
-    nchw = replace(nhwc, layout="nchw")
-    moved = Shapes.of([nhwc, nchw]).bytes
     x, _, y = nhwc.operand_elements
-    assert moved[1] - moved[0] == 2 * 2 * (x + y)
+    plain = replace(nhwc, layout="nchw", dtype="fp32")  # FMAs need no change of layout
+    shapes = Shapes.of([nhwc, replace(nhwc, layout="nchw"), plain])
+    assert shapes.helped.tolist() == [0, 2 * 2 * (x + y), 0]
+    assert shapes.helpers.tolist() == [0, 2, 0]
+    # It adds to the product's own time, whatever binds that.
+    bandwidth = H100.bandwidth
+    free, moved = (seconds(p, one_tile(128, 128)) for p in (nhwc, replace(nhwc, layout="nchw")))
+    assert moved - free == pytest.approx(4 * (x + y) / bandwidth, rel=1e-6)
+
+
+def test_winograd_multiplies_less_and_moves_more() -> None:
+    conv = Conv.parse("32,256,28,28,256,3,3,1,1,1,1,fp32,nchw")
+    direct, two, four = (Shapes.of([conv], algorithm=name) for name in ALGORITHMS)
+    products = [float((s.batch * s.m * s.n * s.k)[0]) for s in (direct, two, four)]
+    assert products[0] / products[1] == pytest.approx(9 / 4)  # 28 is a multiple of 2 and of 4
+    assert products[0] / products[2] == pytest.approx(9 * 16 / 36)
+    assert direct.helpers[0] < two.helpers[0] < four.helpers[0]
+    assert direct.helped[0] < two.helped[0] < four.helped[0]
+    # Every transformed input, filter and result is written by one kernel and read by another.
+    x, filters, y = conv.operand_elements
+    assert four.helped[0] == four.bytes[0] + 4 * (x + filters + y)
+    # The gradient of the input is the same product, channels exchanged.
+    narrow = replace(conv, kout=64)
+    forward = Shapes.of([narrow], algorithm="winograd-4x4")
+    backward = Shapes.of([replace(narrow, pass_="dgrad")], algorithm="winograd-4x4")
+    assert (forward.n[0], forward.k[0]) == (backward.k[0], backward.n[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"r": 1, "s": 1}, {"stride": (2, 2)}, {"dilation": (2, 2)}, {"groups": 2}, {"pass_": "wgrad"}],
+)
+def test_where_winograd_cannot_be_used_the_implied_gemm_is(change: dict[str, Any]) -> None:
+    conv = replace(Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp32,nchw"), **change)
+    assert conv.winograd_gemm(4) is None
+    direct, wino = Shapes.of([conv]), Shapes.of([conv], algorithm="winograd-4x4")
+    assert (direct.m[0], direct.batch[0]) == (wino.m[0], wino.batch[0])
 
 
 def test_strided_dgrad_counts_only_useful_products() -> None:

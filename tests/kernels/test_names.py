@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.names import KINDS, KernelName, read_name
+from kernels.names import KINDS, KernelName, conv_algorithm, read_name
 
 _FFMA = "_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"
 
@@ -135,6 +135,27 @@ def test_cublas_names_tiles_column_major() -> None:
     name = "cudnn_infer_ampere_scudnn_128x64_relu_medium_nn_v1"
     assert read_name(name).tile_text() == "128x64"
     assert read_name("elementwise_kernel").tile_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "algorithm"),
+    [
+        (["computeOffsetsKernel", "ampere_scudnn_128x64_relu_medium_nn_v1"], "implicit-gemm"),
+        (["winogradForwardData4x4", "winogradForwardFilter4x4", "ampere_sgemm_128x128_nn",
+          "winogradForwardOutput4x4"], "winograd-4x4"),
+        (["void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>"], "winograd-4x4"),
+        (["generateWinogradTilesKernel",
+          "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"], "winograd-2x2"),
+        (["fft2d_r2c_32x32", "ampere_gcgemm_64x64_nt", "fft2d_c2r_32x32"], "fft"),
+        (["elementwise_kernel"], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_a_convolutions_algorithm_is_read_off_all_its_kernels(
+    names: list[str], algorithm: str
+) -> None:
+    # The inner product of a Winograd convolution is an sgemm like any other.
+    assert conv_algorithm(names) == algorithm
 
 
 def test_every_public_name_is_understood(public_data: Path) -> None:

@@ -1,0 +1,61 @@
+"""NVIDIA's nvMatmulHeuristics as a baseline, where somebody has installed it; never a dependency.
+
+``pip install nvidia-matmul-heuristics``; its estimates need no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.estimate import Array
+from kernels.machine import Machine
+from kernels.problem import Gemm, Problem
+
+_GPUS = {
+    "nvidia-a100-sxm-80gb": "A100_SXM_80GB",
+    "nvidia-a100-pcie-80gb": "A100_PCIE_80GB",
+    "nvidia-l4": "L4",
+    "nvidia-l40s": "L40S",
+    "nvidia-h100-sxm": "H100_SXM",
+    "nvidia-h100-pcie": "H100_PCIE",
+    "nvidia-h200": "H200_SXM",
+    "nvidia-b200": "B200",
+}
+_PRECISIONS = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
+"""Operands, accumulator and result, a letter each."""
+
+
+def heuristic_seconds(machine: Machine, dtype: str, problems: Sequence[Problem]) -> Array | None:
+    """Its estimated time of each problem's best kernel.
+
+    None where it is not installed, does not know the machine or the dtype, or a problem is no
+    plain GEMM.
+    """
+    known = machine.slug in _GPUS and dtype in _PRECISIONS
+    gemms = [p for p in problems if isinstance(p, Gemm) and p.batch == 1]
+    if not known or len(gemms) < len(problems):
+        return None
+    try:
+        theirs = importlib.import_module("nvMatmulHeuristics")
+    except ImportError:
+        return None
+    interface = theirs.NvMatmulHeuristicsInterface(
+        theirs.NvMatmulHeuristicsTarget.GENERIC,
+        precision=_PRECISIONS[dtype],
+        flags=theirs.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+    )
+    device = interface.createHardwareDescriptor()
+    gpu = theirs.NvMatmulHeuristicsNvidiaGpu[_GPUS[machine.slug]]
+    interface.setHardwarePredefinedGpu(device, gpu)
+    layouts = theirs.NvMatmulHeuristicsMatmulLayout
+    seconds = []
+    for gemm in gemms:
+        layout = layouts[f"{gemm.layout.upper()}_ROW_MAJOR"]
+        found = interface.get_with_mnk(gemm.m, gemm.n, gemm.k, layout, 1, device)
+        seconds.append(found[0]["runtime"] if found else np.nan)
+    interface.destroyHardwareDescriptor(device)
+    interface.handle = None  # version 0.1.0.27 crashes the process where it destroys this itself
+    return np.array(seconds)
