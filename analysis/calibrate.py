@@ -37,6 +37,7 @@ from kernels.problem import Gemm, Problem
 LEAST_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
 
+_CONSTANTS_FROM = 800  # rows: more hardly move eighteen constants and take their time
 _PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
 _OUTSIDE = 0.05  # of the log ratios, on either side of the interval
@@ -112,15 +113,21 @@ def calibrate_query(
             unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
             if len(unseen):
                 fitted = fit_group(machine, query.take(seen), seconds[seen], start, known[seen])
-                pieces.append((unseen, Inputs.of(machine, query.take(unseen)).estimate(*fitted)))
+                inputs = Inputs.of(machine, query.take(unseen))
+                pieces.append((unseen, *inputs.predict(*fitted)))
         some = query.take(np.flatnonzero(member))
         fitted = fit_group(machine, some, seconds[member], start, known[member])
-        where = np.concatenate([at for at, _ in pieces])
-        log_ratio = np.log(seconds[where] / np.concatenate([guess.time for _, guess in pieces]))
-        fits[group] = _judge(fitted, log_ratio, _pair_errors(query.take(where), log_ratio))
-        cuts = np.cumsum([len(at) for at, _ in pieces])[:-1]
-        lows, highs = (np.split(ends, cuts) for ends in _ranges_of_others(log_ratio))
-        parts += [Part(*piece, *ends) for piece, *ends in zip(pieces, lows, highs, strict=True)]
+        where = np.concatenate([at for at, _, _ in pieces])
+        log_ratio = np.log(seconds[where] / np.concatenate([guess.time for _, guess, _ in pieces]))
+        spread = np.concatenate([spread for _, _, spread in pieces])
+        pair_errors = _pair_errors(query.take(where), log_ratio)
+        fits[group] = _judge(fitted, log_ratio, spread, pair_errors)
+        cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
+        ends = (np.split(end * spread, cuts) for end in _ranges_of_others(log_ratio / spread))
+        parts += [
+            Part(at, guess, low, high)
+            for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
+        ]
     held_back = Prediction.joined(len(seconds), parts)
     return Calibration(Model(machine, fits), held_back, fold.astype(float))
 
@@ -138,6 +145,7 @@ def fit_group(
     Rows that were computed by an algorithm without a law (an FFT) teach the residual alone.
     """
     lawful = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    lawful = np.random.default_rng(0).permutation(lawful)[:_CONSTANTS_FROM]
     inputs = Inputs.of(machine, query.take(lawful), known[lawful]) if len(lawful) else None
     constants = fit_constants(inputs, seconds[lawful], start) if inputs else start
     if len(seconds) < LEAST_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
@@ -147,10 +155,12 @@ def fit_group(
     return constants, fit_residual(everything.features(constants), log_ratio)
 
 
-def _judge(fitted: tuple[Constants, Residual | None], log_ratio: Array, pair_errors: Array) -> Fit:
+def _judge(
+    fitted: tuple[Constants, Residual | None], log_ratio: Array, spread: Array, pair_errors: Array
+) -> Fit:
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
-    low, high = _range(log_ratio)
+    low, high = _range(log_ratio / spread)
     pair_low, pair_high = low - high, high - low
     if len(pair_errors) + 1 >= 1 / _OUTSIDE:
         pair_low, pair_high = _range(pair_errors)

@@ -98,10 +98,11 @@ def group_of(implementation: str, problem: Problem) -> str:
 class Fit:
     """One group's constants and what they are worth.
 
-    ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, on rows that the
-    constants had not seen; ``median``, ``mean`` and ``p95`` are absolute relative errors there.
-    ``pair_low`` and ``pair_high`` bound the same for the ratio of two neighbouring shapes (see
-    :data:`NEAR`), whose errors are largely the same; ``pairs`` is how many there were.
+    ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
+    prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
+    are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
+    of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same; ``pairs`` is
+    how many there were.
     """
 
     constants: Constants
@@ -160,8 +161,8 @@ class Model:
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
             inputs = Inputs.of(self.machine, query.take(where))
-            guess = inputs.estimate(fit.constants, fit.residual)
-            parts.append(Part(where, guess, fit.low, fit.high))
+            guess, spread = inputs.predict(fit.constants, fit.residual)
+            parts.append(Part(where, guess, fit.low * spread, fit.high * spread))
         return Prediction.joined(len(groups), parts)
 
 
@@ -213,8 +214,16 @@ class Inputs:
     def _library(self) -> Tiles:
         return Tiles.library(self.machine, self.dtype)
 
-    def estimate(self, constants: Constants, residual: Residual | None = None) -> Estimate:
-        """With the tiles and algorithms that are known, or the fastest; then the residual."""
+    def predict(self, constants: Constants, residual: Residual | None) -> tuple[Estimate, Array]:
+        """The estimate with what the residual adds, and the spread of its error: 1 without one."""
+        guess = self.estimate(constants)
+        if residual is None:
+            return guess, np.ones(len(guess.time))
+        log_ratio, spread = residual.predict(self.features(constants))
+        return replace(guess, time=guess.time * np.exp(log_ratio)), spread
+
+    def estimate(self, constants: Constants) -> Estimate:
+        """By physics alone, with the tiles and algorithms that are known, or the fastest."""
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
             guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
@@ -225,9 +234,7 @@ class Inputs:
             other = replace(other, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name)))
             open_ = (self.known == "") & (other.time < guess.time)
             guess = guess.where(other, open_ | (self.known == name))
-        if residual is None:
-            return guess
-        return replace(guess, time=guess.time * np.exp(residual.predict(self.features(constants))))
+        return guess
 
     def _by(self, shapes: Shapes, constants: Constants) -> Estimate:
         peak = self.machine.peak(self.dtype)
@@ -290,8 +297,8 @@ class Part:
 
     where: NDArray[np.intp]
     estimate: Estimate
-    low: float | Array
-    high: float | Array
+    low: Array
+    high: Array
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LEAST_ROWS = 48
 """Fewer rows say too little of where the formula is wrong."""
 
 _HELPS = 0.95  # of the error without it, or less, on rows left out
-_LENGTHS_FROM = 400  # rows: more hardly move the lengths and cost with their third power
+_LENGTHS_FROM = 600  # rows: more hardly move the lengths and cost with their third power
 _LENGTH = 1.5  # standard deviations of a feature: where the lengths start, and their prior's centre
 _CHUNK = 2048
 
@@ -33,18 +33,26 @@ class Residual:
     centre: Array
     scale: Array  # of a feature: its standard deviation times its length
     variance: float
+    noise: float  # variance of what no feature explains
     rows: Array  # features of the training rows, centred and scaled
     weights: Array
 
-    def predict(self, features: Array) -> Array:
-        """Log of measured over predicted time, for each row of features."""
+    def predict(self, features: Array) -> tuple[Array, Array]:
+        """Log of measured over predicted time, and its spread, for each row of features.
+
+        The spread is 1 far from every training row and less near one: what the nearest of them
+        alone leaves unknown, as a standard deviation relative to that of knowing none. The whole
+        posterior would cost the square of the rows for each prediction.
+        """
         scaled = ((features - self.centre) / self.scale).astype(np.float32)
         rows, weights = self.rows.astype(np.float32), self.weights.astype(np.float32)
-        parts = [
-            _kernel(scaled[start : start + _CHUNK], rows) @ weights
-            for start in range(0, len(scaled), _CHUNK)
-        ]
-        return self.variance * np.concatenate([np.empty(0), *parts]).astype(float)
+        mean, nearest = np.empty(len(scaled)), np.empty(len(scaled))
+        for start in range(0, len(scaled), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            alike = _kernel(scaled[part], rows)
+            mean[part], nearest[part] = self.variance * (alike @ weights), alike.max(axis=1)
+        unknown = 1 - nearest**2 * self.variance / (self.variance + self.noise)
+        return mean, np.sqrt(unknown)
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""
@@ -52,6 +60,7 @@ class Residual:
             "centre": self.centre.tolist(),
             "scale": self.scale.tolist(),
             "variance": self.variance,
+            "noise": self.noise,
             "rows": np.round(self.rows, 4).tolist(),
             "weights": np.round(self.weights, 6).tolist(),
         }
@@ -60,7 +69,7 @@ class Residual:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`."""
         arrays = {name: np.array(data[name]) for name in ("centre", "scale", "rows", "weights")}
-        return cls(variance=data["variance"], **arrays)
+        return cls(variance=data["variance"], noise=data["noise"], **arrays)
 
 
 def fit_residual(features: Array, log_ratio: Array) -> Residual | None:
@@ -88,13 +97,18 @@ def fit_residual(features: Array, log_ratio: Array) -> Residual | None:
     left_out = weights / np.diag(cho_solve(factor, np.eye(n)))
     if np.abs(left_out).mean() > _HELPS * np.abs(log_ratio).mean():
         return None
-    return Residual(centre, spread * lengths, variance, rows, weights)
+    return Residual(centre, spread * lengths, variance, noise, rows, weights)
 
 
 def _kernel(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """exp(−distance) of every row of ``a`` to every row of ``b``."""
+    return np.exp(-np.sqrt(_squares(a, b)))
+
+
+def _squares(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """The square of the distance of every row of ``a`` to every row of ``b``."""
     squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * (a @ b.T)
-    return np.exp(-np.sqrt(np.maximum(squares, 0)))
+    return np.maximum(squares, 0)
 
 
 def _hyperparameters(rows: Array, values: Array) -> tuple[Array, float, float]:
@@ -103,12 +117,12 @@ def _hyperparameters(rows: Array, values: Array) -> tuple[Array, float, float]:
     from scipy.optimize import minimize
 
     n, width = rows.shape
-    apart = np.stack([(column[:, None] - column) ** 2 for column in rows.T])
     start = np.log([_LENGTH] * width + [values.std() + 1e-9, 0.4 * values.std() + 1e-9])
 
     def loss(x: Array) -> tuple[float, Array]:
         lengths, variance, noise = np.exp(x[:width]), np.exp(2 * x[width]), np.exp(2 * x[-1])
-        distance = np.sqrt(np.tensordot(lengths**-2, apart, 1) + 1e-12)
+        scaled = rows / lengths
+        distance = np.sqrt(_squares(scaled, scaled)) + 1e-9
         covariance = variance * np.exp(-distance)
         total = covariance + (noise + 1e-8) * np.eye(n)
         try:
@@ -118,9 +132,12 @@ def _hyperparameters(rows: Array, values: Array) -> tuple[Array, float, float]:
         inverse = cho_solve(factor, np.eye(n))
         weights = inverse @ values
         slope = inverse - np.outer(weights, weights)
-        scaled = slope * covariance / distance
+        pull = slope * covariance / distance
+        np.fill_diagonal(pull, 0)
+        # Half the sum over all pairs of pull · (difference of the feature)², as products.
+        own = (scaled**2 * pull.sum(axis=1)[:, None]).sum(axis=0)
         off = x[:width] - np.log(_LENGTH)
-        by_length = 0.5 * np.tensordot(apart, scaled, 2) / lengths**2 + off
+        by_length = own - (scaled * (pull @ scaled)).sum(axis=0) + off
         gradient = [*by_length, (slope * covariance).sum(), noise * np.trace(slope)]
         determinant = np.log(np.diag(factor[0])).sum()
         return 0.5 * values @ weights + determinant + 0.5 * (off**2).sum(), np.array(gradient)

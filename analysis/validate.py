@@ -290,8 +290,8 @@ def _speed(model: Model, asked: Query) -> dict[str, float]:
     seconds = {}
     for name, residual in (("physics", None), ("full", fit.residual)):
         begin = time.perf_counter()
-        guess = inputs.estimate(fit.constants, residual)
-        _ = guess.time * np.exp(fit.low), guess.time * np.exp(fit.high)
+        guess, spread = inputs.predict(fit.constants, residual)
+        _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
         seconds[name] = time.perf_counter() - begin
     return {name: len(some.problems) / taken for name, taken in seconds.items()}
 
