@@ -354,13 +354,13 @@ def explain(row: Mapping[str, Any]) -> str:
         "latency": "bound by the latency of each step along K",
         "memory": "bound by memory bandwidth",
     }[row["limit"]]
-    tile = ALGORITHMS[row["algorithm"]]
-    by = f" by Winograd's {tile}x{tile} tiles" if tile else ""
+    side = ALGORITHMS[row["algorithm"]]
+    by = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
-        f"{limit}{by}: {tiles} of {row['tile']}{split} in {waves}, "
+        f"{limit}: {by}{tiles} of {row['tile']}{split} in {waves}, "
         f"{_percent(row['tail_efficiency'])} of the waves' slots used, "
         f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"

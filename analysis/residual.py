@@ -23,6 +23,7 @@ LEAST_ROWS = 48
 _HELPS = 0.95  # of the error without it, or less, on rows left out
 _LENGTHS_FROM = 600  # rows: more hardly move the lengths and cost with their third power
 _LENGTH = 1.5  # standard deviations of a feature: where the lengths start, and their prior's centre
+_JITTER = 1e-8  # of variance, so that rows alike can be told apart
 _CHUNK = 2048
 
 
@@ -90,7 +91,7 @@ def fit_residual(features: Array, log_ratio: Array) -> Residual | None:
     lengths, variance, noise = _hyperparameters(standard[some], log_ratio[some])
     rows = standard / lengths
     covariance = variance * _kernel(rows, rows)
-    covariance[np.diag_indices(n)] += noise
+    covariance[np.diag_indices(n)] += noise + _JITTER
     factor = cho_factor(covariance, lower=True)
     weights = cho_solve(factor, log_ratio)
     # Rasmussen & Williams, equation 5.12: the error at each row by all the others.
@@ -124,7 +125,7 @@ def _hyperparameters(rows: Array, values: Array) -> tuple[Array, float, float]:
         scaled = rows / lengths
         distance = np.sqrt(_squares(scaled, scaled)) + 1e-9
         covariance = variance * np.exp(-distance)
-        total = covariance + (noise + 1e-8) * np.eye(n)
+        total = covariance + (noise + _JITTER) * np.eye(n)
         try:
             factor = cho_factor(total, lower=True)
         except np.linalg.LinAlgError:
@@ -142,5 +143,10 @@ def _hyperparameters(rows: Array, values: Array) -> tuple[Array, float, float]:
         determinant = np.log(np.diag(factor[0])).sum()
         return 0.5 * values @ weights + determinant + 0.5 * (off**2).sum(), np.array(gradient)
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 50}).x
+    # A line search may try what no float can hold.
+    bounds = [(np.log(1e-3), np.log(1e4))] * width + [(np.log(1e-6), np.log(10.0))] * 2
+    found = minimize(
+        loss, np.clip(start, *np.transpose(bounds)), jac=True, method="L-BFGS-B", bounds=bounds,
+        options={"maxiter": 50},
+    ).x  # fmt: skip
     return np.exp(found[:width]), float(np.exp(2 * found[width])), float(np.exp(2 * found[-1]))

@@ -228,6 +228,11 @@ def test_explanations_are_one_line_for_every_limit() -> None:
         row = model.predict(Query.plain([gemm], "cublas")).frame().iloc[0].to_dict()
         assert words in explain(row)
         assert "\n" not in explain(row)
+    conv = Conv.parse("32,256,28,28,256,3,3,1,1,1,1,fp32,nchw")
+    query = Query.plain([conv], "cudnn")
+    row = Model(known_machine("nvidia-a100-pcie-80gb")).predict(query).frame().iloc[0].to_dict()
+    assert row["algorithm"] == "winograd-4x4"
+    assert "Winograd over 4x4 outputs" in explain(row)
 
 
 def test_groups() -> None:

@@ -256,6 +256,17 @@ def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
     assert found.predict(x[:200])[1].max() < spread.min()
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+def test_a_residual_survives_features_that_say_everything_or_nothing(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.uniform(-1, 1, 120) * scale, np.ones(120), rng.integers(0, 2, 120)])
+    found = fit_residual(x, 0.5 * x[:, 2])
+    assert found is not None
+    mean, spread = found.predict(x)
+    assert np.abs(mean - 0.5 * x[:, 2]).mean() < 0.05
+    assert np.isfinite(spread).all()
+
+
 def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: Source) -> None:
     points = learning_curve(source, H100, counts=(32, 128, 100_000))
     rows = [point for point in points if point.holdout == "rows"]
