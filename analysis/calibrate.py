@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from analysis.load import kernels_of
 from analysis.model import (
     NEAR,
     UNCALIBRATED,
@@ -29,6 +30,7 @@ from analysis.model import (
 )  # fmt: skip
 from analysis.residual import LEAST_ROWS as LEAST_RESIDUAL_ROWS
 from analysis.residual import Residual, fit_residual
+from analysis.source import algorithms_of
 from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
 from kernels.estimate import ALGORITHMS, Array
 from kernels.machine import Machine
@@ -77,7 +79,9 @@ def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
         rows: as loaded.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
-    return calibrate_query(machine, Query.of_rows(rows), seconds)
+    query = Query.of_rows(rows)
+    algorithms = algorithms_of(query.problems, kernels_of(rows))
+    return calibrate_query(machine, query, seconds, algorithms=algorithms)
 
 
 def calibrate_query(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,3 +187,9 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
     ]  # fmt: skip
     records: Sequence[dict[str, Any]] = rows[names].to_dict("records")
     return [problem_of(record) for record in records]
+
+
+def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The names of all kernels of each row's launch; empty where none was seen."""
+    listings = rows["kernels"].fillna("").tolist()
+    return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load import load, problems_of
+from analysis.load import kernels_of, load, problems_of
 from kernels.errors import UserError, nearest
 from kernels.estimate import Array
 from kernels.machine import Machine, slug_of_device
@@ -47,8 +47,7 @@ class Source:
     @property
     def algorithms(self) -> list[str]:
         """How each convolution was computed, by its kernels' names; empty where they do not say."""
-        pairs = zip(self.problems, self.kernels, strict=True)
-        return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]
+        return algorithms_of(self.problems, self.kernels)
 
     @property
     def tiles(self) -> list[str]:
@@ -81,6 +80,12 @@ class Source:
             [self.kernels[i] for i in index],
             self.skipped,
         )
+
+
+def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
+    """How each problem was computed, as its kernels' names say; empty for a GEMM."""
+    pairs = zip(problems, kernels, strict=True)
+    return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]
 
 
 @dataclass(frozen=True)
@@ -168,14 +173,13 @@ def _ours(folder: Path) -> _Rows:
         & (rows["mode"] == "burst")
         & ~rows["implementation"].str.startswith("triton-")
     ]
-    names = rows["kernel"].fillna("").tolist()
     return _Rows(
         devices=[None] * len(rows),
         dtypes=rows["dtype"].tolist(),
         problems=problems_of(rows),
         seconds=(rows["time_us"] * 1e-6).tolist(),
         implementations=rows["implementation"].tolist(),
-        kernels=[(name,) if name else () for name in names],
+        kernels=kernels_of(rows),
     )
 
 

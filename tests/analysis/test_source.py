@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ from analysis.source import read_source
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
+from sweeps.case import Case
 
 V100 = known_machine("nvidia-v100-sxm2-16gb")
 A100 = known_machine("nvidia-a100-pcie-80gb")
@@ -25,6 +27,22 @@ def test_our_own_results_are_read_cold_and_in_bursts(tmp_path: Path) -> None:
         assert source.problems == [case.problem for case in cases]
         assert source.seconds == pytest.approx([1e-6, 2e-6])
         assert source.implementations == ["cublas", "cublas"]
+
+
+def test_our_own_convolutions_say_how_they_were_computed(tmp_path: Path) -> None:
+    conv = Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp32,nchw")
+    cases = [Case("made-up", replace(conv, n=n), "cudnn") for n in (1, 2, 3)]
+    record(tmp_path, cases, [1e-5, 2e-5, 3e-5])
+    frame = pd.read_csv(tmp_path / "measurements.csv", dtype=str)
+    # The longest kernel of a Winograd convolution can be an sgemm: all names count.
+    frame["kernel"] = ["ampere_sgemm_128x128_nn", "ampere_scudnn_128x64_relu_medium_nn_v1", None]
+    frame["kernels"] = [
+        '[["winogradForwardData4x4", 0.3], ["ampere_sgemm_128x128_nn", 0.7]]',
+        '[["ampere_scudnn_128x64_relu_medium_nn_v1", 1.0]]',
+        None,
+    ]
+    frame.to_csv(tmp_path / "measurements.csv", index=False)
+    assert read_source(tmp_path, H100).algorithms == ["winograd-4x4", "implicit-gemm", ""]
 
 
 def aiconfigurator(path: Path) -> Path:
