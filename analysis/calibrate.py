@@ -39,7 +39,7 @@ from kernels.problem import Gemm, Problem
 LEAST_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
 
-_CONSTANTS_FROM = 800  # rows: more hardly move eighteen constants and take their time
+_CONSTANTS_FROM = 800  # rows: more cost seconds each and move the error by a tenth of a point
 _PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
 _OUTSIDE = 0.05  # of the log ratios, on either side of the interval
@@ -60,7 +60,6 @@ class Calibration:
 
     model: Model
     held_back: Prediction
-    fold: Array  # the part of the problems that a row belongs to
 
     def to_json(self) -> dict[str, Any]:
         """calibration.json: constants, error figures and rows used, group by group."""
@@ -133,7 +132,7 @@ def calibrate_query(
             for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
         ]
     held_back = Prediction.joined(len(seconds), parts)
-    return Calibration(Model(machine, fits), held_back, fold.astype(float))
+    return Calibration(Model(machine, fits), held_back)
 
 
 def _fold(problem: Problem, folds: int) -> int:

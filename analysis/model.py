@@ -35,7 +35,8 @@ from kernels.problem import Conv, Problem
 
 UNCALIBRATED = (-0.7, 0.7)
 """Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:
-a factor of two either way, wider than the error on any public table of another machine."""
+a factor of two either way. It held at least 98 % of the rows of public tables of H100, A100 and
+V100, but 67 % of T4's and none of L4's."""
 
 
 _DESIGN = 5  # features, the first ones
@@ -202,7 +203,7 @@ class Inputs:
             tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
         first = query.problems[0]
         ways = {}
-        # cuDNN's Winograd kernels are plain FMAs; those for Tensor Cores were never seen chosen.
+        # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
         if isinstance(first, Conv) and first.dtype == "fp32" and machine.kind == "gpu":
             for name in list(ALGORITHMS)[1:]:
                 ways[name] = Shapes.of(query.problems, in_cache, query.sustained, name)

@@ -127,11 +127,10 @@ _SIMT = [(32, 32), (32, 64), (64, 32), (64, 64), (128, 32), (32, 128), (128, 64)
          (128, 128)]  # fmt: skip
 _AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128),
            (256, 64), (64, 256), (256, 128), (128, 256)]  # fmt: skip
-# nvjet has far more: 64·a columns by 8·b rows, up to 40,960 elements (two warpgroups of 160
-# accumulators a thread), among them 256x152, 192x208 and 64x104 (its first number is our columns):
-# a product often just fills its waves, and one row more does not. On H100 whole waves over these 25
-# rank the steps from M to M + 1 at 0.36 (a share of a wave over fourteen tiles: 0.22), at the same
-# mean error. 93 tiles were better by 0.1 of 5.1 % and half as fast.
+# nvjet has far more than a table needs: 64·a columns by 8·b rows, none seen above 40,960 elements,
+# among them 256x152, 192x208 and 64x104 (its first number is our columns). These 25 follow that
+# pattern; not each of them was seen. A product often just fills its waves, and one row more does
+# not: whole waves over them foresee H100's steps better than a share of a wave over fourteen.
 _NVJET = {64: (8, 16, 32, 64, 96, 128, 160), 128: (64, 96, 128, 160, 192, 256),
           192: (64, 96, 128, 160, 192), 256: (8, 16, 64, 96, 128, 160), 320: (128,)}  # fmt: skip
 _HOPPER = [(rows, columns) for columns, sizes in _NVJET.items() for rows in sizes]

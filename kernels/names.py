@@ -122,13 +122,14 @@ def read_name(name: str) -> KernelName:
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """How a convolution was computed, by all its kernels' names.
 
-    ``implicit-gemm`` (or an explicit one), ``winograd-2x2`` in one kernel, ``winograd-4x4`` (in
-    four kernels, or in one named tile442), ``fft``; empty where no name says it.
+    ``implicit-gemm`` (or an explicit one), ``winograd-2x2`` in one kernel, ``winograd-4x4`` in
+    four, ``fft``; empty where no name says it. The digits of a fused kernel's ``tile148`` or
+    ``tile442`` multiply to 32 in every name: how its output tiles lie, not how large one is.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
         low = " ".join(kernels).lower()
-        four = re.search(r"winograd_nonfused|winogradforward\w*4x4|tile442", low)
+        four = re.search(r"winograd_nonfused|winogradforward\w*4x4", low)
         return "winograd-4x4" if four else "winograd-2x2"
     if "fft" in kinds:
         return "fft"

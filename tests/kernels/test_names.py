@@ -146,6 +146,7 @@ def test_cublas_names_tiles_column_major() -> None:
         (["void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>"], "winograd-4x4"),
         (["generateWinogradTilesKernel",
           "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1"], "winograd-2x2"),
+        (["ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile442t_nt_v1"], "winograd-2x2"),
         (["fft2d_r2c_32x32", "ampere_gcgemm_64x64_nt", "fft2d_c2r_32x32"], "fft"),
         (["elementwise_kernel"], ""),
         ([], ""),
