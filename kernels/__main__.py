@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,7 +51,7 @@ def list_command(
     print(f"{machine.name} ({machine.slug})")
     for row in rows:
         what = " ".join(row["supports"]) or row["reason"]
-        print(f"  {row['implementation']:14} {row['op']:5} {what}")
+        print(f"  {row['implementation']:18}{row['op']:5} {what}")
 
 
 @app.command("check")
@@ -94,7 +95,7 @@ def check_command(
     else:
         for row in rows:
             error = "" if row.rel_error is None else f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}"
-            print(f"{row.status:12}{row.implementation:14} {row.problem:56} {error} {row.message}")
+            print(f"{row.status:12}{row.implementation:18}{row.problem:56} {error} {row.message}")
     bad = sum(row.status in ("wrong", "error") for row in rows)
     done = sum(row.status == "ok" for row in rows)
     note(f"{done} ok, {bad} wrong or failed, {len(rows) - done - bad} unsupported.")
@@ -108,23 +109,30 @@ def compile_command(
         list[str] | None, typer.Option("--arch", help="Such as sm_90; may be repeated.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every candidate config.")] = False,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Also write a Markdown table to this file.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compile the Triton kernels for named architectures, without a GPU."""
     from kernels.compilecheck import ARCHES, Row, compile_rows
+    from kernels.compiletable import markdown
 
     def show(row: Row) -> None:
         if not json:
             print(
-                f"{'ok' if row.ok else 'BAD':4}{row.kernel} {row.arch:7}{row.dtype} {row.layout} "
-                f"align {row.alignment:2}  {row.mma:9}{row.registers:4} registers "
-                f"{row.shared_bytes >> 10:4} KiB shared  {row.config}  {row.message}",
+                f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"
+                f"{row.dtype} {row.layout:5}align {row.alignment:2}  {row.mma:9}"
+                f"{row.registers:4} registers {row.shared_bytes >> 10:4} KiB shared "
+                f"{row.copy_bytes:6} B copies  {row.config}  {row.message}",
                 flush=True,
             )
 
     rows = compile_rows(arch or ARCHES, every, show)
     if json:
         print_json([asdict(row) for row in rows])
+    if write is not None:
+        write.write_text(markdown(rows), encoding="utf-8")
     bad = [row for row in rows if not row.ok]
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
     if bad or not rows:

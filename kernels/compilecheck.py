@@ -2,19 +2,21 @@
 
 Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it,
 with a driver that only says which architecture is wanted. PTX tells which matrix instruction the
-compiler found, ``ptxas -v`` how many registers it took and what it spilled.
+compiler found and what a turn of the inner loop does, ``ptxas -v`` how many registers it took and
+what it spilled.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,30 +24,33 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from kernels.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.config import TileConfig
 from kernels.errors import UserError
 from kernels.family import LEAST_CAPABILITY, Call, TritonFamily, meta_operands
 from kernels.machine import Machine, machine_of_arch
-from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, Gemm
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, PASSES, WIDE_BYTES, Conv, Gemm, Problem
 from kernels.registry import all_implementations
 
 ARCHES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 _ALIGNED, _MISALIGNED = 16, 1
 _SIZE = 4096
 
-_INSTRUCTIONS = (
-    ("tcgen05", r"\btcgen05\.mma"),
-    ("wgmma", r"\bwgmma\.mma_async"),
-    ("mma.sync", r"\bmma\.sync"),
-    ("fma", r"\bfma\.rn\.f32"),
-)
+_CONV_CHANNELS, _CONV_SIZE = 256, 14
+_SLACK = 0.1  # work of an inner loop beyond what the algorithm needs, on aligned shapes
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the compiler made of one kernel; ``ok`` if that is what the hardware can do."""
+    """What the compiler made of one kernel; ``ok`` if that is what the hardware can do.
+
+    Of the inner loop: ``products`` are its multiply-adds over the tile's bm · bn · bk, ``copied``
+    its bytes from global memory over the blocks' (bm + bn) · bk elements, ``copy_bytes`` the
+    narrowest of its copies: a thread's, or the whole block of a TMA copy.
+    """
 
     kernel: str
+    operation: str
     config: str
     dtype: str
     layout: str
@@ -55,16 +60,30 @@ class Row:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    copy_bytes: int
+    products: float
+    copied: float
     ok: bool
     message: str
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Of one kernel, or of a family's kernels: the main one's loop, the largest of the rest."""
+
+    loop: InnerLoop
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    bulk_copies: bool  # TMA reads for it
+    moves_registers: bool  # between the warps that copy and those that multiply
 
 
 @dataclass(frozen=True)
 class _Job:
     family: str
     config: TileConfig
-    dtype: str
-    layout: str
+    problem: Problem
     alignment: int
     arch: str
 
@@ -97,21 +116,34 @@ def compile_rows(
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
-    jobs = []
-    for family, dtype, layout, alignment in itertools.product(
-        families, DTYPE_BYTES, GEMM_LAYOUTS, (_ALIGNED, _MISALIGNED)
-    ):
-        configs = family.configs(_problem(dtype, layout, alignment), machine)
-        for config in configs if every_candidate else configs[:1]:
-            assert isinstance(config, TileConfig)
-            jobs.append(_Job(family.name, config, dtype, layout, alignment, arch))
-    return jobs
+    return [
+        _Job(family.name, config, problem, alignment, arch)
+        for family in families
+        for alignment in (_ALIGNED, _MISALIGNED)
+        for op in family.ops
+        for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
+        for config in family.configs(problem, machine)[: None if every_candidate else 1]
+        if isinstance(config, TileConfig)
+    ]
 
 
-def _problem(dtype: str, layout: str, alignment: int) -> Gemm:
+def _gemms(alignment: int) -> list[Problem]:
     """4096³, or one less each way: odd sizes give odd strides and every mask."""
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
-    return Gemm(size, size, size, dtype, layout)
+    return [
+        Gemm(size, size, size, dtype, layout)
+        for dtype, layout in itertools.product(DTYPE_BYTES, GEMM_LAYOUTS)
+    ]
+
+
+def _convs(alignment: int) -> list[Problem]:
+    """The three passes of a ResNet's 3 × 3, or with a channel less in and out."""
+    c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
+    sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
+    return [
+        Conv(*sizes, (1, 1), (1, 1), (1, 1), 1, dtype, "nhwc", pass_)
+        for dtype, pass_ in itertools.product(DTYPE_BYTES, PASSES)
+    ]
 
 
 class _TargetDriver(DriverBase):
@@ -150,32 +182,57 @@ class _TargetDriver(DriverBase):
 
 def _compile(job: _Job) -> Row:
     machine = machine_of_arch(job.arch)
-    facts = {"mma": "", "registers": 0, "spill_bytes": 0, "shared_bytes": 0}
     triton.runtime.driver.set_active(_TargetDriver(machine))
+    facts = _NOTHING
     try:
-        for call in _calls(job):
-            found = _inspect(call)
-            # Helper kernels are folded into their family's row by maximum.
-            facts = {key: max(facts[key], found[key]) for key in facts}
+        facts = _facts(job)
         problems = _complaints(job, machine, facts)
     except Exception as error:  # a row says what failed; the other rows go on
         problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
-    message = " ".join(problems) or _remark(job, str(facts["mma"]))
-    identity = (
-        job.family, str(job.config), job.dtype, job.layout, job.alignment, job.arch
-    )  # fmt: skip
-    return Row(*identity, **facts, ok=not problems, message=message)  # type: ignore[arg-type]
+    problem, loop = job.problem, facts.loop
+    products, copied = _shares(job, loop)
+    return Row(
+        kernel=job.family,
+        operation=problem.pass_ if isinstance(problem, Conv) else problem.op,
+        config=str(job.config),
+        dtype=problem.dtype,
+        layout=problem.layout,
+        alignment=job.alignment,
+        arch=job.arch,
+        mma=loop.instruction,
+        registers=facts.registers,
+        spill_bytes=facts.spill_bytes,
+        shared_bytes=facts.shared_bytes,
+        copy_bytes=loop.copy_bytes,
+        products=products,
+        copied=copied,
+        ok=not problems,
+        message=" ".join(problems) or _remark(job, facts),
+    )
 
 
-def _calls(job: _Job) -> list[Call]:
+_NOTHING = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
+
+
+def _facts(job: _Job) -> _Facts:
+    """The family's kernels: the first multiplies, helpers are folded in by maximum."""
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
-    problem = _problem(job.dtype, job.layout, job.alignment)
-    operands = meta_operands(problem, offset=0 if job.alignment == _ALIGNED else 1)
-    return family.calls(problem, operands, job.config)
+    operands = meta_operands(job.problem, offset=0 if job.alignment == _ALIGNED else 1)
+    main, *helpers = (
+        _inspect(call, job.config.warps) for call in family.ahead(job.problem, operands, job.config)
+    )
+    largest = {
+        name: max(getattr(facts, name) for facts in (main, *helpers))
+        for name in ("registers", "spill_bytes", "shared_bytes")
+    }
+    return replace(main, **largest)
 
 
-def _inspect(call: Call) -> dict[str, Any]:
+_inspected: dict[str, _Facts] = {}  # of kernels that this process has compiled: helpers recur
+
+
+def _inspect(call: Call, warps: int) -> _Facts:
     """Compile one launch and read its PTX and the log of the very ``ptxas`` run that made it.
 
     Running ``ptxas`` again with other options would give other registers; the resource dump of
@@ -186,47 +243,81 @@ def _inspect(call: Call) -> dict[str, Any]:
         knobs.nvidia.dump_ptxas_log = True
         knobs.compilation.always_compile = True  # a kernel from the cache would leave no log
         kernel = call.warmup()
+    if kernel.hash in _inspected:
+        return _inspected[kernel.hash]
     ptx = kernel.asm["ptx"]
     registers = re.search(r"Used (\d+) registers", log.getvalue())
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log.getvalue())
     if registers is None or spills is None:
         raise RuntimeError("ptxas wrote no resource report.")
-    return {
-        "mma": next((name for name, pattern in _INSTRUCTIONS if re.search(pattern, ptx)), ""),
-        "registers": int(registers.group(1)),
-        "spill_bytes": int(spills.group(1)) + int(spills.group(2)),
-        "shared_bytes": kernel.metadata.shared,
-    }
+    facts = _Facts(
+        inner_loop(ptx, warps),
+        registers=int(registers.group(1)),
+        spill_bytes=int(spills.group(1)) + int(spills.group(2)),
+        shared_bytes=kernel.metadata.shared,
+        bulk_copies=BULK_COPY in ptx,
+        moves_registers="setmaxnreg" in ptx,
+    )
+    _inspected[kernel.hash] = facts
+    return facts
 
 
-def _complaints(job: _Job, machine: Machine, facts: dict[str, Any]) -> list[str]:
+def _shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
+    """Products and bytes of the inner loop, over what the tile needs."""
+    config, size = job.config, DTYPE_BYTES[job.problem.dtype]
+    blocks = (config.bm + config.bn) * config.bk * size
+    return loop.products / (config.bm * config.bn * config.bk), loop.copied / blocks
+
+
+def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     wanted = _expected(job)
     complaints = []
-    if facts["mma"] not in wanted:
-        complaints.append(f"{facts['mma'] or 'no product'} instead of {' or '.join(wanted)}.")
-    if facts["spill_bytes"]:
-        complaints.append(f"{facts['spill_bytes']} bytes of registers are spilled.")
-    if facts["shared_bytes"] > machine.shared_cta_bytes:
+    if facts.loop.instruction not in wanted:
+        found = facts.loop.instruction or "no product"
+        complaints.append(f"{found} instead of {' or '.join(wanted)}.")
+    if facts.spill_bytes:
+        complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
+    if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
-            f"{facts['shared_bytes']} bytes of shared memory, and a CTA has "
+            f"{facts.shared_bytes} bytes of shared memory, and a CTA has "
             f"{machine.shared_cta_bytes}."
         )
+    if getattr(job.config, "tma", False) and not facts.bulk_copies:
+        complaints.append("no TMA copies.")
+    if getattr(job.config, "specialize", False) and not facts.moves_registers:
+        complaints.append("no warp is specialised.")
+    if job.alignment == _ALIGNED:
+        for name, share in zip(("products", "bytes"), _shares(job, facts.loop), strict=True):
+            if not math.isclose(share, 1, rel_tol=_SLACK):
+                complaints.append(f"{share:.2f} times the {name} that the tile needs.")
     return complaints
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
     """The matrix instructions that this architecture should be using."""
-    if job.dtype == "fp32":
+    if job.problem.dtype == "fp32":
         return ("fma",)
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
     if best == "mma.sync" or job.config.bm < 64:
         return ("mma.sync",)
-    if job.dtype == "tf32" and job.layout != "nt":
-        return (best, "mma.sync")
-    return (best,)
+    return (best, "mma.sync") if _turned(job) else (best,)
 
 
-def _remark(job: _Job, mma: str) -> str:
-    if job.dtype == "tf32" and job.arch == "sm_90" and mma == "mma.sync":
-        return "wgmma takes tf32 operands K-major only (layout nt)."
-    return ""
+def _turned(job: _Job) -> bool:
+    """Whether an operand's K is not contiguous; wgmma takes tf32 only where it is."""
+    problem = job.problem
+    if problem.dtype != "tf32":
+        return False
+    return problem.layout != "nt" if isinstance(problem, Gemm) else problem.pass_ != "fprop"
+
+
+def _remark(job: _Job, facts: _Facts) -> str:
+    remarks = []
+    if _turned(job) and job.arch == "sm_90" and job.config.bm >= 64:
+        if facts.loop.instruction == "mma.sync":
+            remarks.append("wgmma takes tf32 operands K-major only (layout nt).")
+        elif facts.loop.copy_bytes < WIDE_BYTES:
+            remarks.append("Turned to K-major for wgmma on the way into shared memory.")
+    if job.alignment == _ALIGNED and facts.loop.copy_bytes < WIDE_BYTES:
+        remarks.append(f"Copies of {facts.loop.copy_bytes} bytes.")
+    return " ".join(remarks)

@@ -6,7 +6,7 @@ holds at once. The arithmetic works on numbers and on NumPy arrays alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -63,6 +63,13 @@ class TileConfig(Config):
     def accumulators(self) -> int:
         """Accumulator registers of one thread."""
         return self.bm * self.bn // (32 * self.warps)
+
+    def fitted(self, dtype: str, machine: Machine) -> Self:
+        """With as many of its stages as fit the CTA's shared memory, at least two."""
+        config = self
+        while config.stages > 2 and config.shared_bytes(dtype) > machine.shared_cta_bytes:
+            config = replace(config, stages=config.stages - 1)
+        return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
         """Why this config cannot run, as a sentence; None if it can.

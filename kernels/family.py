@@ -12,7 +12,7 @@ import shutil
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.config import Config, TileConfig
-from kernels.constants import default_constants
-from kernels.estimate import Shapes, Tiles, estimate
+from kernels.blocks import add_parts
+from kernels.config import Config, TileConfig, ceil_div
+from kernels.constants import Constants, default_constants
+from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
@@ -55,18 +56,26 @@ class TritonFamily:
     """Base of the hand-written kernels; a family gives its calls and its candidate tiles."""
 
     name: str
+    config_type: type[TileConfig] = TileConfig
+    shares_tail = False  # whether all SMs share what plain tiles leave to a last partial wave
 
     @property
     def ops(self) -> tuple[str, ...]:
         """Operations that the family computes."""
         raise NotImplementedError
 
-    def calls(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
-        """The launches that compute ``operands.out``, in order."""
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The launches that compute ``operands.out``, in order, with :meth:`scratch` to work in."""
         raise NotImplementedError
 
-    def candidates(self, problem: Problem) -> list[TileConfig]:
-        """Configs worth trying, before the machine's limits are known."""
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """Shape of the dense fp32 array that the launches need beside the operands."""
+        return (0,)
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
         raise NotImplementedError
 
     def supports(self, problem: Problem, machine: Machine) -> str | None:
@@ -85,30 +94,45 @@ class TritonFamily:
 
     def configs(self, problem: Problem, machine: Machine) -> list[Config | None]:
         """Valid candidates, the one of the smallest estimated time first."""
-        if machine.kind == "cpu":  # the interpreter: any tile is right, a small one is fast
-            return [TileConfig(32, 32, 32, stages=1, warps=1, group=4)]
+        if machine.kind == "cpu":  # the interpreter: any tile is right
+            return [self.config_type(64, 64, 64, stages=1, warps=1, group=4)]
         valid = [
             config
-            for config in self.candidates(problem)
+            for config in self.candidates(problem, machine)
             if config.invalid(problem.dtype, machine) is None
         ]
-        tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in valid]).T)
-        shapes = Shapes.of([problem] * len(valid))
         constants = default_constants(machine.generation, problem.dtype)
-        time = estimate(shapes, tiles, machine, machine.peak(problem.dtype), constants).time
+        time = self.seconds(problem, valid, machine, constants)
         return [valid[i] for i in np.argsort(time, kind="stable")]
+
+    def parts(self, problem: Problem, config: TileConfig) -> float:
+        """Parts, on average, into which the sum of a tile is cut."""
+        return 1.0
+
+    def seconds(
+        self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
+    ) -> Array:
+        """Estimated seconds of a problem under each config, to rank them by."""
+        rows = [(config.bm, config.bn, self.parts(problem, config)) for config in configs]
+        shapes = Shapes.of([problem] * len(configs))
+        c = replace(c, tail=0.0) if self.shares_tail else c
+        peak = machine.peak(problem.dtype)
+        return estimate(shapes, Tiles(*np.array(rows).T), machine, peak, c).time
 
     def parse_config(self, text: str) -> TileConfig | None:
         """Read a config's text."""
-        return TileConfig.parse(text) if text else None
+        return self.config_type.parse(text) if text else None
 
     def prepare(
         self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
         """Bind the sets. The kernel is compiled at the first launch, unless it was before."""
-        if not isinstance(config, TileConfig):
-            raise TypeError(f"{self.name} needs a TileConfig; take one from configs().")
-        calls = [self.calls(problem, operands, config) for operands in operand_sets]
+        if not isinstance(config, self.config_type):
+            kind = self.config_type.__name__
+            raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
+        # One array for all sets: launches on a stream follow one another.
+        scratch = self._new_scratch(problem, operand_sets[0], config)
+        calls = [self.calls(problem, operands, config, scratch) for operands in operand_sets]
 
         def bare(index: int) -> Tensor:
             for call in calls[index]:
@@ -125,8 +149,16 @@ class TritonFamily:
         ):
             for problem, config in cases:
                 if isinstance(config, TileConfig):
-                    for call in self.calls(problem, meta_operands(problem), config):
+                    for call in self.ahead(problem, meta_operands(problem), config):
                         call.warmup()
+
+    def ahead(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
+        """The calls on operands without memory, to be compiled and not launched."""
+        return self.calls(problem, operands, config, self._new_scratch(problem, operands, config))
+
+    def _new_scratch(self, problem: Problem, operands: Operands, config: TileConfig) -> Tensor:
+        shape = self.scratch(problem, config)
+        return torch.empty(shape, dtype=torch.float32, device=operands.out.device)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
@@ -140,6 +172,20 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
         for count in element_counts(problem)
     )
     return view_operands(problem, *flats)
+
+
+def add_parts_call(parts: Tensor, out: Tensor) -> Call:
+    """The launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
+    missing = 4 - out.dim()
+    shape = [*[1] * missing, *out.shape]
+    stride = (*[0] * missing, *out.stride())
+    rows = shape[0] * shape[1] * shape[2]
+    grid = ceil_div(rows, _ADD_ROWS), ceil_div(shape[3], _ADD_COLUMNS)
+    options = {"ROWS": _ADD_ROWS, "COLUMNS": _ADD_COLUMNS, "num_warps": 4}
+    return Call(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
+
+
+_ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 a thread and load, twice
 
 
 def input_precision(dtype: str) -> str:

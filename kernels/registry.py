@@ -22,9 +22,13 @@ def _triton_families() -> list[Implementation]:
         import triton  # noqa: F401  Linux only; without it the libraries go on alone
     except ImportError:
         return []
+    from kernels.conv import TritonConv
+    from kernels.persistent import TritonPersistent
+    from kernels.splitk import TritonSplitK
+    from kernels.streamk import TritonStreamK
     from kernels.tiled import TritonTiled
 
-    return [TritonTiled()]
+    return [TritonTiled(), TritonSplitK(), TritonStreamK(), TritonPersistent(), TritonConv()]
 
 
 def library_for(problem: Problem, machine: Machine) -> str:

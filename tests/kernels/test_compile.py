@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from kernels.compilecheck import ARCHES, Row, _complaints, _Job, _jobs
+from kernels.assembly import InnerLoop
+from kernels.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
+from kernels.compiletable import markdown
 from kernels.config import TileConfig
 from kernels.machine import machine_of_arch
+from kernels.persistent import PersistentConfig
+from kernels.problem import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,12 +36,21 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+GEMM_FAMILIES = ("triton-tiled", "triton-splitk", "triton-streamk", "triton-persistent")
+
+
 def test_a_row_each_for_dtype_layout_and_alignment(rows: list[dict[str, Any]]) -> None:
-    keys = {(row["dtype"], row["layout"], row["alignment"]) for row in rows}
-    assert len(keys) == len(rows) == 4 * 4 * 2
+    for family in GEMM_FAMILIES:
+        mine = [row for row in rows if row["kernel"] == family]
+        keys = {(row["dtype"], row["layout"], row["alignment"]) for row in mine}
+        assert len(keys) == len(mine) == 4 * 4 * 2
+    convs = [row for row in rows if row["kernel"] == "triton-conv"]
+    keys = {(row["dtype"], row["operation"], row["alignment"]) for row in convs}
+    assert len(keys) == len(convs) == 4 * 3 * 2
     assert set(rows[0]) == {
-        "kernel", "config", "dtype", "layout", "alignment", "arch", "mma", "registers",
-        "spill_bytes", "shared_bytes", "ok", "message",
+        "kernel", "operation", "config", "dtype", "layout", "alignment", "arch", "mma",
+        "registers", "spill_bytes", "shared_bytes", "copy_bytes", "products", "copied", "ok",
+        "message",
     }  # fmt: skip
 
 
@@ -49,78 +62,166 @@ def test_tensor_cores_are_used_and_fp32_is_exact(rows: list[dict[str, Any]]) -> 
             assert row["mma"] == "wgmma"
         else:
             assert row["mma"] in ("wgmma", "mma.sync")
-        assert row["ok"]
+        assert row["ok"], row
         assert 0 < row["registers"] <= 255
         assert row["spill_bytes"] == 0
         assert row["shared_bytes"] <= 227 << 10
 
 
-JOB = _Job("triton-tiled", TileConfig(), "bf16", "nt", 16, "sm_90")
-GOOD: dict[str, Any] = {"mma": "wgmma", "registers": 200, "spill_bytes": 0, "shared_bytes": 1 << 17}
+def test_the_inner_loop_does_no_extra_work(rows: list[dict[str, Any]]) -> None:
+    """Products of a K step against bm · bn · bk, its bytes against (bm + bn) · bk elements."""
+    for row in rows:
+        if row["alignment"] == 16:
+            assert row["products"] == pytest.approx(1, rel=0.1), row
+            assert row["copied"] == pytest.approx(1, rel=0.1), row
+
+
+def test_copies_are_as_wide_as_rows_allow(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        aligned, turned = row["alignment"] == 16, row["message"].startswith("Turned")
+        if row["kernel"] == "triton-persistent" and aligned:
+            assert row["copy_bytes"] >= 1024  # TMA: a block at a time
+        elif aligned and not turned:
+            assert row["copy_bytes"] == 16
+        else:
+            assert row["copy_bytes"] == (2 if row["dtype"] in ("fp16", "bf16") else 4)
+
+
+JOB = _Job("triton-tiled", TileConfig(), Gemm(4096, 4096, 4096, "bf16"), 16, "sm_90")
+LOOP = InnerLoop("wgmma", 128 * 128 * 64, 256 * 64 * 2, 16)
+GOOD = _Facts(LOOP, 200, 0, 1 << 17, False, False)
+TMA = PersistentConfig(specialize=True)
 
 
 @pytest.mark.parametrize(
     ("job", "facts", "words"),
     [
         (JOB, {}, None),
-        (JOB, {"mma": "mma.sync"}, "mma.sync instead of wgmma"),
+        (JOB, {"loop": replace(LOOP, instruction="mma.sync")}, "mma.sync instead of wgmma"),
         (JOB, {"spill_bytes": 8}, "8 bytes of registers are spilled"),
         (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
+        (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
+        (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "0.50 times the bytes"),
+        (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
+        (replace(JOB, config=TMA), {}, "no TMA copies. no warp is specialised."),
+        (replace(JOB, config=TMA), {"bulk_copies": True, "moves_registers": True}, None),
         (replace(JOB, arch="sm_100"), {}, "instead of tcgen05"),
-        (replace(JOB, arch="sm_80"), {"mma": "mma.sync"}, None),
-        (replace(JOB, dtype="fp32"), {"mma": "mma.sync"}, "instead of fma"),
-        (replace(JOB, dtype="tf32", layout="nn"), {"mma": "mma.sync"}, None),
-        (replace(JOB, dtype="tf32"), {"mma": "mma.sync"}, "instead of wgmma"),
+        (replace(JOB, arch="sm_80"), {"loop": replace(LOOP, instruction="mma.sync")}, None),
     ],
 )
 def test_what_counts_as_not_ok(job: _Job, facts: dict[str, Any], words: str | None) -> None:
-    complaints = " ".join(_complaints(job, machine_of_arch(job.arch), {**GOOD, **facts}))
+    complaints = " ".join(_complaints(job, machine_of_arch(job.arch), replace(GOOD, **facts)))
     assert complaints == "" if words is None else words in complaints
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "wanted"),
+    [
+        ("fp32", "nt", ("fma",)),
+        ("bf16", "tn", ("wgmma",)),
+        ("tf32", "nt", ("wgmma",)),
+        ("tf32", "nn", ("wgmma", "mma.sync")),  # its operands must be K-major
+    ],
+)
+def test_which_instruction_is_expected(dtype: str, layout: str, wanted: tuple[str, ...]) -> None:
+    problem = Gemm(4096, 4096, 4096, dtype, layout)
+    assert _expected(replace(JOB, problem=problem)) == wanted
 
 
 def test_all_architectures_of_the_contract_have_jobs() -> None:
     for arch in ARCHES:
-        assert len(_jobs(arch, every_candidate=False)) == 32
-        assert len(_jobs(arch, every_candidate=True)) > 100
-
-
-def test_a_row_says_everything() -> None:
-    assert Row.__doc__ is not None
+        assert len(_jobs(arch, every_candidate=False)) == len(GEMM_FAMILIES) * 32 + 24
+        assert len(_jobs(arch, every_candidate=True)) > 1000
 
 
 AHEAD = """
 import triton
-from kernels import tiled
 from kernels.compilecheck import _TargetDriver
 from kernels.machine import machine_of_arch
 from kernels.operands import random_operands
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
 from kernels.registry import all_implementations
+
+GEMMS = ["256,256,256,bf16", "255,256,77,fp16,tn", "64,1,64,fp32,nn,3"]
+CONVS = ["2,16,8,8,16,3,3,1,1,1,1,bf16", "1,3,9,7,5,3,1,2,1,1,1,fp16,nhwc,dgrad",
+         "1,1,4,4,1,1,1,1,0,1,1,fp32,nhwc,wgrad"]
 
 if __name__ == "__main__":
     machine = machine_of_arch("sm_90")
     triton.runtime.driver.set_active(_TargetDriver(machine))
-    family = all_implementations()["triton-tiled"]
-    specs = ("256,256,256,bf16", "255,256,77,fp16,tn", "64,1,64,fp32,nn,3")
-    problems = [Gemm.parse(spec) for spec in specs]
-    cases = [(problem, family.configs(problem, machine)[0]) for problem in problems]
-    family.compile_ahead(cases)
-    cache = tiled.matmul_tiled.device_caches[90][0]
-    compiled = len(cache)
-    for problem, config in cases:
-        for call in family.calls(problem, random_operands(problem, "cpu"), config):
+    for name in ("tiled", "splitk", "streamk", "persistent", "conv"):
+        family = all_implementations()[f"triton-{name}"]
+        problems = [*map(Conv.parse, CONVS)] if name == "conv" else [*map(Gemm.parse, GEMMS)]
+        cases = [(problem, family.configs(problem, machine)[0]) for problem in problems]
+        family.compile_ahead(cases)
+        calls = [call for problem, config in cases
+                 for call in family.ahead(problem, random_operands(problem, "cpu"), config)]
+        caches = {call.kernel.fn.__name__: call.kernel.device_caches[90][0] for call in calls}
+        compiled = {kernel: len(cache) for kernel, cache in caches.items()}
+        for call in calls:
             call.warmup()
-    print(compiled, len(cache))
+        assert compiled == {kernel: len(cache) for kernel, cache in caches.items()}, name
+        print(name, sum(compiled.values()) > 0)
 """
+
+
+def outside_the_interpreter(script: Path) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, str(script)], env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> None:
     """Operands without memory must give the very keys that real operands give."""
     script = tmp_path / "ahead.py"
     script.write_text(AHEAD)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    answer = subprocess.run(
-        [sys.executable, str(script)], env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
+    answer = outside_the_interpreter(script)
+    names = ("tiled", "splitk", "streamk", "persistent", "conv")
+    assert answer.stdout.splitlines() == [f"{name} True" for name in names], answer.stderr
+
+
+SASS = """
+import triton
+from kernels.compilecheck import _TargetDriver
+from kernels.family import meta_operands
+from kernels.machine import machine_of_arch
+from kernels.problem import Gemm
+from kernels.registry import all_implementations
+
+if __name__ == "__main__":
+    machine = machine_of_arch("sm_90")
+    triton.runtime.driver.set_active(_TargetDriver(machine))
+    family = all_implementations()["triton-persistent"]
+    problem = Gemm(4096, 4096, 4096, "bf16")
+    config = next(c for c in family.configs(problem, machine) if c.specialize)
+    (call,) = family.ahead(problem, meta_operands(problem), config)
+    sass = call.warmup().asm["sass"]
+    print(*(word in sass for word in ("UTMALDG", "UTMASTG", "HGMMA", "USETMAXREG")))
+"""
+
+
+def test_tma_and_specialised_warps_reach_the_machine_code(tmp_path: Path) -> None:
+    script = tmp_path / "sass.py"
+    script.write_text(SASS)
+    answer = outside_the_interpreter(script)
+    assert answer.stdout.split() == ["True"] * 4, answer.stderr
+
+
+def test_the_table_folds_layouts_and_shows_spills() -> None:
+    good = Row(
+        "triton-tiled", "gemm", "bm=128", "bf16", "nt", 16, "sm_90", "wgmma", 168, 0, 1 << 17, 16,
+        1.0, 1.0, True, "",
     )  # fmt: skip
-    assert answer.stdout.split() == ["3", "3"], answer.stderr
+    rows = [
+        good,
+        replace(good, layout="nn", registers=180, copied=1.05),
+        replace(good, dtype="tf32", mma="mma.sync", spill_bytes=24, copy_bytes=4),
+        replace(good, kernel="triton-persistent", arch="sm_100", mma="tcgen05", copy_bytes=16384),
+    ]
+    text = markdown(rows)
+    assert "1.00 and\n1.00 to 1.05 over all 4 aligned rows" in text
+    assert "| bf16 | of 16 bytes | wgmma 180<br>16 B | – |" in text
+    assert "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B | – |" in text
+    assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA |" in text

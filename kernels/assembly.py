@@ -1,0 +1,121 @@
+"""What a kernel's inner loop does, read from its PTX: products, bytes copied, widest and narrowest.
+
+A matmul's time is spent in the loop over K. If one turn of it multiplies more than the tile's
+bm · bn · bk products, or copies more than the blocks' (bm + bn) · bk elements, the compiler does
+work that the algorithm does not need. LLVM notes beside every basic block to which loop it belongs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+INSTRUCTIONS = (
+    ("tcgen05", r"\btcgen05\.mma\."),
+    ("wgmma", r"\bwgmma\.mma_async\."),
+    ("mma.sync", r"\bmma\.sync\."),
+    ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
+)
+"""Matrix instructions by family, the one that a kernel should rather have first."""
+
+BULK_COPY = "complete_tx::bytes"
+"""What stands in a TMA copy into shared memory, and nowhere else."""
+
+_PATTERN = dict(INSTRUCTIONS)
+_BLOCK = re.compile(r"^\$L__(BB\d+_\d+):(.*)$")
+_FALL_THROUGH = re.compile(r"^// %bb\.\d+:(.*)$")
+_OF_LOOP = re.compile(r"in Loop: Header=(BB\d+_\d+)")
+_HEADER = re.compile(r"=>\s*This (?:Inner )?Loop Header")
+_SHAPE = re.compile(r"\.m(\d+)n(\d+)k(\d+)\.")
+_CONSTANT = re.compile(r"mov\.b32\s+(%r\d+), (-?\d+);")
+_TENSOR_CORE_5 = re.compile(r"tcgen05\.mma\.\S*kind::(\w+)\s+\[[^\]]*\],[^,]+,[^,]+, (%r\d+)")
+_CP_ASYNC = re.compile(r"\bcp\.async\.c[ag]\.shared\.global.*?, (?:0x)?([0-9a-fA-F]+)[,;]")
+_BULK = re.compile(r"mbarrier\.arrive\.expect_tx\.\S+ _, \[[^\]]*\], (\d+);")
+_LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """One turn of a kernel's loop over K.
+
+    ``instruction`` is of :data:`INSTRUCTIONS`, or empty; ``products`` are multiply-adds of one CTA,
+    ``copied`` the bytes that it brings from global memory, ``copy_bytes`` those of its narrowest
+    copy (a thread's, or a whole block's of TMA).
+    """
+
+    instruction: str
+    products: int
+    copied: int
+    copy_bytes: int
+
+
+def inner_loop(ptx: str, warps: int) -> InnerLoop:
+    """Read the loop over K; a warp-specialised kernel's is several loops, which are added up.
+
+    Args:
+        ptx: of one kernel.
+        warps: that multiply; a specialised kernel's consumers each count for themselves.
+    """
+    instruction = next((name for name, p in INSTRUCTIONS if re.search(p, ptx)), "")
+    constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
+    products, copied, widths = 0, 0, []
+    for loop in _loops(ptx):
+        text = "\n".join(loop)
+        products += _products(loop, instruction, warps, constants)
+        bulk = [int(size) for size in _BULK.findall(text)]
+        threads = [int(size, 16) for size in _CP_ASYNC.findall(text)]
+        threads += [int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(text)]
+        copied += sum(bulk) + 32 * warps * sum(threads)
+        widths += threads
+        if bulk:
+            widths.append(sum(bulk) // text.count(BULK_COPY))
+    return InnerLoop(instruction, products, copied, min(widths, default=0))
+
+
+def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
+    """Multiply-adds that a CTA's instructions in these lines do."""
+    total = 0
+    for line in loop:
+        if not instruction or not re.search(_PATTERN[instruction], line):
+            continue
+        if instruction == "fma":
+            total += 32 * warps * (2 if "f32x2" in line else 1)
+        elif instruction == "tcgen05":
+            match = _TENSOR_CORE_5.search(line)
+            if match:  # the instruction descriptor: N / 8 from bit 17, M / 16 from bit 24
+                kind, register = match.groups()
+                word = constants[register]
+                n, m = (word >> 17 & 0x3F) * 8, (word >> 24 & 0x1F) * 16
+                total += m * n * (8 if kind == "tf32" else 16)
+        else:
+            shape = _SHAPE.search(line)
+            assert shape is not None
+            m, n, k = map(int, shape.groups())
+            total += m * n * k * (warps // 4 if instruction == "wgmma" else warps)
+    return total
+
+
+def _loops(ptx: str) -> list[list[str]]:
+    """Lines of each innermost loop's own blocks."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    inner: set[str] = set()
+    current, label, notes, in_notes = "", "", "", False
+    for line in ptx.splitlines():
+        begins = _BLOCK.match(line)
+        if begins or _FALL_THROUGH.match(line):
+            label, notes, in_notes = begins.group(1) if begins else "", line, True
+        elif in_notes and line.lstrip().startswith("//"):
+            notes += line
+        else:
+            in_notes = False
+        if in_notes:
+            of = _OF_LOOP.search(notes)
+            current = label if _HEADER.search(notes) else of.group(1) if of else ""
+            if "This Inner Loop" in notes:
+                inner.add(label)
+            continue
+        if current:
+            lines[current].append(line.strip())
+    return [lines[header] for header in lines if header in inner]

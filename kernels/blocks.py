@@ -1,0 +1,109 @@
+"""The pieces that the GEMM kernels are made of: which tile, the sum over its K, its way out.
+
+A matrix is a pointer and its strides (row, column) in elements; tiles are BM × BN and a K step is
+BK deep. Where a tile starts is 64-bit, because an operand may have more than 2³¹ elements; inside a
+tile 32 bits do unless WIDE says otherwise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def grouped(tile, rows, columns, GROUP: tl.constexpr):
+    """(row, column) of a tile: GROUP rows of tiles, column by column.
+
+    Concurrent CTAs then read few blocks of A and of B, which they find in L2.
+    """
+    per_group = GROUP * columns
+    first = tile // per_group * GROUP
+    height = min(rows - first, GROUP)
+    within = tile % per_group
+    return first + within % height, within // height
+
+
+@triton.jit
+def product(
+    a_ptr, a_stride, b_ptr, b_stride, m0, n0, first, last, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """fp32 (BM, BN): rows m0… of A (M, K) times columns n0… of B (K, N), K steps first…last − 1.
+
+    EVEN: M and N are multiples of the tile. EVEN_K: K is one of BK. UPCAST: Triton's interpreter
+    multiplies bf16 as raw integers, so there it widens.
+    """
+    m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    m_in, n_in = m0 + m < M, n0 + n < N
+    if WIDE:
+        m, n, k = m.to(tl.int64), n.to(tl.int64), k.to(tl.int64)
+    k0 = tl.cast(first, tl.int64) * BK
+    a_ptr += m0.to(tl.int64) * a_stride[0] + k0 * a_stride[1]
+    b_ptr += n0.to(tl.int64) * b_stride[1] + k0 * b_stride[0]
+    a_block = m[:, None] * a_stride[0] + k[None, :] * a_stride[1]
+    b_block = k[:, None] * b_stride[0] + n[None, :] * b_stride[1]
+
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range(first, last):
+        if EVEN and EVEN_K:
+            a = tl.load(a_ptr + a_block)
+            b = tl.load(b_ptr + b_block)
+        elif EVEN_K:
+            a = tl.load(a_ptr + a_block, mask=m_in[:, None], other=0.0)
+            b = tl.load(b_ptr + b_block, mask=n_in[None, :], other=0.0)
+        else:
+            k_in = tl.arange(0, BK) < K - step * BK
+            a = tl.load(a_ptr + a_block, mask=m_in[:, None] & k_in[None, :], other=0.0)
+            b = tl.load(b_ptr + b_block, mask=k_in[:, None] & n_in[None, :], other=0.0)
+        if UPCAST:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+        a_ptr += BK * a_stride[1]
+        b_ptr += BK * b_stride[0]
+    return total
+
+
+@triton.jit
+def store(
+    c_ptr, c_stride, m0, n0, total, M, N,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile's sums at row m0, column n0 of C (M, N), in C's own dtype."""
+    m, n = tl.arange(0, BM), tl.arange(0, BN)
+    m_in, n_in = m0 + m < M, n0 + n < N
+    if WIDE:
+        m, n = m.to(tl.int64), n.to(tl.int64)
+    c_ptr += m0.to(tl.int64) * c_stride[0] + n0.to(tl.int64) * c_stride[1]
+    c_block = c_ptr + m[:, None] * c_stride[0] + n[None, :] * c_stride[1]
+    result = total.to(c_ptr.dtype.element_ty)
+    if EVEN:
+        tl.store(c_block, result)
+    else:
+        tl.store(c_block, result, mask=m_in[:, None] & n_in[None, :])
+
+
+@triton.jit
+def add_parts(
+    parts_ptr, out_ptr, parts, D0, D1, D2, D3, out_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
+
+    The parts are added in order, so that the result is the same bits in every run.
+    """
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.cast(D0, tl.int64) * D1 * D2
+    inside = (row < rows)[:, None] & (column < D3)[None, :]
+    source = parts_ptr + row[:, None] * D3 + column[None, :]
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for _ in range(parts):
+        total += tl.load(source, mask=inside, other=0.0)
+        source += rows * D3
+    at = row // (D1 * D2) * out_stride[0] + row // D2 % D1 * out_stride[1]
+    at += row % D2 * out_stride[2]
+    place = out_ptr + at[:, None] + column[None, :].to(tl.int64) * out_stride[3]
+    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)

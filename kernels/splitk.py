@@ -1,0 +1,103 @@
+"""``triton-splitk``: the sum over K cut into parts, so that few tiles still fill the machine.
+
+Where the result has fewer tiles than the GPU has SMs, most SMs idle through a long sum. Here
+``split`` CTAs share a tile, each with a part of K; their fp32 sums go to memory and a second kernel
+adds them in order. No atomics: the result is the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.blocks import grouped, product, store
+from kernels.config import TileConfig, tile_count
+from kernels.family import Call, add_parts_call
+from kernels.gemm import GemmFamily, Matrices, gemm_options
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.problem import Gemm, Problem
+
+SPLITS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class SplitConfig(TileConfig):
+    """A tiled matmul with K cut into ``split`` parts."""
+
+    split: int = 4
+
+
+@triton.jit
+def matmul_splitk(
+    a_ptr, b_ptr, parts_ptr, M, N, K, a_stride, b_stride, part_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """parts[p] (batch, M, N) = the K steps of part p of A (batch, M, K) B (batch, K, N).
+
+    ``part_stride`` is (part, batch, row, column); the grid is (batch × tiles, parts).
+    """
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    z = (tile // (rows * columns)).to(tl.int64)
+    row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
+    m0, n0 = row * BM, column * BN
+    steps, split = tl.cdiv(K, BK), tl.num_programs(1)
+    total = product(
+        a_ptr + z * a_stride[0], a_stride[1:], b_ptr + z * b_stride[0], b_stride[1:],
+        m0, n0, part * steps // split, (part + 1) * steps // split, M, N, K,
+        BM, BN, BK, EVEN, EVEN_K, PRECISION, WIDE, UPCAST,
+    )  # fmt: skip
+    parts_ptr += part.to(tl.int64) * part_stride[0] + z * part_stride[1]
+    store(parts_ptr, part_stride[2:], m0, n0, total, M, N, BM, BN, EVEN, WIDE)
+
+
+class TritonSplitK(GemmFamily):
+    """The launcher of :func:`matmul_splitk` and of the sum over its parts."""
+
+    name = "triton-splitk"
+    config_type = SplitConfig
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Each tile with its sum halved, and with every longer split that makes sense.
+
+        That is: up to four waves of CTAs, and two K steps for each.
+        """
+        assert isinstance(problem, Gemm)
+        configs: list[TileConfig] = []
+        for tile in self.base_tiles(problem, machine):
+            tiles = tile_count(problem.m, problem.n, tile.bm, tile.bn, problem.batch)
+            most = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
+            splits = [split for split in SPLITS if split == SPLITS[0] or split <= most]
+            configs += [SplitConfig(**vars(tile), split=split) for split in splits]
+        return configs
+
+    def parts(self, problem: Problem, config: TileConfig) -> float:
+        """The config's."""
+        assert isinstance(config, SplitConfig)
+        return config.split
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """The parts, (split, batch, m, n)."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, SplitConfig)
+        return config.split, problem.batch, problem.m, problem.n
+
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The parts, then their sum."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, SplitConfig)
+        matrices = Matrices.of(operands)
+        batch, m, n, k = matrices.sizes
+        grid = tile_count(m, n, config.bm, config.bn, batch), config.split
+        a, b, c = matrices
+        arguments = (a, b, scratch, m, n, k, *matrices.strides[:2], scratch.stride())
+        parts = Call(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
+        return [parts, add_parts_call(scratch, c)]
