@@ -13,7 +13,7 @@ PYTEST ?=
 export DEVICE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test plots table bench compile-check lint format clean
+.PHONY: help sweep test plots table families bench compile-check lint format clean
 
 # The interpreter that has what a target needs, set up if it must be.
 python = py=$$($(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
@@ -37,6 +37,11 @@ plots:  ## draw the plots from recorded results (MACHINE=slug)
 
 table:  ## write the recommendation table from recorded results (MACHINE=slug)
 	@$(call python); $$py -m analysis table $(of_machine)
+
+families:  ## the Triton kernels against the library, by class of shape; needs a GPU (BUDGET=8m)
+	@$(call python); $$py -m sweeps run families families-conv candidates candidates-conv \
+		--budget $(or $(BUDGET),8m) $(if $(FRESH),--fresh) $(on_device) --results results/families \
+	&& $$py -m analysis families --results results/families
 
 bench:  ## benchmark our own code
 	@$(call python,test); mkdir -p .benchmarks && $$py -m pytest -q tests/benchmarks --benchmark-only -s \

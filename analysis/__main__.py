@@ -185,6 +185,22 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
     print(analysis.recording.folder / "recommendations.md")
 
 
+@app.command("families")
+def families_command(
+    machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
+) -> None:
+    """Compare the hand-written kernels with the library, by class of shape."""
+    from analysis.families import compare_families, summarise, write_families
+
+    recording = _load(machine, results)
+    table = compare_families(recording)
+    text = write_families(recording, table)
+    if json:
+        print_json(summarise(table))
+        return
+    print(text)
+
+
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Everything: predictions, plots, table, and the five lines that matter most."""

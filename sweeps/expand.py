@@ -20,7 +20,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 Library = Callable[[Problem, Machine], str]
-Configured = Callable[[str, str, Problem, Machine], str]
+Configured = Callable[[str, str, Problem, Machine], Sequence[str]]
 
 
 def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configured) -> list[Case]:
@@ -30,8 +30,8 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         sweep: the declaration.
         machine: decides blocks, dtypes and edges.
         library: names the library implementation of a problem.
-        configured: the text of the config with which an implementation computes a problem, given
-            the one that the sweep declares; its own choice for ``""``.
+        configured: texts of the configs with which an implementation computes a problem, given
+            the word that the sweep declares.
     """
     cases: dict[Case, None] = {}
     for block in sweep.blocks:
@@ -44,9 +44,9 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
             name = values["implementation"]
             if name == "library":
                 name = library(problem, machine)
-            config = configured(name, values["config"], problem, machine)
-            how = (values[key] for key in ("mode", "cache", "fill"))
-            cases[Case(sweep.name, problem, name, config, *how)] = None
+            how = [values[key] for key in ("mode", "cache", "fill")]
+            for config in configured(name, values["config"], problem, machine):
+                cases[Case(sweep.name, problem, name, config, *how)] = None
     return list(cases)
 
 

@@ -11,6 +11,9 @@
     dtype = "all"                                  # every dtype of this kind of machine
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
+``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
+four that it ranks first, ``all``, or one spelt out.
+
 Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
 the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
 convolution's ``images``, a linear layer's ``tokens``) is never in the list: it stays an axis.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,22 +95,37 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
 def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
     """The cases of a sweep here, with the configs that the implementations choose."""
 
-    def configured(name: str, declared: str, problem: Problem, machine: Machine) -> str:
+    def configured(name: str, declared: str, problem: Problem, machine: Machine) -> list[str]:
         implementation = implementations().get(name)
         if implementation is None:
             raise UserError(
                 f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
             )
-        try:
-            if declared or implementation.supports(problem, machine) is not None:
+        count = _candidates(declared)
+        if count == 0:
+            try:
                 implementation.parse_config(declared)
-                return declared
-        except UserError as error:
-            raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
-        config = implementation.configs(problem, machine)[0]
-        return "" if config is None else str(config)
+            except UserError as error:
+                raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
+            return [declared]
+        if implementation.supports(problem, machine) is not None:
+            return [""]  # becomes one row that says why
+        configs = implementation.configs(problem, machine)[:count]
+        return ["" if config is None else str(config) for config in configs]
 
     return expand(sweep, machine, library_for, configured)
+
+
+def _candidates(declared: str) -> int | None:
+    """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
+
+    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all``
+    (None) every one.
+    """
+    match = re.fullmatch(r"best (\d+)|(all|)", declared)
+    if match is None:
+        return 0
+    return int(match.group(1)) if match.group(1) else None if declared else 1
 
 
 def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str, Any] | None, str]:
@@ -182,6 +198,10 @@ def _new_record(
     budget = request.budget or DEFAULT_BUDGET[machine.kind]
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
     plan = make_plan(cases, machine, budget, request.shard[1])
+    if not any(cases.values()):
+        raise UserError(
+            f"{', '.join(sweeps)} has cases on a GPU alone, and this is {machine.name}."
+        )
     if not plan.planned:
         raise UserError(
             f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; give a larger --budget."

@@ -23,8 +23,8 @@ def library(problem: Problem, machine: Machine) -> str:
     return "cublas" if problem.op == "gemm" else "cudnn"
 
 
-def no_config(name: str, declared: str, problem: Problem, machine: Machine) -> str:
-    return ""
+def no_config(name: str, declared: str, problem: Problem, machine: Machine) -> list[str]:
+    return [""]
 
 
 def cases_of(sweep: Sweep, machine: Machine = H200) -> list[Case]:
@@ -190,7 +190,7 @@ def test_configs_come_from_the_implementation_or_the_file(write: Any) -> None:
     sweep = write(
         HEAD + "[[block]]\nm = 8\nn = 8\nk = 8\ndtype = 'bf16'\nconfig = ['', 'autotune=on']\n"
     )
-    cases = expand(sweep, H200, library, lambda name, text, *_: text or f"chosen for {name}")
+    cases = expand(sweep, H200, library, lambda name, text, *_: [text or f"chosen for {name}"])
     assert [case.config for case in cases] == ["chosen for cublas", "autotune=on"]
 
 
@@ -254,8 +254,10 @@ def test_every_shipped_file_begins_with_its_question() -> None:
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", sorted(all_sweeps()))
 def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -> None:
-    cases = cases_of(all_sweeps()[name], machine)
-    assert cases
+    """Those about the Triton kernels need a GPU, and are no default for that reason."""
+    sweep = all_sweeps()[name]
+    cases = cases_of(sweep, machine)
+    assert cases or (machine is CPU and not sweep.default)
     assert len({case.id for case in cases}) == len(cases)
     for case in cases:
         assert Case.from_columns(case.columns()) == case

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from kernels import device as device_module
+from kernels import implementations
 from kernels.device import Device, this_cpu
 from kernels.errors import UserError
 from kernels.machine import known_machine, of_cpu
+from kernels.problem import Gemm
 from sweeps import start
 from sweeps.__main__ import parse_seconds, parse_shard
 from sweeps.doctor import examine
 from sweeps.sampler import PROTOCOL
+from sweeps.spec import read_sweep
 from sweeps.start import Request, begin, choose_sweeps
 from sweeps.store import SampleLog, read_run, write_run
 
@@ -315,3 +318,46 @@ def test_a_file_in_place_of_the_results_is_a_sentence(tmp_path: Path) -> None:
     answer = sweeps("run", "cache", "--device", "cpu", "--results", str(tmp_path / "results"))
     assert answer.returncode == 2
     assert "should be a folder and something else is in its place" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "count"), [("", 1), ("best 3", 3), ("all", None), ("bm=64;bn=64", 1)]
+)
+def test_a_sweep_may_time_the_best_candidates_or_all(
+    tmp_path: Path, word: str, count: int | None
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'question = "Why?"\nop = "gemm"\n[[block]]\nm = 512\nn = 512\nk = 512\ndtype = "bf16"\n'
+        f'implementation = "triton-tiled"\nconfig = "{word}"\n'
+    )
+    machine = known_machine("nvidia-h200")
+    configs = [case.config for case in start.sweep_cases(read_sweep(path), machine)]
+    family = implementations()["triton-tiled"]
+    ranked = [str(c) for c in family.configs(Gemm(512, 512, 512, "bf16"), machine)]
+    assert configs == ([word] if "=" in word else ranked[:count])
+
+
+def test_a_config_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\n'
+        'implementation = "triton-tiled"\nconfig = "best"\n'
+    )
+    with pytest.raises(UserError, match=r"mine.toml: config is 'best': config key 'best'"):
+        start.sweep_cases(read_sweep(path), known_machine("nvidia-h200"))
+
+
+def test_a_sweep_for_gpus_says_so_on_a_cpu(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="families has cases on a GPU alone, and this is"):
+        begin(Request(names=("families",), budget=20.0, results=tmp_path, device="cpu"), quiet)
+
+
+def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "bf16"\n'
+        'implementation = "triton-tiled"\nconfig = "all"\n'
+    )
+    (case,) = start.sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
+    assert case.config == ""  # its row says that sm_80 is needed
