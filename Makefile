@@ -9,6 +9,7 @@ SWEEPS ?=
 MACHINE ?=
 FRESH ?=
 PYTEST ?=
+WRITE ?=
 
 export DEVICE
 
@@ -48,7 +49,7 @@ bench:  ## benchmark our own code
 		--benchmark-json .benchmarks/bench.json $(PYTEST)
 
 compile-check:  ## compile the kernels for named architectures, without a GPU
-	@$(call python); $$py -m kernels compile
+	@$(call python); $$py -m kernels compile $(if $(WRITE),--write $(WRITE))
 
 lint:  ## ruff and the type checker
 	@$(call python,test lint); $$py -m ruff check . && $$py -m ruff format --check . && $$py -m mypy

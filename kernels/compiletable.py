@@ -11,12 +11,11 @@ from kernels.problem import WIDE_BYTES
 
 _HEAD = """# What the compiler makes of the kernels
 
-Written by `python -m kernels compile --write kernels/COMPILED.md` with Triton {version}; no GPU is
-needed. Each cell is over all layouts (of the convolution, all passes) at the config that would be
-chosen for a 4096³ product or a ResNet's 3 × 3, 256 channels of 14 × 14: the matrix instruction, the
-most registers of a thread and, where there are any, the bytes that are spilled. Below it the
-narrowest copy from global to shared memory, in bytes of one thread, or `TMA`, which moves whole
-blocks.
+Written by `make compile-check WRITE=kernels/COMPILED.md` with Triton {version}; no GPU is needed.
+Each cell is over all layouts (of the convolution, all passes) at the config that would be chosen
+for a 4096³ product or a ResNet's 3 × 3, 256 channels of 14 × 14: the matrix instruction, the most
+registers of a thread and, where there are any, the bytes that are spilled. Below it the narrowest
+copy from global to shared memory, in bytes of one thread, or `TMA`, which moves whole blocks.
 
 Products and bytes of a turn of the inner loop, over those that the tile needs: {products} and
 {copied} over all {aligned} aligned rows."""

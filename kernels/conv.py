@@ -14,6 +14,7 @@ the filter sums over pixels, far more of them than its result has entries: there
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import grouped
+from kernels.blocks import elements, grouped
 from kernels.config import TileConfig, ceil_div
-from kernels.family import INTERPRETED, Call, TritonFamily, add_parts_call, input_precision
+from kernels.family import (
+    INTERPRETED,
+    Call,
+    TritonFamily,
+    add_parts_call,
+    in_units,
+    input_precision,
+    wide_unit,
+)
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Problem
@@ -36,6 +45,15 @@ class ConvConfig(TileConfig):
     """An implicit GEMM with its sum cut into ``split`` parts, added by a second kernel."""
 
     split: int = 1
+
+
+@triton.jit
+def five(stride, UNIT: tl.constexpr):
+    """Five strides in elements, given in UNITs."""
+    return (
+        elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT),
+        elements(stride[3], UNIT), elements(stride[4], UNIT),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -65,15 +83,19 @@ def conv_data(
     stride, padding, dilation, source_stride, filter_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     BACKWARD: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr, TAPS: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """Convolve source (images, …, groups · depth) to out (part; images, …, groups · width).
 
-    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides in elements:
-    source (image, row, column, channel), filter (group, out channel, source channel, r, s), out
-    (part, image, row, column, channel). The grid is (tiles, groups × phases, parts). WHOLE: a K
-    step never leaves its tap. WIDE: a tensor has 2³¹ elements or more.
+    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides: source (group,
+    image, row, column, channel), filter (group, out channel, source channel, r, s), out (part,
+    image, row, column, channel). The grid is (tiles, groups × phases, parts). WHOLE: a K step never
+    leaves its tap. WIDE: a tensor has 2³¹ elements or more. ``depth`` and ``width`` are given in
+    UNITS[:2], strides in UNITS[2]; None is a stride of 1.
     """
+    depth, width = depth * UNITS[0], width * UNITS[1]
+    source_stride, filter_stride = five(source_stride, UNITS[2]), five(filter_stride, UNITS[2])
+    out_stride = five(out_stride, UNITS[2])
     z, part = tl.program_id(1), tl.program_id(2).to(tl.int64)
     group, phase = (z % groups).to(tl.int64), z // groups
     vertical, horizontal = phase // stride[1], phase % stride[1]
@@ -100,9 +122,9 @@ def conv_data(
     m_in, n_in = pixel < pixels, n < width
     if WIDE:
         image, h, w, n = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64), n.to(tl.int64)
-    source_ptr += group * depth * source_stride[3]
+    source_ptr += group * source_stride[0]
     filter_ptr += group * filter_stride[0]
-    image_at = image * source_stride[0]
+    image_at = image * source_stride[1]
 
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
@@ -122,10 +144,10 @@ def conv_data(
             b_mask = (flat < K)[:, None] & n_in[None, :]
         hh, ww = h[:, None] + a_tap // s_taps * h_tap, w[:, None] + a_tap % s_taps * w_tap
         a_mask &= (hh >= 0) & (hh < source_size[0]) & (ww >= 0) & (ww < source_size[1])
-        a_at = image_at[:, None] + hh * source_stride[1] + ww * source_stride[2]
+        a_at = image_at[:, None] + hh * source_stride[2] + ww * source_stride[3]
         r, s = r0 + b_tap // s_taps * tap_step[0], s0 + b_tap % s_taps * tap_step[1]
         b_at = r * filter_stride[3] + s * filter_stride[4] + n[None, :] * filter_stride[1]
-        a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[3]), mask=a_mask, other=0.0)
+        a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[4]), mask=a_mask, other=0.0)
         b = tl.load(filter_ptr + (b_at + k[:, None] * filter_stride[2]), mask=b_mask, other=0.0)
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
@@ -148,13 +170,17 @@ def conv_filter(
     stride, padding, dilation, source_stride, grad_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     """The filter's gradient, out (part; groups · width, depth, r, s), summed over grad's pixels.
 
-    Rows are channels of grad, columns the taps and in each the channels of the source. Sizes and
-    strides as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s). The grid
-    is (tiles, groups, parts). WHOLE: a tile's columns have one tap.
+    Rows are channels of grad, columns the taps and in each the channels of the source. Sizes,
+    strides and units as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s).
+    The grid is (tiles, groups, parts). WHOLE: a tile's columns have one tap.
     """
+    depth, width = depth * UNITS[0], width * UNITS[1]
+    source_stride, grad_stride = five(source_stride, UNITS[2]), five(grad_stride, UNITS[2])
+    out_stride = five(out_stride, UNITS[2])
     group, part = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     N = taps[0] * taps[1] * depth
     row, column = grouped(tl.program_id(0), tl.cdiv(width, BM), tl.cdiv(N, BN), GROUP)
@@ -168,8 +194,8 @@ def conv_filter(
     r, s = tap // taps[1], tap % taps[1]
     if WIDE:
         m, channel = m.to(tl.int64), channel.to(tl.int64)
-    grad_ptr += group * width * grad_stride[3]
-    source_ptr += group * depth * source_stride[3]
+    grad_ptr += group * grad_stride[0]
+    source_ptr += group * source_stride[0]
 
     per_image = grad_size[0] * grad_size[1]
     K = images * per_image
@@ -182,17 +208,17 @@ def conv_filter(
         image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
         if WIDE:
             image, p, q = image.to(tl.int64), p.to(tl.int64), q.to(tl.int64)
-        a_at = image * grad_stride[0] + p * grad_stride[1] + q * grad_stride[2]
+        a_at = image * grad_stride[1] + p * grad_stride[2] + q * grad_stride[3]
         h = (p * stride[0] - padding[0])[:, None] + r * dilation[0]
         w = (q * stride[1] - padding[1])[:, None] + s * dilation[1]
         inside = (h >= 0) & (h < source_size[0]) & (w >= 0) & (w < source_size[1])
-        b_at = (image * source_stride[0])[:, None] + h * source_stride[1] + w * source_stride[2]
+        b_at = (image * source_stride[1])[:, None] + h * source_stride[2] + w * source_stride[3]
         a = tl.load(
-            grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[3]),
+            grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]),
             mask=m_in & k_in[None, :], other=0.0,
         )  # fmt: skip
         b = tl.load(
-            source_ptr + (b_at + channel * source_stride[3]),
+            source_ptr + (b_at + channel * source_stride[4]),
             mask=k_in[:, None] & n_in & inside, other=0.0,
         )  # fmt: skip
         if UPCAST:
@@ -294,14 +320,18 @@ def _data_call(
     first = [ceil_div(size, stride if backward else 1)
              for size, stride in zip(out_size, problem.stride, strict=True)]  # fmt: skip
     tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
+    image, channel, row, column = strides[1:]
+    all_strides = (
+        _grouped(source, depth), filter_stride, (strides[0], image, row, column, channel)
+    )  # fmt: skip
+    units = _units(depth, width, all_strides, problem.dtype)
     arguments = (
-        source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth, width,
-        problem.groups, (problem.r, problem.s), tap_step, problem.stride, problem.padding,
-        problem.dilation, _channels_last(source.stride()), filter_stride,
-        (strides[0], *_channels_last(strides[1:])),
+        source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // units[0],
+        width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
     options = {
-        **_options(problem, operands, config, depth % config.bk == 0),
+        **_options(problem, operands, config, units, depth % config.bk == 0),
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
     }
@@ -315,16 +345,20 @@ def _filter_call(
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     columns = problem.r * problem.s * depth
     tiles = ceil_div(width, config.bm) * ceil_div(columns, config.bn)
+    all_strides = (_grouped(source, depth), _grouped(grad, width), strides)
+    units = _units(depth, width, all_strides, problem.dtype)
     arguments = (
-        source, grad, target, problem.n, tuple(source.shape[2:]), tuple(grad.shape[2:]), depth,
-        width, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation,
-        _channels_last(source.stride()), _channels_last(grad.stride()), strides,
+        source, grad, target, problem.n, tuple(source.shape[2:]), tuple(grad.shape[2:]),
+        depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
-    options = _options(problem, operands, config, depth % config.bn == 0)
+    options = _options(problem, operands, config, units, depth % config.bn == 0)
     return Call(conv_filter, (tiles, problem.groups, config.split), arguments, options)
 
 
-def _options(problem: Conv, operands: Operands, config: ConvConfig, whole: bool) -> dict[str, Any]:
+def _options(
+    problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
+) -> dict[str, Any]:
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
         for t in operands
@@ -339,13 +373,22 @@ def _options(problem: Conv, operands: Operands, config: ConvConfig, whole: bool)
         # Beside the elements that there are, the gather computes where padding would lie.
         "WIDE": 2 * reach >= 2**31,
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
+        "UNITS": units,
         "num_warps": config.warps,
         "num_stages": config.stages,
         "maxnreg": 255,
     }
 
 
-def _channels_last(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """(image, row, column, channel) of PyTorch's (image, channel, row, column)."""
-    image, channel, row, column = strides
-    return image, row, column, channel
+def _grouped(tensor: Tensor, channels: int) -> tuple[int, ...]:
+    """(group, image, row, column, channel) of a tensor with ``channels`` a group."""
+    image, channel, row, column = tensor.stride()
+    return channels * channel, image, row, column, channel
+
+
+def _units(
+    depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
+) -> tuple[int, int, int]:
+    """Elements that divide the channels in and out and all strides but those of 1."""
+    every = [stride for of_tensor in strides for stride in of_tensor if stride != 1]
+    return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *every)

@@ -7,10 +7,11 @@ Under ``TRITON_INTERPRET=1`` (set before this is imported) the kernels run on CP
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
-from kernels.problem import Problem
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
 LEAST_CAPABILITY = (8, 0)
 INTERPRETED = triton.knobs.runtime.interpret
@@ -186,6 +187,21 @@ def add_parts_call(parts: Tensor, out: Tensor) -> Call:
 
 
 _ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 a thread and load, twice
+
+
+def wide_unit(dtype: str, *values: int) -> int:
+    """Elements, a power of two and 16 bytes at most, of which all values are multiples.
+
+    What passes 2³¹ stays whole, so that it is a 64-bit argument.
+    """
+    if any(value >= 2**31 for value in values):
+        return 1
+    return math.gcd(WIDE_BYTES // DTYPE_BYTES[dtype], *values)
+
+
+def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
+    """Strides as :func:`kernels.blocks.elements` takes them: in units, None for 1."""
+    return [tuple(None if s == 1 else s // unit for s in of_tensor) for of_tensor in strides]
 
 
 def input_precision(dtype: str) -> str:

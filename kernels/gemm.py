@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from kernels.config import TileConfig
-from kernels.family import INTERPRETED, TritonFamily, input_precision
+from kernels.family import INTERPRETED, TritonFamily, in_units, input_precision, wide_unit
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
-Stride = tuple[int, int, int]
+Stride = tuple[int, ...]
 
 
 class Matrices(NamedTuple):
@@ -34,9 +35,34 @@ class Matrices(NamedTuple):
         return batch, m, self.b.shape[-1], k
 
     @property
-    def strides(self) -> tuple[Stride, Stride, Stride]:
-        """(batch, row, column) of each, in elements."""
-        return _stride(self.a), _stride(self.b), _stride(self.c)
+    def strides(self) -> tuple[Stride, ...]:
+        """(batch, row, column) of each, in elements; 0 for a batch of one."""
+        return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
+
+
+class Units(NamedTuple):
+    """Elements, at most 16 bytes, that divide m, n, k, the strides of A and B, and those of C."""
+
+    m: int
+    n: int
+    k: int
+    read: int
+    written: int
+
+    @classmethod
+    def of(cls, matrices: Matrices, dtype: str) -> Units:
+        """The largest that hold; strides of 1 do not count."""
+        _, m, n, k = matrices.sizes
+        a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
+        every = ([m], [n], [k], [*a, *b], c)
+        return cls(*(wide_unit(dtype, *values) for values in every))
+
+    def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
+        """(m, n, k), and (batch, row, column) of A, B and C, in these units."""
+        _, m, n, k = matrices.sizes
+        sizes = m // self.m, n // self.n, k // self.k
+        *read, written = matrices.strides
+        return sizes, *in_units(read, self.read), *in_units([written], self.written)
 
 
 class GemmFamily(TritonFamily):
@@ -57,10 +83,12 @@ class GemmFamily(TritonFamily):
         spilling (128×128 with 64 elements of K and four warps spills kilobytes). As many stages
         as the CTA's shared memory holds, up to the number given.
 
-        A kernel that loops over tiles (``looped``) holds more in registers and spills with the
-        largest of them, except with Hopper's wgmma, which reads both operands from shared memory.
+        Where the operands of the Tensor Cores pass through registers, masks leave no room for the
+        largest tiles; a loop over tiles (``looped``) holds more, and has room for them only where
+        Hopper reads both operands from shared memory.
         """
-        fma, odd = problem.dtype == "fp32", problem.alignment < WIDE_BYTES
+        assert isinstance(problem, Gemm)
+        fma, odd = problem.dtype == "fp32", read_alignment(problem) < WIDE_BYTES
         if odd:
             rows = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (16, 64, 4, 2)]
             if not fma:
@@ -75,10 +103,30 @@ class GemmFamily(TritonFamily):
         deep = 64 if odd or fma else 128
         bk = deep // DTYPE_BYTES[problem.dtype]
         tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
-        if looped and (odd or machine.generation != "hopper"):
-            most = (64 * 32 if fma else 64 * 64) if odd else 128 * 128
-            tiles = [tile for tile in tiles if tile.bm * tile.bn <= most]
+        if looped and odd:
+            tiles = [tile for tile in tiles if tile.bm * tile.bn <= (64 * 32 if fma else 64 * 64)]
+        tiles = [tile for tile in tiles if _has_room(tile, problem, machine, looped)]
         return [tile.fitted(problem.dtype, machine) for tile in tiles]
+
+
+def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -> bool:
+    """Whether a large tile can be held without spilling; see :meth:`GemmFamily.base_tiles`."""
+    if tile.bm * tile.bn <= 128 * 128:
+        return True
+    major = machine.capability[0] if machine.capability else 0
+    if looped:
+        return major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
+    even = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
+    return even or major in (9, 10)
+
+
+def read_alignment(problem: Gemm) -> int:
+    """Bytes, at most 16, that divide every row of A and of B; C's may be odd, it is not read."""
+    rows = (
+        problem.k if problem.layout[0] == "n" else problem.m,
+        problem.n if problem.layout[1] == "n" else problem.k,
+    )
+    return math.gcd(WIDE_BYTES, *(row * DTYPE_BYTES[problem.dtype] for row in rows))
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
@@ -90,6 +138,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
     )
     _, m, n, k = matrices.sizes
     return {
+        "UNITS": tuple(Units.of(matrices, problem.dtype)),
         "BM": config.bm,
         "BN": config.bn,
         "BK": config.bk,
@@ -104,9 +153,3 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
         # Left alone, ptxas gives up 8 to 40 bytes to spills to reach an occupancy step.
         "maxnreg": 255,
     }
-
-
-def _stride(tensor: Tensor) -> Stride:
-    """Strides of a 3-D tensor; a batch of one has none that matters, so 0."""
-    batch, rows, columns = tensor.stride()
-    return (batch if tensor.shape[0] > 1 else 0), rows, columns

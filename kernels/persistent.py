@@ -21,17 +21,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import grouped, product, store
+from kernels.blocks import grouped, matrix_stride, product, store
 from kernels.config import Config, TileConfig, tile_count
 from kernels.family import Call
-from kernels.gemm import GemmFamily, Matrices, gemm_options
+from kernels.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignment
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
 TMA_CAPABILITY = (9, 0)
-_SPECIALISED_TILE = 128 * 128  # smaller ones have too little to multiply in the copies' time
 
 
 @dataclass(frozen=True)
@@ -92,16 +91,20 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 
 @triton.jit
 def matmul_persistent(
-    a_ptr, b_ptr, c_ptr, batch, M, N, K, a_stride, b_stride, c_stride,
+    a_ptr, b_ptr, c_ptr, batch, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
     A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, CTAS: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
 
-    A_T, B_T: stored as the transpose. STORE: C can be described, too.
+    A_T, B_T: stored as the transpose. STORE: C can be described, too. Units as in
+    :func:`kernels.tiled.matmul_tiled`.
     """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
     a = described(a_ptr, a_stride, batch, M, K, BM, BK, A_T, BATCHED)
     b = described(b_ptr, b_stride, batch, K, N, BK, BN, B_T, BATCHED)
     if STORE:
@@ -130,17 +133,20 @@ def matmul_persistent(
                 c.store([m0, n0], result)
         else:
             c_tile = c_ptr + z.to(tl.int64) * c_stride[0]
-            store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, False, True)
+            store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, False, WIDE)
 
 
 @triton.jit
 def matmul_persistent_plain(
-    a_ptr, b_ptr, c_ptr, batch, M, N, K, a_stride, b_stride, c_stride,
+    a_ptr, b_ptr, c_ptr, batch, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr, CTAS: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
     """The same with plain loads, any strides."""
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), batch * rows * columns, CTAS, disable_licm=True):
         z = (tile // (rows * columns)).to(tl.int64)
@@ -164,19 +170,26 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Each tile, one CTA an SM; the large ones also with a warp that only copies.
 
+        Of two configs of one tile the plain one ranks first, until a GPU has shown what the other
+        is worth.
+
         Where tf32 is not K-major in memory, the compiler turns it in shared memory on its way to
-        the Tensor Cores: room for two stages is left for that.
+        the Tensor Cores: room for two stages is left for that, and no warp is specialised, which
+        Triton 3.7 fails to compile then. Larger tf32 tiles than 128×128 spill with it on sm_100.
         """
         assert isinstance(problem, Gemm)
         tma = machine.capability is not None and machine.capability >= TMA_CAPABILITY
-        tma = tma and problem.alignment == WIDE_BYTES
-        turned = 2 if tma and problem.dtype == "tf32" and problem.layout != "nt" else 0
-        specialised = tma and problem.dtype != "fp32" and problem.batch == 1
+        tma = tma and read_alignment(problem) == WIDE_BYTES
+        odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
+        tf32 = problem.dtype == "tf32"
+        turned = 2 if tma and tf32 and problem.layout != "nt" else 0
+        specialised = tma and problem.dtype != "fp32" and problem.batch == 1 and not turned
         configs = []
-        for tile in self.base_tiles(problem, machine, looped=not tma):
+        for tile in self.base_tiles(problem, machine, looped=not tma or odd):
             config = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
             configs.append(config)
-            if specialised and tile.bm * tile.bn >= _SPECIALISED_TILE:
+            area = tile.bm * tile.bn
+            if specialised and (area == 128 * 128 or (area > 128 * 128 and not tf32)):
                 configs.append(replace(config, specialize=True, warps=4))
         wanted = (replace(config, stages=config.stages + turned) for config in configs)
         fitted = (config.fitted(problem.dtype, machine) for config in wanted)
@@ -197,14 +210,14 @@ class TritonPersistent(GemmFamily):
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
         matrices = Matrices.of(operands)
-        batch, m, n, k = matrices.sizes
+        batch, m, n, _ = matrices.sizes
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = {**gemm_options(problem, matrices, config), "CTAS": grid[0]}
-        arguments = (*matrices, batch, m, n, k, *matrices.strides)
+        arguments = (*matrices, batch, *Units.of(matrices, problem.dtype).arguments(matrices))
         a, b, c = (_described(matrix) for matrix in matrices)
         if not config.tma or a is None or b is None:
             return [Call(matmul_persistent_plain, grid, arguments, options)]
-        for name in ("EVEN", "EVEN_K", "WIDE"):
+        for name in ("EVEN", "EVEN_K"):
             del options[name]
         options |= {
             "A_T": a == "t",

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import grouped, product, store
+from kernels.blocks import grouped, matrix_stride, product, store
 from kernels.config import TileConfig, tile_count
 from kernels.family import Call, add_parts_call
-from kernels.gemm import GemmFamily, Matrices, gemm_options
+from kernels.gemm import GemmFamily, Matrices, Units, gemm_options
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
@@ -33,15 +33,17 @@ class SplitConfig(TileConfig):
 
 @triton.jit
 def matmul_splitk(
-    a_ptr, b_ptr, parts_ptr, M, N, K, a_stride, b_stride, part_stride,
+    a_ptr, b_ptr, parts_ptr, batch, sizes, a_stride, b_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """parts[p] (batch, M, N) = the K steps of part p of A (batch, M, K) B (batch, K, N).
+    """Dense parts[p] (batch, M, N) = the K steps of part p of A (batch, M, K) B (batch, K, N).
 
-    ``part_stride`` is (part, batch, row, column); the grid is (batch × tiles, parts).
+    The grid is (batch × tiles, parts); units as in :func:`kernels.tiled.matmul_tiled`.
     """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     tile, part = tl.program_id(0), tl.program_id(1)
     z = (tile // (rows * columns)).to(tl.int64)
@@ -53,8 +55,8 @@ def matmul_splitk(
         m0, n0, part * steps // split, (part + 1) * steps // split, M, N, K,
         BM, BN, BK, EVEN, EVEN_K, PRECISION, WIDE, UPCAST,
     )  # fmt: skip
-    parts_ptr += part.to(tl.int64) * part_stride[0] + z * part_stride[1]
-    store(parts_ptr, part_stride[2:], m0, n0, total, M, N, BM, BN, EVEN, WIDE)
+    parts_ptr += (part.to(tl.int64) * batch + z) * M * N
+    store(parts_ptr, (N, 1), m0, n0, total, M, N, BM, BN, EVEN, WIDE)
 
 
 class TritonSplitK(GemmFamily):
@@ -95,9 +97,10 @@ class TritonSplitK(GemmFamily):
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         matrices = Matrices.of(operands)
-        batch, m, n, k = matrices.sizes
+        batch, m, n, _ = matrices.sizes
         grid = tile_count(m, n, config.bm, config.bn, batch), config.split
         a, b, c = matrices
-        arguments = (a, b, scratch, m, n, k, *matrices.strides[:2], scratch.stride())
+        sizes, *read, _ = Units.of(matrices, problem.dtype).arguments(matrices)
+        arguments = (a, b, scratch, batch, sizes, *read)
         parts = Call(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
         return [parts, add_parts_call(scratch, c)]

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import grouped, product, store
+from kernels.blocks import grouped, matrix_stride, product, store
 from kernels.config import TileConfig, tile_count
 from kernels.family import Call
-from kernels.gemm import GemmFamily, Matrices, gemm_options
+from kernels.gemm import GemmFamily, Matrices, Units, gemm_options
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
@@ -42,17 +42,20 @@ def run_begin(cta, steps, CTAS: tl.constexpr):
 
 @triton.jit
 def matmul_streamk(
-    a_ptr, b_ptr, c_ptr, parts_ptr, tiles, streamed, M, N, K, a_stride, b_stride, c_stride,
+    a_ptr, b_ptr, c_ptr, parts_ptr, tiles, streamed, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr, CTAS: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
     """C (batch, M, N) = A (batch, M, K) B (batch, K, N), but for tiles that several CTAs share.
 
     Of ``tiles``, the first ``streamed`` are dealt out by K steps. A CTA shares at most the tile
     inside which its run begins and the one inside which it ends; their sums go to
-    parts (CTAS, 2, BM, BN), in this order.
+    parts (CTAS, 2, BM, BN), in this order. Units as in :func:`kernels.tiled.matmul_tiled`.
     """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0)
     run = tl.cast(streamed, tl.int64) * depth
@@ -89,11 +92,13 @@ def matmul_streamk(
 
 @triton.jit
 def add_shared(
-    parts_ptr, c_ptr, streamed, M, N, K, c_stride,
+    parts_ptr, c_ptr, streamed, sizes, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, CTAS: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of the tile inside which CTA ``program + 1`` begins, if it is the first to."""
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0) + 1
     run = tl.cast(streamed, tl.int64) * depth
@@ -149,16 +154,16 @@ class TritonStreamK(GemmFamily):
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.of(operands)
-        batch, m, n, k = matrices.sizes
+        batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
         streamed = streamed_tiles(tiles, config.ctas)
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
         shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
-        strides = matrices.strides
-        arguments = (*matrices, scratch, tiles, streamed, m, n, k, *strides)
+        sizes, *read, written = Units.of(matrices, problem.dtype).arguments(matrices)
+        arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
         calls = [Call(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
-            of_parts = (scratch, matrices.c, streamed, m, n, k, strides[2])
+            of_parts = (scratch, matrices.c, streamed, sizes, written)
             calls.append(Call(add_shared, (config.ctas - 1,), of_parts, shared))
         return calls
 

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import grouped, product, store
+from kernels.blocks import grouped, matrix_stride, product, store
 from kernels.config import TileConfig, tile_count
 from kernels.family import Call
-from kernels.gemm import GemmFamily, Matrices, gemm_options
+from kernels.gemm import GemmFamily, Matrices, Units, gemm_options
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
@@ -21,12 +21,19 @@ from kernels.problem import Gemm, Problem
 
 @triton.jit
 def matmul_tiled(
-    a_ptr, b_ptr, c_ptr, M, N, K, a_stride, b_stride, c_stride,
+    a_ptr, b_ptr, c_ptr, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), any strides (batch, row, column)."""
+    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), any strides (batch, row, column).
+
+    ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of A and B in UNITS[3], of C in
+    UNITS[4]; None is a stride of 1.
+    """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     tile = tl.program_id(0)
     z = (tile // (rows * columns)).to(tl.int64)
@@ -55,7 +62,8 @@ class TritonTiled(GemmFamily):
         """One launch of batch × tiles CTAs."""
         assert isinstance(problem, Gemm)
         matrices = Matrices.of(operands)
-        batch, m, n, k = matrices.sizes
+        batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
-        arguments = (*matrices, m, n, k, *matrices.strides)
-        return [Call(matmul_tiled, (tiles,), arguments, gemm_options(problem, matrices, config))]
+        arguments = (*matrices, *Units.of(matrices, problem.dtype).arguments(matrices))
+        options = gemm_options(problem, matrices, config)
+        return [Call(matmul_tiled, (tiles,), arguments, options)]

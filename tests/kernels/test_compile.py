@@ -209,6 +209,52 @@ def test_tma_and_specialised_warps_reach_the_machine_code(tmp_path: Path) -> Non
     assert answer.stdout.split() == ["True"] * 4, answer.stderr
 
 
+MASKED = """
+from kernels.compilecheck import _compile, _Job
+from kernels.machine import machine_of_arch
+from kernels.problem import Conv, Gemm
+from kernels.registry import all_implementations
+
+CASES = [  # rows of 16, 8, 4 and 2 bytes; then masks and odd rows of C alone
+    ("sm_90", "triton-tiled", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-tiled", "4092,4092,4092,bf16"),
+    ("sm_90", "triton-tiled", "4090,4090,4090,bf16"),
+    ("sm_90", "triton-tiled", "4091,4091,4091,bf16"),
+    ("sm_80", "triton-tiled", "4088,4088,4088,bf16"),
+    ("sm_80", "triton-splitk", "4088,4088,4088,tf32,nn"),
+    ("sm_90", "triton-streamk", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-streamk", "4096,4097,4096,bf16"),
+    ("sm_90", "triton-persistent", "4096,4097,4096,bf16"),
+    ("sm_80", "triton-persistent", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-conv", "32,120,28,28,120,3,3,1,1,1,1,bf16,nhwc,fprop"),
+    ("sm_90", "triton-conv", "32,120,28,28,120,3,3,1,1,1,1,bf16,nhwc,wgrad"),
+    ("sm_90", "triton-conv", "8,4,112,112,64,7,7,2,3,1,1,bf16,nhwc,fprop"),
+]
+
+if __name__ == "__main__":
+    for arch, name, spec in CASES:
+        problem = (Conv if name == "triton-conv" else Gemm).parse(spec)
+        config = all_implementations()[name].configs(problem, machine_of_arch(arch))[0]
+        row = _compile(_Job(name, config, problem, 16, arch))
+        print(row.ok, row.copy_bytes, row.message)
+"""
+
+
+def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copies(
+    tmp_path: Path,
+) -> None:
+    """The compiler knows multiples of 16 elements by itself; others it has to be told."""
+    script = tmp_path / "masked.py"
+    script.write_text(MASKED)
+    answer = outside_the_interpreter(script)
+    found = [line.split()[:2] for line in answer.stdout.splitlines()]
+    assert [ok for ok, _ in found] == ["True"] * 13, answer.stdout + answer.stderr
+    widths = [int(width) for _, width in found]
+    assert widths[:8] == [16, 8, 4, 2, 16, 16, 16, 16]
+    assert widths[8] >= 1024  # TMA reads A and B, whatever C's rows are
+    assert widths[9:] == [16, 16, 16, 8]
+
+
 def test_the_table_folds_layouts_and_shows_spills() -> None:
     good = Row(
         "triton-tiled", "gemm", "bm=128", "bf16", "nt", 16, "sm_90", "wgmma", 168, 0, 1 << 17, 16,
