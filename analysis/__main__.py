@@ -1,4 +1,4 @@
-"""``python -m analysis predict | recommend | calibrate | plot | table | report``."""
+"""``python -m analysis``: predict, recommend, validate, calibrate, plot, table, compare, …"""
 
 from __future__ import annotations
 
@@ -201,6 +201,25 @@ def families_command(
     print(text)
 
 
+@app.command("compare")
+def compare_command(
+    old: Annotated[str, typer.Argument(help="Folder of the earlier recording, or its slug.")],
+    new: Annotated[str, typer.Argument(help="Folder of the later recording, or its slug.")],
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Compare two recordings of one machine; exits 1 if any case is slower or lost its time."""
+    from analysis.compare import compare, text, to_json
+
+    comparison = compare(*(_recording_at(place, results) for place in (old, new)))
+    if json:
+        print_json(to_json(comparison))
+    else:
+        print(text(comparison))
+    if comparison.counts()["slower"] or len(comparison.lost):
+        raise typer.Exit(1)
+
+
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Everything: predictions, plots, table, and the five lines that matter most."""
@@ -292,10 +311,25 @@ def validate_command(
 
 
 def _load(machine: str | None, results: Path) -> Recording:
-    recording = load(find_recording(machine, results))
+    return _read(find_recording(machine, results))
+
+
+def _read(folder: Path) -> Recording:
+    """Load, and say which lines are damaged."""
+    recording = load(folder)
     for sentence in recording.damaged:
         note(sentence)
     return recording
+
+
+def _recording_at(place: str, results: Path) -> Recording:
+    """A recording by its folder, or by a machine's slug."""
+    folder = Path(place)
+    if not (folder / "run.json").exists():
+        if folder.is_dir() or "/" in place:
+            raise UserError(f"{place} has no run.json; give the folder of a recording.")
+        folder = find_recording(place, results)
+    return _read(folder)
 
 
 def parse_share(text: str) -> float:
