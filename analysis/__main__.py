@@ -111,18 +111,28 @@ def predict_command(
 def recommend_command(
     machine: MachineOption = None,
     gemm: GemmOption = None,
-    pad: Annotated[str, typer.Option("--pad", help="Padding allowed in each dimension.")] = "12.5%",
+    pad: Annotated[
+        str | None,
+        typer.Option("--pad", help="I need at least this: padding allowed. The default, 12.5%."),
+    ] = None,
+    choose: Annotated[
+        str | None,
+        typer.Option("--choose", help="I may pick within this share, such as 15%, either way."),
+    ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what a GEMM should be padded to, or to leave it."""
+    """Say what a GEMM should be padded to, or which near size computes most; or to leave it."""
     from analysis.recommend import Measurements, advise, read_measurements
 
-    allowance = parse_share(pad)
+    if pad is not None and choose is not None:
+        raise UserError("give --pad or --choose, not both: they are two questions.")
+    question = "pad" if choose is None else "choose"
+    allowance = parse_share(choose or pad or "12.5%", question)
     model, folder = _model(machine, results)
     measured = Measurements({}) if folder is None else read_measurements(load(folder).ok)
     answers = [
-        advise(problem, model, measured, _library(model, problem), allowance)
+        advise(problem, model, measured, _library(model, problem), allowance, question)
         for problem in _problems(gemm, None)
         if isinstance(problem, Gemm)
     ]
@@ -140,10 +150,11 @@ def recommend_command(
             if measured_too
             else (answer.predicted_gain, answer.predicted_lo, answer.predicted_hi)
         )
+        what = "gain" if question == "pad" else "gain per FLOP"
         print(
-            f"{answer.problem}: pad {answer.change} with {answer.implementation}; {answer.basis} "
-            f"gain {gain:.1%} ({lo:.1%} to {hi:.1%}), {answer.extra_flops:.1%} more FLOPs "
-            f"({answer.reason})."
+            f"{answer.problem}: {question} {answer.change} with {answer.implementation}; "
+            f"{answer.basis} {what} {gain:.1%} ({lo:.1%} to {hi:.1%}), {answer.extra_flops:+.1%} "
+            f"FLOPs ({answer.reason})."
         )
 
 
@@ -332,7 +343,7 @@ def _recording_at(place: str, results: Path) -> Recording:
     return _read(folder)
 
 
-def parse_share(text: str) -> float:
+def parse_share(text: str, option: str = "pad") -> float:
     """Read ``12.5%`` or ``0.125`` as a fraction."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
@@ -340,7 +351,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UserError(f"--pad takes a share such as 12.5% or 0.125, not {text!r}.")
+        raise UserError(f"--{option} takes a share such as 12.5% or 0.125, not {text!r}.")
     return share
 
 

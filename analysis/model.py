@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from analysis.load import problems_of
 from analysis.residual import Residual
-from kernels.config import TileConfig, tile_count
+from kernels.config import HAND_WRITTEN, tile_count
 from kernels.constants import Constants, default_constants
 from kernels.estimate import (
     ALGORITHMS,
@@ -197,11 +197,14 @@ class Inputs:
             for warm, problem in zip(query.cached, query.problems, strict=True)
         ]
         shapes = Shapes.of(query.problems, in_cache, query.sustained)
-        tiles = None
-        if query.configs[0].startswith("bm="):
-            configs = [TileConfig.parse(text) for text in query.configs]
-            tiles = Tiles(*np.array([(c.bm, c.bn, 1.0) for c in configs]).T)
         first = query.problems[0]
+        tiles = None
+        config_type = HAND_WRITTEN.get(query.implementations[0])
+        if config_type is not None and all(query.configs):
+            configs = [config_type.parse(text) for text in query.configs]
+            pairs = zip(configs, query.problems, strict=True)
+            rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
+            tiles = Tiles(*np.array(rows, dtype=np.float64).T)
         ways = {}
         # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
         if isinstance(first, Conv) and first.dtype == "fp32" and machine.kind == "gpu":

@@ -1,6 +1,9 @@
-"""Pad or leave it: "I need at least this GEMM; which slightly larger one is faster?"
+"""Two questions about a GEMM's sizes, or the answer to leave them.
 
-A padded shape is recommended only if it is faster beyond doubt: by the measured intervals where
+*pad*: "I need at least this; which slightly larger one takes less time?" *choose*: "I may pick
+within ±15 %; which one computes most per second?"
+
+Another shape is recommended only if it is better beyond doubt: by the measured intervals where
 both shapes were measured, by the prediction less its own uncertainty where not. That uncertainty
 is the one of a *ratio* of neighbouring shapes, which is smaller than that of either time.
 """
@@ -17,14 +20,17 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import problems_of
-from analysis.model import NEAR, Model, Query, group_of
+from analysis.model import NEAR, Fit, Model, Query, group_of
 from kernels.config import ceil_div
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
 LEAST_GAIN = 0.01
 """A gain below one percent is not worth a changed model."""
 
+QUESTIONS = ("pad", "choose")
+
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
+_SPREAD = 6  # sizes across a window, beside the nearest multiples
 _DIMENSIONS = ("m", "n", "k")
 
 
@@ -66,30 +72,30 @@ class Measurements:
         """Time of each implementation; empty if the problem was not measured."""
         return self._times.get(problem, {})
 
-    def paddings(self, problem: Gemm, allowance: float) -> list[Gemm]:
-        """Measured GEMMs that contain this one and are no more than ``allowance`` larger."""
+    def near(self, problem: Gemm, less: float, more: float) -> list[Gemm]:
+        """Measured GEMMs each of whose sizes is this one's, ``less`` to ``more`` larger."""
         kind = (problem.dtype, problem.layout, problem.batch)
         if kind not in self._kinds:
             return []
         members, sizes = self._kinds[kind]
         own = np.array([problem.m, problem.n, problem.k])
-        near = ((sizes >= own) & (sizes <= own * (1 + allowance))).all(axis=1)
+        near = ((sizes >= own * (1 + less)) & (sizes <= own * (1 + more))).all(axis=1)
         return [members[i] for i in np.flatnonzero(near)]
 
-    def gain(self, problem: Gemm, option: Gemm) -> tuple[float, float, float] | None:
-        """Gain of ``option`` over ``problem`` and its interval, each by the fastest of the
+    def ratio(self, problem: Gemm, option: Gemm) -> tuple[float, float, float] | None:
+        """Time of ``problem`` over that of ``option`` and its interval, each by the fastest of the
         implementations that computed both; None where no interval is known.
         """
         both = self.of(problem).keys() & self.of(option).keys()
         if not both:
             return None
-        own, padded = (
+        own, other = (
             min((self.of(p)[name] for name in both), key=lambda t: t.time)
             for p in (problem, option)
         )
-        if math.isnan(own.lo + padded.lo):
+        if math.isnan(own.lo + other.lo):
             return None
-        return own.time / padded.time - 1, own.lo / padded.hi - 1, own.hi / padded.lo - 1
+        return own.time / other.time, own.lo / other.hi, own.hi / other.lo
 
     def winner(self, problem: Gemm, library: str) -> str:
         """The fastest implementation, if its interval says so; else the library."""
@@ -102,14 +108,15 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Advice:
-    """One shape's answer. Gains are fractions: 0.12 means that the padded one is 12 % faster.
+    """One shape's answer. Gains are fractions of :data:`QUESTIONS`' own kind: 0.12 means that the
+    padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more a second.
 
     ``measured_gain`` and its interval are None where one of the shapes was not measured.
     """
 
     problem: Gemm
     instead: Gemm
-    verdict: str  # "pad" or "leave it"
+    verdict: str  # "pad", "choose" or "leave it"
     basis: str  # "measured" or "predicted"
     implementation: str
     predicted_gain: float
@@ -139,26 +146,32 @@ class Advice:
 
 
 def advise(
-    problem: Gemm, model: Model, measured: Measurements, library: str, allowance: float = 0.125
-) -> Advice:
-    """The best padding of a GEMM within ``allowance`` in each dimension, or to leave it.
+    problem: Gemm, model: Model, measured: Measurements, library: str, allowance: float = 0.125,
+    question: str = "pad",
+) -> Advice:  # fmt: skip
+    """The best other sizes of a GEMM within ``allowance`` in each dimension, or to leave it.
 
     Args:
         problem: what is needed at least.
         model: the machine's model.
         measured: what was measured there.
         library: the implementation that predictions are for.
-        allowance: how much larger a dimension may become, as a fraction.
+        allowance: how much larger a dimension may become, as a fraction; for ``choose`` also how
+            much smaller.
+        question: of :data:`QUESTIONS`.
     """
-    options = _candidates(problem, measured, allowance)
+    choose = question == "choose"
+    options = _candidates(problem, measured, allowance, choose)
     fit = model.fit(group_of(library, problem))
     frame = model.predict(Query.plain(options, library)).frame()
     seconds = frame["time_us"].to_numpy()
+    work = [option.flops / problem.flops if choose else 1.0 for option in options]
     predicted = [
-        _predicted_gain(seconds[0], time, fit.ratio_range(_near(problem, option)))
-        for time, option in zip(seconds, options, strict=True)
+        _times(_predicted_ratio(seconds[0], time, _error(problem, option, fit)), more)
+        for time, option, more in zip(seconds, options, work, strict=True)
     ]
-    known = [measured.gain(problem, option) for option in options]
+    ratios = [measured.ratio(problem, option) for option in options]
+    known = [r and _times(r, more) for r, more in zip(ratios, work, strict=True)]
     # What is certain of each option's gain, by measurement where there is one.
     certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
     best = max(range(1, len(options)), key=certain.__getitem__, default=0)
@@ -168,7 +181,7 @@ def advise(
         # Tiles and waves are the reason only where they foresee a good part of the gain.
         foreseen = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
         why = _why(problem, options[best], frame.iloc[0], frame.iloc[best], foreseen)
-        verdict, reason = "pad", why
+        verdict, reason = question, why
     option = options[best]
     gain = known[best] if best else None
     return Advice(
@@ -189,30 +202,53 @@ def advise(
     )
 
 
-def _candidates(problem: Gemm, measured: Measurements, allowance: float) -> list[Gemm]:
-    """The problem first, then every padding to round sizes and the measured ones in reach."""
+def _candidates(
+    problem: Gemm, measured: Measurements, allowance: float, choose: bool
+) -> list[Gemm]:
+    """The problem first, then all combinations of round sizes, and the measured ones, in reach."""
+    less = -allowance if choose else 0.0
     choices = []
     for name in _DIMENSIONS:
         size = getattr(problem, name)
-        most = math.floor(size * (1 + allowance))
+        least, most = math.ceil(size * (1 + less)), math.floor(size * (1 + allowance))
         rounded = {int(ceil_div(size, step)) * step for step in _MULTIPLES}
-        choices.append(sorted({size} | {value for value in rounded if value <= most}))
+        if choose:
+            rounded |= {size // step * step for step in _MULTIPLES}
+            step = next((step for step in _MULTIPLES if most - least <= _SPREAD * step), 512)
+            rounded |= set(range(int(ceil_div(least, step)) * step, most + 1, step))
+        choices.append(sorted({size} | {v for v in rounded if least <= v <= most and v > 0}))
     options = {replace(problem, m=m, n=n, k=k) for m, n, k in itertools.product(*choices)}
-    options.update(measured.paddings(problem, allowance))
+    options.update(measured.near(problem, less, allowance))
     return sorted(options, key=lambda option: (option != problem, option.flops, option.spec()))
 
 
-def _near(problem: Gemm, option: Gemm) -> bool:
-    """Whether the error of such ratios is known from neighbouring pairs."""
-    return all(getattr(option, d) <= getattr(problem, d) * (1 + NEAR) for d in _DIMENSIONS)
+def _error(problem: Gemm, option: Gemm, fit: Fit) -> tuple[float, float]:
+    """The 90 % range of the error of a predicted log ratio, own over option's.
+
+    It is known of pairs of which one pads the other a little. Where sizes shrink, it is taken to
+    be as wide either way; further off it is that of any two shapes.
+    """
+    growth = [getattr(option, d) / getattr(problem, d) for d in _DIMENSIONS]
+    if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
+        return fit.ratio_range(near=False)
+    low, high = fit.ratio_range(near=True)
+    if min(growth) < 1:
+        low, high = min(low, -high), max(high, -low)
+    return low, high
 
 
-def _predicted_gain(
-    own: float, padded: float, error: tuple[float, float]
+def _predicted_ratio(
+    own: float, other: float, error: tuple[float, float]
 ) -> tuple[float, float, float]:
-    """Gain and its 90 % interval from two predicted times and the error of such ratios."""
-    ratio = own / padded
-    return ratio - 1, ratio * math.exp(error[0]) - 1, ratio * math.exp(error[1]) - 1
+    """Ratio and its 90 % interval from two predicted times and the error of such ratios."""
+    ratio = own / other
+    return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
+
+
+def _times(ratio: tuple[float, float, float], work: float) -> tuple[float, float, float]:
+    """The gain of a time ratio where ``work`` times as much is computed."""
+    value, lo, hi = (part * work - 1 for part in ratio)
+    return value, lo, hi
 
 
 def _why(
@@ -224,7 +260,8 @@ def _why(
         unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
         odd = [d.upper() for d in _DIMENSIONS if getattr(problem, d) % unit]
         reasons.append(f"{' and '.join(odd)} no multiple of {unit}")
-    if foreseen and padded["waves"] < own["waves"]:
+    # Waves of different tiles do not compare.
+    if foreseen and padded["tile"] == own["tile"] and padded["waves"] < own["waves"]:
         reasons.append(f"{padded['waves']} waves instead of {own['waves']}")
     if foreseen and padded["tile_efficiency"] > own["tile_efficiency"] + 0.02:
         reasons.append(

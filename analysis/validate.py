@@ -25,7 +25,7 @@ from kernels.constants import foreign_constants
 from kernels.errors import UserError
 from kernels.estimate import Array
 from kernels.machine import Machine
-from kernels.problem import Gemm
+from kernels.problem import Gemm, Problem
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 _FOLDS = 5
@@ -219,8 +219,8 @@ def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], N
     return everything[~withheld.any(axis=1)], everything[withheld.all(axis=1)]
 
 
-def _sizes(problem: Any) -> tuple[int, int, int]:
-    gemm = problem if isinstance(problem, Gemm) else problem.implied_gemm
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    gemm = problem.implied_gemm
     return gemm.m, gemm.n, gemm.k
 
 

@@ -10,14 +10,13 @@ import pandas as pd
 from analysis.curve import Point
 from analysis.validate import Errors, Validation
 from kernels.estimate import LIMITS
-from kernels.problem import Conv
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
 
 
 def table(found: Validation) -> pd.DataFrame:
     """One row a held-back problem: sizes, class, measured and predicted seconds, limit, error."""
-    gemms = [p.implied_gemm if isinstance(p, Conv) else p for p in found.tested.problems]
+    gemms = [problem.implied_gemm for problem in found.tested.problems]
     predicted = found.prediction.estimate.time
     return pd.DataFrame(
         {

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
-from kernels.problem import DTYPE_BYTES
+from kernels.problem import DTYPE_BYTES, Gemm
 
 
 class Config:
@@ -64,6 +64,10 @@ class TileConfig(Config):
         """Accumulator registers of one thread."""
         return self.bm * self.bn // (32 * self.warps)
 
+    def parts(self, gemm: Gemm) -> float:
+        """Parts, on average, into which the sum of a tile of a GEMM is cut."""
+        return 1.0
+
     def fitted(self, dtype: str, machine: Machine) -> Self:
         """With as many of its stages as fit the CTA's shared memory, at least two."""
         config = self
@@ -90,6 +94,57 @@ class TileConfig(Config):
                 f"and a CTA of {machine.name} has {machine.shared_cta_bytes >> 10}."
             )
         return None
+
+
+@dataclass(frozen=True)
+class SplitConfig(TileConfig):
+    """A sum cut into ``split`` parts, added by a second kernel."""
+
+    split: int = 1
+
+    def parts(self, gemm: Gemm) -> float:
+        """The split."""
+        return self.split
+
+
+@dataclass(frozen=True)
+class StreamConfig(TileConfig):
+    """A stream-K matmul by ``ctas`` persistent CTAs."""
+
+    ctas: int = 8
+
+    def parts(self, gemm: Gemm) -> float:
+        """CTAs a tile, where there are more of them than tiles."""
+        return max(1.0, self.ctas / tile_count(gemm.m, gemm.n, self.bm, self.bn, gemm.batch))
+
+
+@dataclass(frozen=True)
+class PersistentConfig(TileConfig):
+    """A persistent matmul by ``ctas`` CTAs, with TMA, with a warp that only copies."""
+
+    ctas: int = 8
+    tma: bool = True
+    specialize: bool = False
+
+    @property
+    def accumulators(self) -> int:
+        """Specialised, a second group of as many warps takes half of the sums."""
+        return super().accumulators // (2 if self.specialize else 1)
+
+    def shared_bytes(self, dtype: str) -> int:
+        """The pipeline's stages and, with TMA, the block that leaves."""
+        leaving = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
+        return super().shared_bytes(dtype) + leaving
+
+
+HAND_WRITTEN: dict[str, type[TileConfig]] = {
+    "triton-tiled": TileConfig,
+    "triton-splitk": SplitConfig,
+    "triton-streamk": StreamConfig,
+    "triton-persistent": PersistentConfig,
+    "triton-conv": SplitConfig,
+}
+"""How each hand-written family is tuned, for those who read configs without Triton."""
 
 
 # --- Tiles and waves -----------------------------------------------------------------------------

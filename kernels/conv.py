@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -23,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.blocks import elements, grouped
-from kernels.config import TileConfig, ceil_div
+from kernels.config import SplitConfig, TileConfig, ceil_div
 from kernels.family import (
     INTERPRETED,
     Call,
@@ -38,13 +37,6 @@ from kernels.operands import Operands
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Problem
 
 SPLITS = (1, 2, 4, 8, 16, 32)
-
-
-@dataclass(frozen=True)
-class ConvConfig(TileConfig):
-    """An implicit GEMM with its sum cut into ``split`` parts, added by a second kernel."""
-
-    split: int = 1
 
 
 @triton.jit
@@ -236,7 +228,6 @@ class TritonConv(TritonFamily):
 
     name = "triton-conv"
     ops = ("conv",)
-    config_type = ConvConfig
 
     def supports(self, problem: Problem, machine: Machine) -> str | None:
         """Channels last alone: in NCHW the gather would read one element at a time."""
@@ -262,19 +253,14 @@ class TritonConv(TritonFamily):
             for split in SPLITS:
                 few = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
                 if split == 1 or few:
-                    tile = ConvConfig(bm, bn, bk, stages, warps, split=split)
+                    tile = SplitConfig(bm, bn, bk, stages, warps, split=split)
                     configs.append(tile.fitted(problem.dtype, machine))
         return configs
-
-    def parts(self, problem: Problem, config: TileConfig) -> float:
-        """The config's."""
-        assert isinstance(config, ConvConfig)
-        return config.split
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """The parts of the result, channels last, where there is more than one."""
         assert isinstance(problem, Conv)
-        assert isinstance(config, ConvConfig)
+        assert isinstance(config, SplitConfig)
         if config.split == 1:
             return (0,)
         channels_last = {
@@ -289,7 +275,7 @@ class TritonConv(TritonFamily):
     ) -> list[Call]:
         """The product, into the result or its parts, and the sum of the parts."""
         assert isinstance(problem, Conv)
-        assert isinstance(config, ConvConfig)
+        assert isinstance(config, SplitConfig)
         target, strides = operands.out, (0, *operands.out.stride())
         if config.split > 1:  # scratch is (part, …) with the channels last
             target = scratch
@@ -303,7 +289,7 @@ class TritonConv(TritonFamily):
 
 
 def _data_call(
-    problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
+    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
 ) -> Call:
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
@@ -339,7 +325,7 @@ def _data_call(
 
 
 def _filter_call(
-    problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
+    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
 ) -> Call:
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -357,7 +343,7 @@ def _filter_call(
 
 
 def _options(
-    problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
+    problem: Conv, operands: Operands, config: SplitConfig, units: tuple[int, ...], whole: bool
 ) -> dict[str, Any]:
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))

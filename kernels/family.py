@@ -23,7 +23,7 @@ import triton
 from torch import Tensor
 
 from kernels.blocks import add_parts
-from kernels.config import Config, TileConfig, ceil_div
+from kernels.config import HAND_WRITTEN, Config, TileConfig, ceil_div
 from kernels.constants import Constants, default_constants
 from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
@@ -57,8 +57,12 @@ class TritonFamily:
     """Base of the hand-written kernels; a family gives its calls and its candidate tiles."""
 
     name: str
-    config_type: type[TileConfig] = TileConfig
     shares_tail = False  # whether all SMs share what plain tiles leave to a last partial wave
+
+    @property
+    def config_type(self) -> type[TileConfig]:
+        """How it is tuned."""
+        return HAND_WRITTEN[self.name]
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -106,15 +110,12 @@ class TritonFamily:
         time = self.seconds(problem, valid, machine, constants)
         return [valid[i] for i in np.argsort(time, kind="stable")]
 
-    def parts(self, problem: Problem, config: TileConfig) -> float:
-        """Parts, on average, into which the sum of a tile is cut."""
-        return 1.0
-
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
         """Estimated seconds of a problem under each config, to rank them by."""
-        rows = [(config.bm, config.bn, self.parts(problem, config)) for config in configs]
+        gemm = problem.implied_gemm
+        rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
         shapes = Shapes.of([problem] * len(configs))
         c = replace(c, tail=0.0) if self.shares_tail else c
         peak = machine.peak(problem.dtype)

@@ -14,7 +14,7 @@ read with plain loads; ``tma=off`` asks for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.blocks import grouped, matrix_stride, product, store
-from kernels.config import Config, TileConfig, tile_count
+from kernels.config import Config, PersistentConfig, TileConfig, tile_count
 from kernels.family import Call
 from kernels.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignment
 from kernels.launch import Launch
@@ -31,25 +31,6 @@ from kernels.operands import Operands
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
 TMA_CAPABILITY = (9, 0)
-
-
-@dataclass(frozen=True)
-class PersistentConfig(TileConfig):
-    """A persistent matmul by ``ctas`` CTAs, with TMA, with a warp that only copies."""
-
-    ctas: int = 8
-    tma: bool = True
-    specialize: bool = False
-
-    @property
-    def accumulators(self) -> int:
-        """Specialised, a second group of as many warps takes half of the sums."""
-        return super().accumulators // (2 if self.specialize else 1)
-
-    def shared_bytes(self, dtype: str) -> int:
-        """The pipeline's stages and, with TMA, the block that leaves."""
-        leaving = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
-        return super().shared_bytes(dtype) + leaving
 
 
 @triton.jit
@@ -165,7 +146,6 @@ class TritonPersistent(GemmFamily):
     """The launcher of :func:`matmul_persistent`."""
 
     name = "triton-persistent"
-    config_type = PersistentConfig
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Each tile, one CTA an SM; the large ones also with a warp that only copies.

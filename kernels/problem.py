@@ -90,6 +90,11 @@ class Gemm:
         return self.flops / self.bytes
 
     @property
+    def implied_gemm(self) -> Gemm:
+        """Itself: what a convolution has to be made into."""
+        return self
+
+    @property
     def alignment(self) -> int:
         """Bytes, at most 16, that divide every operand's contiguous row."""
         a = self.k if self.layout[0] == "n" else self.m

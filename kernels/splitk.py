@@ -7,14 +7,12 @@ adds them in order. No atomics: the result is the same bits in every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.blocks import grouped, matrix_stride, product, store
-from kernels.config import TileConfig, tile_count
+from kernels.config import SplitConfig, TileConfig, tile_count
 from kernels.family import Call, add_parts_call
 from kernels.gemm import GemmFamily, Matrices, Units, gemm_options
 from kernels.machine import Machine
@@ -22,13 +20,6 @@ from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 
 SPLITS = (2, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class SplitConfig(TileConfig):
-    """A tiled matmul with K cut into ``split`` parts."""
-
-    split: int = 4
 
 
 @triton.jit
@@ -63,7 +54,6 @@ class TritonSplitK(GemmFamily):
     """The launcher of :func:`matmul_splitk` and of the sum over its parts."""
 
     name = "triton-splitk"
-    config_type = SplitConfig
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Each tile with its sum halved, and with every longer split that makes sense.
@@ -78,11 +68,6 @@ class TritonSplitK(GemmFamily):
             splits = [split for split in SPLITS if split == SPLITS[0] or split <= most]
             configs += [SplitConfig(**vars(tile), split=split) for split in splits]
         return configs
-
-    def parts(self, problem: Problem, config: TileConfig) -> float:
-        """The config's."""
-        assert isinstance(config, SplitConfig)
-        return config.split
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """The parts, (split, batch, m, n)."""

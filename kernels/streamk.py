@@ -12,26 +12,17 @@ at the same time, and the result is the same bits in every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.blocks import grouped, matrix_stride, product, store
-from kernels.config import TileConfig, tile_count
+from kernels.config import StreamConfig, TileConfig, tile_count
 from kernels.family import Call
 from kernels.gemm import GemmFamily, Matrices, Units, gemm_options
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
-
-
-@dataclass(frozen=True)
-class StreamConfig(TileConfig):
-    """A stream-K matmul by ``ctas`` persistent CTAs."""
-
-    ctas: int = 8
 
 
 @triton.jit
@@ -124,7 +115,6 @@ class TritonStreamK(GemmFamily):
     """The launcher of :func:`matmul_streamk` and of the sum over shared tiles."""
 
     name = "triton-streamk"
-    config_type = StreamConfig
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
@@ -134,13 +124,6 @@ class TritonStreamK(GemmFamily):
             for tile in self.base_tiles(problem, machine, looped=True)
             for resident in ((1,) if tile.warps == 8 else (1, 2))
         ]
-
-    def parts(self, problem: Problem, config: TileConfig) -> float:
-        """CTAs a tile, where there are more of them than tiles."""
-        assert isinstance(problem, Gemm)
-        assert isinstance(config, StreamConfig)
-        tiles = tile_count(problem.m, problem.n, config.bm, config.bn, problem.batch)
-        return max(1.0, config.ctas / tiles)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """Two parts a CTA, (ctas, 2, bm, bn)."""

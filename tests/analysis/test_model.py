@@ -28,6 +28,7 @@ from analysis.model import (
     model_from_json,
 )
 from analysis.tidy import analyse, write_predictions
+from kernels.config import HAND_WRITTEN
 from kernels.constants import BOUNDS, default_constants
 from kernels.errors import UserError
 from kernels.estimate import LIMITS
@@ -282,3 +283,19 @@ def test_public_bf16_tables_calibrated_on_256_rows(
     constants = fit_constants(seen, seconds[:256], start)
     guess = Inputs.of(machine, Query.plain(problems[256:], "cublas")).estimate(constants).time
     assert np.abs(guess / seconds[256:] - 1).mean() < mean
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_a_hand_written_kernel_is_predicted_with_its_own_config(name: str) -> None:
+    """Its tile, and the parts of its sum: no minimum over the library's tiles."""
+    few = Gemm(256, 256, 65536, "bf16")
+    conv = Conv(1, 512, 7, 7, 512, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16")
+    problem = conv if name == "triton-conv" else few
+    extra = {"triton-splitk": ";split=8", "triton-conv": ";split=8", "triton-streamk": ";ctas=132",
+             "triton-persistent": ";ctas=132;tma=on;specialize=off"}  # fmt: skip
+    config = f"bm=64;bn=128;bk=64;stages=4;warps=4;group=8{extra.get(name, '')}"
+    query = Query([problem], [name], [config], [False], [False])
+    found = Model(H100).predict(query).estimate
+    assert (found.bm[0], found.bn[0]) == (64, 128)
+    parts = {"triton-splitk": 8, "triton-conv": 8, "triton-streamk": 132 / 8}.get(name, 1)
+    assert found.split[0] == pytest.approx(parts)

@@ -13,7 +13,7 @@ from analysis.recommend import (
     LEAST_GAIN,
     Measured,
     Measurements,
-    _near,
+    _error,
     advise,
     read_measurements,
 )  # fmt: skip
@@ -77,19 +77,26 @@ def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
     fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
     assert fit.ratio_range(near=True) == (-0.01, 0.01)
     assert fit.ratio_range(near=False) == (-0.5, 0.5)
-    assert _near(ODD, replace(ODD, n=ODD.n * 9 // 8))
-    assert not _near(ODD, replace(ODD, n=ODD.n * 9 // 8 + 1))
+    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8), fit) == (-0.01, 0.01)
+    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8 + 1), fit) == (-0.5, 0.5)
+
+
+def test_a_smaller_shape_is_as_uncertain_either_way() -> None:
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.02, 0.05, rows=100)
+    assert _error(ROUND, replace(ROUND, n=960), fit) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=960, m=1088), fit) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=900), fit) == (-0.5, 0.5)
 
 
 def test_the_gain_is_between_the_same_implementations() -> None:
     """A padded shape that only another implementation computed says nothing of padding."""
     slow = {"triton-tiled": Measured(2e-5, 1.9e-5, 2.1e-5)}
     both = {**slow, "cublas": Measured(1e-5, 0.99e-5, 1.01e-5)}
-    assert Measurements({ODD: slow, ROUND: both}).gain(ODD, ROUND) == pytest.approx(
-        (0.0, 1.9 / 2.1 - 1, 2.1 / 1.9 - 1)
+    assert Measurements({ODD: slow, ROUND: both}).ratio(ODD, ROUND) == pytest.approx(
+        (1.0, 1.9 / 2.1, 2.1 / 1.9)
     )
     only = {"cublas": Measured(1e-5, 0.99e-5, 1.01e-5)}
-    assert Measurements({ODD: slow, ROUND: only}).gain(ODD, ROUND) is None
+    assert Measurements({ODD: slow, ROUND: only}).ratio(ODD, ROUND) is None
 
 
 def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Path) -> None:
@@ -142,6 +149,32 @@ def test_the_winner_is_named_only_if_its_interval_says_so() -> None:
     assert Measurements({ROUND: clear}).winner(ROUND, "cublas") == "triton-tiled"
     assert Measurements({ROUND: close}).winner(ROUND, "cublas") == "cublas"
     assert Measurements({}).winner(ROUND, "cublas") == "cublas"
+
+
+def test_choosing_is_by_work_a_second_and_may_shrink() -> None:
+    """The smaller shape takes a fifth less time for a tenth less work."""
+    own, smaller, larger = (Gemm(1000, 1000, k, "bf16") for k in (1000, 900, 1100))
+    known = times((own, 1.0e-5), (smaller, 0.8e-5), (larger, 1.05e-5), half_width=0.002)
+    answer = advise(own, Model(H100), known, "cublas", 0.15, "choose")
+    assert (answer.verdict, answer.instead) == ("choose", smaller)
+    assert answer.measured_gain == pytest.approx(0.9 / 0.8 - 1)
+    assert answer.measured_lo == pytest.approx(0.9 / 0.8 * 0.998 / 1.002 - 1)
+    assert answer.extra_flops == pytest.approx(-0.1)
+    padded = advise(own, Model(H100), known, "cublas", 0.15)
+    assert padded.verdict == "leave it"  # nothing that contains it is faster
+
+
+def test_choosing_stays_within_its_share_and_its_certainty() -> None:
+    for share in (0.02, 0.15):
+        answer = advise(Gemm(4000, 4100, 3900, "bf16"), certain_model(0.01), Measurements({}),
+                        "cublas", share, "choose")  # fmt: skip
+        assert answer.verdict == "leave it" or answer.predicted_lo >= LEAST_GAIN
+        for name in "mnk":
+            own, other = getattr(answer.problem, name), getattr(answer.instead, name)
+            assert own * (1 - share) <= other <= own * (1 + share)
+    unsure = advise(Gemm(4000, 4100, 3900, "bf16"), certain_model(0.9), Measurements({}),
+                    "cublas", 0.15, "choose")  # fmt: skip
+    assert unsure.verdict == "leave it"
 
 
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:

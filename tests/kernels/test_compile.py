@@ -15,9 +15,8 @@ import pytest
 from kernels.assembly import InnerLoop
 from kernels.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
 from kernels.compiletable import markdown
-from kernels.config import TileConfig
+from kernels.config import PersistentConfig, TileConfig
 from kernels.machine import machine_of_arch
-from kernels.persistent import PersistentConfig
 from kernels.problem import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]

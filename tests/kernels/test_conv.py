@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import family as family_
-from kernels.config import TileConfig
-from kernels.conv import ConvConfig
+from kernels.config import SplitConfig, TileConfig
 from kernels.errors import UserError
 from kernels.family import TritonFamily
 from kernels.machine import known_machine
@@ -39,7 +38,7 @@ def family() -> TritonFamily:
 
 
 def run(problem: Conv, operands: Operands, split: int = 1) -> Tensor:
-    config = ConvConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
+    config = SplitConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
     return family().prepare(problem, [operands], config)(0)
 
 
@@ -142,7 +141,7 @@ def test_configs_are_valid(slug: str, dtype: str, pass_: str) -> None:
     configs = family().configs(problem, machine)
     assert len(configs) == len(set(configs)) >= 4
     for config in configs:
-        assert isinstance(config, ConvConfig)
+        assert isinstance(config, SplitConfig)
         assert config.invalid(dtype, machine) is None
         assert family().parse_config(str(config)) == config
 
@@ -152,6 +151,6 @@ def test_a_filter_gradient_with_few_tiles_is_split() -> None:
     few = Conv(32, 64, 56, 56, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", "wgrad")
     many = Conv(32, 64, 56, 56, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", "fprop")
     split, whole = (family().configs(problem, machine)[0] for problem in (few, many))
-    assert isinstance(split, ConvConfig)
-    assert isinstance(whole, ConvConfig)
+    assert isinstance(split, SplitConfig)
+    assert isinstance(whole, SplitConfig)
     assert split.split > whole.split == 1

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import family as family_
-from kernels.config import TileConfig, tile_count
+from kernels.config import PersistentConfig, SplitConfig, StreamConfig, TileConfig, tile_count
 from kernels.family import TritonFamily
 from kernels.machine import known_machine
 from kernels.operands import Operands, random_operands
-from kernels.persistent import PersistentConfig
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, Gemm
 from kernels.reference import check
 from kernels.registry import all_implementations
-from kernels.splitk import SplitConfig
-from kernels.streamk import StreamConfig, streamed_tiles
+from kernels.streamk import streamed_tiles
 
 HAS_GPU = torch.cuda.is_available()
 DTYPES = list(DTYPE_BYTES)
