@@ -1,10 +1,11 @@
 """Two recordings of one machine, case by case: did a new driver, library or kernel change anything?
 
-A ratio is the new time over the old one, its interval from the ends of both medians' intervals. A
-case is ``slower`` or ``faster`` only where the two intervals lie apart and the medians differ by
-more than one percent; ``same`` where the whole interval of the ratio is within ±3 %; ``ambiguous``
-between the two, or where a case has too few samples for an interval. Two 95 % intervals of one
-speed lie apart in about one case of 200.
+A case is the same problem, implementation and config; of a hand-written kernel it is the config
+that each version chose. A ratio is the new time over the old one, its interval from the ends of
+both medians' intervals. A case is ``slower`` or ``faster`` only where the two intervals lie apart
+and the medians differ by more than one percent; ``same`` where the whole interval of the ratio is
+within ±3 %; ``ambiguous`` between the two, or where a case has too few samples for an interval. Two
+95 % intervals of one speed lie apart in about one case of 200.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Recording, problems_of
+from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
-from sweeps.schema import IDENTITY
+from sweeps.schema import IDENTITY, problem_of
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
@@ -66,13 +68,14 @@ def compare(old: Recording, new: Recording) -> Comparison:
             f"{old.folder} is of {old.machine.slug} and {new.folder} of {new.machine.slug}; give "
             "two recordings of one machine."
         )
-    keys = list(IDENTITY)
+    keys = [*(name for name in IDENTITY if name != "config"), "choice"]
     before, after = (_keyed(recording.ok) for recording in (old, new))
-    pairs = before.merge(after[[*keys, *_TIMES]], on=keys, suffixes=("_old", "_new"))
+    pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
     problems = problems_of(pairs)
-    table = pairs[keys].assign(
+    table = pairs[keys[:-1]].assign(
+        config=pairs["config_new"],
         problem=problems,
         **{"class": [problem.shape_class for problem in problems]},
         old_us=pairs["time_us_old"],
@@ -82,8 +85,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=pairs["time_hi_us_new"] / pairs["time_lo_us_old"],
     )
     table["verdict"] = judge(table["ratio"], table["ratio_lo"], table["ratio_hi"])
-    failed = _keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "status", "message"]]
-    lost = before[keys].merge(failed, on=keys)
+    failed = _keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
+    lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
         old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
     )
@@ -159,7 +162,8 @@ def text(comparison: Comparison) -> str:
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
         lines += [_case(row) for row in rows.head(_WORST).to_dict("records")]
     lines += [
-        f"no longer timed: {row['status']} {row['message']}"
+        f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
+        f"({row['status']}: {row['message']})"
         for row in comparison.lost.head(_WORST).to_dict("records")
     ]
     lines += ["", f"{'class':24}{'dtype':6}{'by':20}{'cases':>6}{'slower':>8}{'faster':>8}"
@@ -174,10 +178,16 @@ def text(comparison: Comparison) -> str:
 
 
 def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose identity compares equal where a column does not apply."""
-    keys = list(IDENTITY)
-    filled = rows[keys].astype(object)
-    return rows.assign(**{key: filled[key].where(filled[key].notna(), "") for key in keys})
+    """Rows whose identity compares equal where a column does not apply.
+
+    ``choice`` is the config, but empty where a hand-written kernel has only one for a problem: its
+    own choice, which another version may make differently.
+    """
+    others = [name for name in IDENTITY if name != "config"]
+    filled = rows[list(IDENTITY)].astype(object)
+    rows = rows.assign(**{k: filled[k].where(filled[k].notna(), "") for k in IDENTITY})
+    alone = ~rows.duplicated(others, keep=False) & rows["implementation"].isin(list(HAND_WRITTEN))
+    return rows.assign(choice=rows["config"].where(~alone, ""))
 
 
 def _case(row: dict[Any, Any]) -> str:

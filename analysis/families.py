@@ -9,6 +9,7 @@ with the best of them.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pandas as pd
 from analysis.load import Recording, problems_of
 from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
+from sweeps.schema import problem_of
 from sweeps.store import write_whole
 
 BEST = "best of all"
@@ -32,7 +34,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
     Columns: problem, op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi
     (from the ends of both intervals), found (the chosen config's speed over that of the best
-    candidate, at most 1) and best_config; the last two only where candidates were timed.
+    candidate, at most 1) and best_config; the last two only where all candidates were looked at.
 
     Raises:
         UserError: no hand-written kernel has a time beside a library's.
@@ -62,7 +64,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "ratio_hi": (pairs["time_hi_us_library"] / pairs["time_lo_us"]).to_numpy(),
         }
     )
-    table = _with_search(table, rows[by_hand & searched])
+    whole = _searched_whole(recording)
+    table = _with_search(table, rows[by_hand & searched], whole)
     best = table.loc[table.groupby("problem", sort=False)["time_us"].idxmin()]
     best = best.assign(family=BEST, found=np.nan, best_config=None)
     table = pd.concat([table, best], ignore_index=True)
@@ -129,10 +132,28 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
 
 
-def _with_search(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add ``found`` and ``best_config`` where every candidate of a shape and family was timed."""
+def _searched_whole(recording: Recording) -> set[tuple[Problem, str]]:
+    """Shapes and families of which every candidate was looked at, timed or failed."""
+    plan = recording.run["plan"]
+    if any(sweep in _SEARCHES for sweep in plan["left_out"]):
+        return set()
+    rows = recording.rows[recording.rows["sweep"].isin(_SEARCHES)]
+    looked_at = Counter(zip(problems_of(rows), rows["implementation"], strict=True))
+    planned = Counter(
+        (problem_of(case), case["implementation"])
+        for case in plan["cases"]
+        if case["sweep"] in _SEARCHES
+    )
+    return {key for key, count in planned.items() if looked_at[key] == count}
+
+
+def _with_search(
+    table: pd.DataFrame, rows: pd.DataFrame, whole: set[tuple[Problem, str]]
+) -> pd.DataFrame:
+    """Add ``found`` and ``best_config`` to the shapes and families that were searched whole."""
     keys = ["problem", "family"]
     rows = rows.rename(columns={"implementation": "family"})
+    rows = rows[[key in whole for key in zip(rows["problem"], rows["family"], strict=True)]]
     best = _fastest(rows, keys)[["time_us", "config"]]
     best.columns = pd.Index(["best_us", "best_config"])
     same = _fastest(rows, [*keys, "config"])[["time_us"]].rename(columns={"time_us": "searched_us"})

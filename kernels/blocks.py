@@ -80,8 +80,8 @@ def product(
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-        a_ptr += BK * a_stride[1]
-        b_ptr += BK * b_stride[0]
+        a_ptr += tl.cast(BK, tl.int64) * a_stride[1]
+        b_ptr += tl.cast(BK, tl.int64) * b_stride[0]
     return total
 
 
@@ -113,8 +113,10 @@ def add_parts(
 
     The parts are added in order, so that the result is the same bits in every run.
     """
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    across = tl.cdiv(D3, COLUMNS)
+    block = tl.program_id(0).to(tl.int64)
+    row = block // across * ROWS + tl.arange(0, ROWS)
+    column = block % across * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.cast(D0, tl.int64) * D1 * D2
     inside = (row < rows)[:, None] & (column < D3)[None, :]
     source = parts_ptr + row[:, None] * D3 + column[None, :]

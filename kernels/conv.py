@@ -14,7 +14,7 @@ the filter sums over pixels, far more of them than its result has entries: there
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import triton
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from kernels.blocks import elements, grouped
 from kernels.config import SplitConfig, TileConfig, ceil_div
+from kernels.constants import Constants
+from kernels.estimate import Array
 from kernels.family import (
     INTERPRETED,
     Call,
@@ -34,7 +36,7 @@ from kernels.family import (
 )
 from kernels.machine import Machine
 from kernels.operands import Operands
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Problem
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 
@@ -81,14 +83,19 @@ def conv_data(
 
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides: source (group,
     image, row, column, channel), filter (group, out channel, source channel, r, s), out (part,
-    image, row, column, channel). The grid is (tiles, groups × phases, parts). WHOLE: a K step never
-    leaves its tap. WIDE: a tensor has 2³¹ elements or more. ``depth`` and ``width`` are given in
-    UNITS[:2], strides in UNITS[2]; None is a stride of 1.
+    image, row, column, channel). The grid is (tiles × groups × phases, parts). WHOLE: a K step
+    never leaves its tap. WIDE: a tensor has 2³¹ elements or more. ``depth`` and ``width`` are given
+    in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, filter_stride = five(source_stride, UNITS[2]), five(filter_stride, UNITS[2])
     out_stride = five(out_stride, UNITS[2])
-    z, part = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if BACKWARD:  # the first phase is the largest, and the grid is made for it
+        largest = tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
+    else:
+        largest = out_size[0] * out_size[1]
+    down, across = tl.cdiv(images * largest, BM), tl.cdiv(width, BN)
+    z, part = tl.program_id(0) // (down * across), tl.program_id(1).to(tl.int64)
     group, phase = (z % groups).to(tl.int64), z // groups
     vertical, horizontal = phase // stride[1], phase % stride[1]
     r0, r_taps, h0, h_step, h_tap = axis(
@@ -97,16 +104,13 @@ def conv_data(
     s0, s_taps, w0, w_step, w_tap = axis(
         horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD, TAPS
     )
-    if BACKWARD:  # of this phase; the grid is made for the largest, which is the first
-        rows, columns = out_size[0] - vertical, out_size[1] - horizontal
-        rows, columns = tl.cdiv(rows, stride[0]), tl.cdiv(columns, stride[1])
-        largest = images * tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
-    else:
-        rows, columns = out_size[0], out_size[1]
-        largest = images * rows * columns
+    rows, columns = out_size[0], out_size[1]
+    if BACKWARD:  # of this phase
+        rows = tl.cdiv(rows - vertical, stride[0])
+        columns = tl.cdiv(columns - horizontal, stride[1])
     pixels = images * rows * columns
 
-    row, column = grouped(tl.program_id(0), tl.cdiv(largest, BM), tl.cdiv(width, BN), GROUP)
+    row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
     pixel, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     image = pixel // tl.maximum(rows * columns, 1)
     i, j = pixel // tl.maximum(columns, 1) % tl.maximum(rows, 1), pixel % tl.maximum(columns, 1)
@@ -121,7 +125,7 @@ def conv_data(
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    first, last = part * steps // tl.num_programs(2), (part + 1) * steps // tl.num_programs(2)
+    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
     for step in range(first.to(tl.int32), last.to(tl.int32)):
         if WHOLE:
             tap = step // (depth // BK)
@@ -168,14 +172,16 @@ def conv_filter(
 
     Rows are channels of grad, columns the taps and in each the channels of the source. Sizes,
     strides and units as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s).
-    The grid is (tiles, groups, parts). WHOLE: a tile's columns have one tap.
+    The grid is (tiles × groups, parts). WHOLE: a tile's columns have one tap.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, grad_stride = five(source_stride, UNITS[2]), five(grad_stride, UNITS[2])
     out_stride = five(out_stride, UNITS[2])
-    group, part = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     N = taps[0] * taps[1] * depth
-    row, column = grouped(tl.program_id(0), tl.cdiv(width, BM), tl.cdiv(N, BN), GROUP)
+    down, across = tl.cdiv(width, BM), tl.cdiv(N, BN)
+    group = (tl.program_id(0) // (down * across)).to(tl.int64)
+    part = tl.program_id(1).to(tl.int64)
+    row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
     m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     m_in, n_in = (m < width)[:, None], (n < N)[None, :]
     if WHOLE:
@@ -192,7 +198,7 @@ def conv_filter(
     per_image = grad_size[0] * grad_size[1]
     K = images * per_image
     steps = tl.cdiv(K, BK)
-    first, last = part * steps // tl.num_programs(2), (part + 1) * steps // tl.num_programs(2)
+    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for step in range(first.to(tl.int32), last.to(tl.int32)):
         pixel = step * BK + tl.arange(0, BK)
@@ -233,6 +239,8 @@ class TritonConv(TritonFamily):
         """Channels last alone: in NCHW the gather would read one element at a time."""
         if isinstance(problem, Conv) and problem.layout != "nhwc":
             return f"{self.name} computes channels-last convolutions (layout nhwc)."
+        if isinstance(problem, Conv) and max(_pixels(problem)) >= 2**31:
+            return f"{self.name} counts pixels in 32 bits, and this has 2³¹ or more."
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
@@ -246,7 +254,7 @@ class TritonConv(TritonFamily):
         if wide and not fma:
             rows = [(128, 128, 8, 4), (128, 32, 4, 4), *rows]
         bk = (128 if wide and not fma else 64) // DTYPE_BYTES[problem.dtype]
-        gemm = problem.implied_gemm
+        gemm = _computed(problem).implied_gemm
         configs: list[TileConfig] = []
         for bm, bn, warps, stages in rows:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
@@ -257,12 +265,19 @@ class TritonConv(TritonFamily):
                     configs.append(tile.fitted(problem.dtype, machine))
         return configs
 
+    def seconds(
+        self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
+    ) -> Array:
+        """By what is computed: of a strided gradient, the phases."""
+        assert isinstance(problem, Conv)
+        return super().seconds(_computed(problem), configs, machine, c)
+
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """The parts of the result, channels last, where there is more than one."""
         assert isinstance(problem, Conv)
         assert isinstance(config, SplitConfig)
         if config.split == 1:
-            return (0,)
+            return ()
         channels_last = {
             "fprop": (problem.n, problem.p, problem.q, problem.kout),
             "dgrad": (problem.n, problem.h, problem.w, problem.c),
@@ -286,6 +301,24 @@ class TritonConv(TritonFamily):
         if config.split > 1:
             calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
         return calls
+
+
+def _pixels(conv: Conv) -> tuple[int, int]:
+    """Pixels of the input and of the output."""
+    return conv.n * conv.h * conv.w, conv.n * conv.p * conv.q
+
+
+def _computed(conv: Conv) -> Problem:
+    """The convolution, or for its data's gradient the batched GEMM of its phases."""
+    phases = conv.stride[0] * conv.stride[1]
+    if conv.pass_ != "dgrad" or phases == 1:
+        return conv
+    rows, columns, r, s = (
+        ceil_div(size, stride)
+        for size, stride in zip((conv.h, conv.w, conv.r, conv.s), conv.stride * 2, strict=True)
+    )
+    c, kout = conv.c // conv.groups, conv.kout // conv.groups
+    return Gemm(conv.n * rows * columns, c, kout * r * s, conv.dtype, "nt", conv.groups * phases)
 
 
 def _data_call(
@@ -321,7 +354,7 @@ def _data_call(
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
     }
-    return Call(conv_data, (tiles, problem.groups * phases, config.split), arguments, options)
+    return Call(conv_data, (tiles * problem.groups * phases, config.split), arguments, options)
 
 
 def _filter_call(
@@ -339,7 +372,7 @@ def _filter_call(
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
     options = _options(problem, operands, config, units, depth % config.bn == 0)
-    return Call(conv_filter, (tiles, problem.groups, config.split), arguments, options)
+    return Call(conv_filter, (tiles * problem.groups, config.split), arguments, options)
 
 
 def _options(

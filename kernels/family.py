@@ -44,9 +44,13 @@ class Call:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
 
-    def launch(self) -> None:
-        """Launch without synchronising."""
-        self.kernel[self.grid](*self.arguments, **self.options)
+    def launch(self, scratch: Tensor | None) -> None:
+        """Launch without synchronising; ``scratch`` takes the place of the meta tensor."""
+        arguments = (
+            scratch if isinstance(argument, Tensor) and argument.is_meta else argument
+            for argument in self.arguments
+        )
+        self.kernel[self.grid](*arguments, **self.options)
 
     def warmup(self) -> Any:
         """Compile through the JIT's own path and cache, without launching."""
@@ -76,8 +80,8 @@ class TritonFamily:
         raise NotImplementedError
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Shape of the dense fp32 array that the launches need beside the operands."""
-        return (0,)
+        """Shape of the dense fp32 array that the launches need beside the operands; () for none."""
+        return ()
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
@@ -132,13 +136,15 @@ class TritonFamily:
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
             raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
-        # One array for all sets: launches on a stream follow one another.
-        scratch = self._new_scratch(problem, operand_sets[0], config)
-        calls = [self.calls(problem, operands, config, scratch) for operands in operand_sets]
+        calls = [self.ahead(problem, operands, config) for operands in operand_sets]
+        shape, device = self.scratch(problem, config), operand_sets[0].out.device
 
         def bare(index: int) -> Tensor:
+            # A block of PyTorch's own cache, back there at once: launches on a stream follow one
+            # another, and a sweep prepares more cases than memory could hold scratch for.
+            scratch = torch.empty(shape, dtype=torch.float32, device=device) if shape else None
             for call in calls[index]:
-                call.launch()
+                call.launch(scratch)
             return operand_sets[index].out
 
         return Launch(bare)
@@ -155,12 +161,10 @@ class TritonFamily:
                         call.warmup()
 
     def ahead(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
-        """The calls on operands without memory, to be compiled and not launched."""
-        return self.calls(problem, operands, config, self._new_scratch(problem, operands, config))
-
-    def _new_scratch(self, problem: Problem, operands: Operands, config: TileConfig) -> Tensor:
+        """The calls, with a scratch that has no memory yet: enough to compile them."""
         shape = self.scratch(problem, config)
-        return torch.empty(shape, dtype=torch.float32, device=operands.out.device)
+        scratch = torch.empty(shape, dtype=torch.float32, device="meta")
+        return self.calls(problem, operands, config, scratch)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
@@ -182,7 +186,7 @@ def add_parts_call(parts: Tensor, out: Tensor) -> Call:
     shape = [*[1] * missing, *out.shape]
     stride = (*[0] * missing, *out.stride())
     rows = shape[0] * shape[1] * shape[2]
-    grid = ceil_div(rows, _ADD_ROWS), ceil_div(shape[3], _ADD_COLUMNS)
+    grid = (ceil_div(rows, _ADD_ROWS) * ceil_div(shape[3], _ADD_COLUMNS),)
     options = {"ROWS": _ADD_ROWS, "COLUMNS": _ADD_COLUMNS, "num_warps": 4}
     return Call(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
 

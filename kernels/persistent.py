@@ -155,7 +155,8 @@ class TritonPersistent(GemmFamily):
 
         Where tf32 is not K-major in memory, the compiler turns it in shared memory on its way to
         the Tensor Cores: room for two stages is left for that, and no warp is specialised, which
-        Triton 3.7 fails to compile then. Larger tf32 tiles than 128×128 spill with it on sm_100.
+        Triton 3.7 fails to compile then. Larger tf32 tiles than 128×128 spill with it on sm_100,
+        as do all where C is odd but on sm_90; a single K step leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         tma = machine.capability is not None and machine.capability >= TMA_CAPABILITY
@@ -164,12 +165,14 @@ class TritonPersistent(GemmFamily):
         tf32 = problem.dtype == "tf32"
         turned = 2 if tma and tf32 and problem.layout != "nt" else 0
         specialised = tma and problem.dtype != "fp32" and problem.batch == 1 and not turned
+        specialised = specialised and (not odd or machine.capability == (9, 0))
         configs = []
         for tile in self.base_tiles(problem, machine, looped=not tma or odd):
             config = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
             configs.append(config)
             area = tile.bm * tile.bn
-            if specialised and (area == 128 * 128 or (area > 128 * 128 and not tf32)):
+            large = area == 128 * 128 or (area > 128 * 128 and not tf32)
+            if specialised and large and problem.k > tile.bk:
                 configs.append(replace(config, specialize=True, warps=4))
         wanted = (replace(config, stages=config.stages + turned) for config in configs)
         fitted = (config.fitted(problem.dtype, machine) for config in wanted)
@@ -180,8 +183,13 @@ class TritonPersistent(GemmFamily):
         self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
         """Also gives Triton an allocator: the descriptions are written to device memory."""
-        triton.set_allocator(_allocate)
-        return super().prepare(problem, operand_sets, config)
+        launch = super().prepare(problem, operand_sets, config)
+
+        def bare(index: int) -> Tensor:
+            triton.set_allocator(_allocate)  # of this thread: Triton keeps one for each
+            return launch.bare(index)
+
+        return Launch(bare)
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor

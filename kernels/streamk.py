@@ -118,12 +118,14 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile with one CTA an SM, and two of the small ones."""
-        return [
-            StreamConfig(**vars(tile), ctas=machine.sms * resident)
-            for tile in self.base_tiles(problem, machine, looped=True)
-            for resident in ((1,) if tile.warps == 8 else (1, 2))
-        ]
+        """Each tile with one CTA an SM, and with two where both fit its shared memory."""
+        configs: list[TileConfig] = []
+        for tile in self.base_tiles(problem, machine, looped=True):
+            shared = 2 * (tile.shared_bytes(problem.dtype) + _RESERVED)
+            two = tile.warps == 4 and shared <= machine.shared_sm_bytes
+            configs += [StreamConfig(**vars(tile), ctas=machine.sms)]
+            configs += [StreamConfig(**vars(tile), ctas=2 * machine.sms)] * two
+        return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """Two parts a CTA, (ctas, 2, bm, bn)."""
@@ -151,6 +153,7 @@ class TritonStreamK(GemmFamily):
         return calls
 
 
+_RESERVED = 1024  # bytes of shared memory that CUDA keeps of each CTA's
 _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 

@@ -99,7 +99,21 @@ def test_cases_of_one_recording_alone_and_lost_ones_are_counted(tmp_path: Path) 
     comparison = compare(load(old), load(new))
     assert (comparison.only_old, comparison.only_new) == (0, 1)
     assert comparison.lost["message"].tolist() == ["the result differs."]
-    assert "no longer timed: wrong the result differs." in text(comparison)
+    line = "no longer timed: 2048×2048×512 bf16 nt cublas  (wrong: the result differs.)"
+    assert line in text(comparison)
+
+
+def test_a_kernel_that_chooses_another_config_is_still_compared(tmp_path: Path) -> None:
+    def run(folder: str, configs: list[str], seconds: float) -> Path:
+        cases = [Case("families", CASES[0].problem, "triton-tiled", text) for text in configs]
+        return record(tmp_path / folder, cases, [seconds] * len(cases), 0.005)
+
+    old, new = run("old", ["bm=128"], 1e-4), run("new", ["bm=64"], 1.2e-4)
+    comparison = compare(load(old), load(new))
+    assert comparison.table["verdict"].tolist() == ["slower"]
+    assert comparison.table["config"].tolist() == ["bm=64"]
+    searched = [run(name, ["bm=128", "bm=64"], 1e-4) for name in ("three", "four")]
+    assert len(compare(*map(load, searched)).table) == 2  # each with itself
 
 
 def test_classes_are_summed_up(tmp_path: Path) -> None:

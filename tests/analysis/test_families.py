@@ -19,27 +19,32 @@ CONV = Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", 
 Row = tuple[str, Problem, str, str, float]
 
 
-def recording(folder: Path, rows: list[Row]) -> Path:
+def recording(folder: Path, rows: list[Row], unreached: int = 0, left_out: int = 0) -> Path:
     cases = [Case(sweep, problem, name, config) for sweep, problem, name, config, _ in rows]
-    return record(folder, cases, [microseconds * 1e-6 for *_, microseconds in rows])
+    planned = [case.columns() for case in cases]
+    planned += [{**planned[5], "config": f"bm={i}"} for i in range(unreached)]
+    plan = {"cases": planned, "left_out": {"candidates": left_out} if left_out else {}}
+    return record(folder, cases, [microseconds * 1e-6 for *_, microseconds in rows], plan=plan)
+
+
+ROWS: list[Row] = [
+    ("families", LARGE, "cublas", "", 200.0),
+    ("families", LARGE, "triton-tiled", "bm=128", 250.0),
+    ("families", LARGE, "triton-streamk", "bm=128", 160.0),
+    ("families", SKINNY, "cublas", "", 10.0),
+    ("families", SKINNY, "triton-tiled", "bm=16", 10.05),
+    ("candidates", LARGE, "triton-tiled", "bm=64", 190.0),
+    ("candidates", LARGE, "triton-tiled", "bm=128", 250.0),
+    ("families-conv", CONV, "cudnn", "", 30.0),
+    ("families-conv", CONV, "cudnn", "autotune=on", 20.0),
+    ("families-conv", CONV, "triton-conv", "split=4", 25.0),
+    ("families", Gemm(64, 64, 64, "bf16"), "triton-tiled", "bm=16", 3.0),  # no library's
+]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    rows: list[Row] = [
-        ("families", LARGE, "cublas", "", 200.0),
-        ("families", LARGE, "triton-tiled", "bm=128", 250.0),
-        ("families", LARGE, "triton-streamk", "bm=128", 160.0),
-        ("families", SKINNY, "cublas", "", 10.0),
-        ("families", SKINNY, "triton-tiled", "bm=16", 10.05),
-        ("candidates", LARGE, "triton-tiled", "bm=64", 190.0),
-        ("candidates", LARGE, "triton-tiled", "bm=128", 250.0),
-        ("families-conv", CONV, "cudnn", "", 30.0),
-        ("families-conv", CONV, "cudnn", "autotune=on", 20.0),
-        ("families-conv", CONV, "triton-conv", "split=4", 25.0),
-        ("families", Gemm(64, 64, 64, "bf16"), "triton-tiled", "bm=16", 3.0),  # no library's
-    ]
-    return recording(tmp_path / "nvidia-h100-sxm", rows)
+    return recording(tmp_path / "nvidia-h100-sxm", ROWS)
 
 
 def test_ratios_are_against_the_library_at_its_best(folder: Path) -> None:
@@ -59,6 +64,14 @@ def test_the_chosen_config_is_compared_with_the_best_candidate(folder: Path) -> 
     assert table.loc[(LARGE, "triton-tiled"), "found"] == pytest.approx(190 / 250)
     assert table.loc[(LARGE, "triton-tiled"), "best_config"] == "bm=64"
     assert table["found"].notna().sum() == 1
+
+
+@pytest.mark.parametrize("unfinished", [{"unreached": 1}, {"left_out": 1}])
+def test_a_search_that_was_not_finished_finds_nothing(
+    tmp_path: Path, unfinished: dict[str, int]
+) -> None:
+    folder = recording(tmp_path / "nvidia-h100-sxm", ROWS, **unfinished)
+    assert compare_families(load(folder))["found"].isna().all()
 
 
 def test_classes_are_summed_up(folder: Path) -> None:

@@ -132,6 +132,20 @@ def test_other_layouts_are_refused_in_a_sentence() -> None:
     assert reason == "triton-conv computes channels-last convolutions (layout nhwc)."
 
 
+def test_more_pixels_than_32_bits_count_are_refused() -> None:
+    problem = Conv(2049, 1, 1024, 1024, 1, 1, 1, (1, 1), (0, 0), (1, 1), 1, "bf16")
+    reason = family().supports(problem, known_machine("nvidia-h200"))
+    assert reason == "triton-conv counts pixels in 32 bits, and this has 2³¹ or more."
+
+
+def test_a_strided_gradient_is_ranked_by_its_phases() -> None:
+    """16 phases of 16 pixels and 4 K steps each: splitting those further would leave CTAs idle."""
+    problem = Conv.parse("1,256,16,16,256,4,4,4,0,1,1,bf16,nhwc,dgrad")
+    for config in family().configs(problem, known_machine("nvidia-h200")):
+        assert isinstance(config, SplitConfig)
+        assert config.split <= 2
+
+
 @every_pass
 @pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
 @pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])

@@ -154,6 +154,28 @@ def test_offsets_past_two_to_the_31(device: str, name: str) -> None:
 
 
 @runs
+@every_family
+@pytest.mark.parametrize("layout", ["tn", "nn"])
+def test_k_steps_past_two_to_the_31(device: str, name: str, layout: str) -> None:
+    """A step along K of 2³¹ elements and more: A stored transposed, then B as it is named."""
+    config = CONFIGS[name][-1]
+    k, gap = config.bk + 4, 2**31 // config.bk + 8
+    try:
+        memory = torch.empty(k * gap, dtype=torch.bfloat16, device=device)
+    except RuntimeError:
+        pytest.skip("5 GB are not to be had")
+    problem = Gemm(16, 16, k, "bf16", layout)
+    plain = random_operands(problem, device)
+    if layout == "tn":
+        far = memory.as_strided((16, k), (1, gap))
+        operands = plain._replace(a=far.copy_(plain.a))
+    else:
+        far = memory.as_strided((k, 16), (gap, 1))
+        operands = plain._replace(b=far.copy_(plain.b))
+    assert check(problem, operands, run(name, problem, operands, config)).ok
+
+
+@runs
 @pytest.mark.parametrize("name", ["triton-splitk", "triton-streamk"])
 def test_sums_in_parts_are_the_same_bits_again(device: str, name: str) -> None:
     problem = Gemm(47, 33, 97, "fp16")
@@ -246,6 +268,31 @@ def test_tma_is_used_where_it_can_be(slug: str, spec: str, tma: bool) -> None:
         assert isinstance(config, PersistentConfig)
         assert config.tma == tma
         assert tma or not config.specialize
+
+
+@pytest.mark.parametrize(
+    ("slug", "spec", "there"),
+    [
+        ("nvidia-h200", "4096,4096,4096,bf16", True),
+        ("nvidia-h200", "4096,4096,64,bf16", False),  # one K step: no loop to specialise
+        ("nvidia-h200", "4096,4097,4096,bf16", True),
+        ("nvidia-b200", "4096,4097,4096,bf16", False),  # C is written plainly: that spills there
+        ("nvidia-h200", "4096,4096,4096,tf32,nn", False),  # Triton 3.7 cannot compile it
+        ("nvidia-h200", "4096,4096,4096,bf16,nt,4", False),  # nor three dimensions
+    ],
+)
+def test_warps_are_specialised_where_that_compiles(slug: str, spec: str, there: bool) -> None:
+    configs = family("triton-persistent").configs(Gemm.parse(spec), known_machine(slug))
+    assert any(getattr(config, "specialize", False) for config in configs) == there
+
+
+@pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])
+def test_streaming_ctas_all_fit_at_once(slug: str) -> None:
+    machine = known_machine(slug)
+    for config in family("triton-streamk").configs(Gemm(4096, 4096, 4096, "bf16"), machine):
+        assert isinstance(config, StreamConfig)
+        resident = config.ctas // machine.sms
+        assert resident * (config.shared_bytes("bf16") + 1024) <= machine.shared_sm_bytes
 
 
 def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
