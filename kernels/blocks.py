@@ -31,6 +31,15 @@ def matrix_stride(stride, UNIT: tl.constexpr):
 
 
 @triton.jit
+def tensor_stride(stride, UNIT: tl.constexpr):
+    """Five strides in elements, given in UNITs."""
+    return (
+        elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT),
+        elements(stride[3], UNIT), elements(stride[4], UNIT),
+    )  # fmt: skip
+
+
+@triton.jit
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
     """(row, column) of a tile: GROUP rows of tiles, column by column.
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import elements, grouped
+from kernels.blocks import grouped, tensor_stride
 from kernels.config import SplitConfig, TileConfig, ceil_div
 from kernels.constants import Constants
 from kernels.estimate import Array
@@ -35,19 +35,10 @@ from kernels.family import (
     wide_unit,
 )
 from kernels.machine import Machine
-from kernels.operands import Operands
+from kernels.operands import Operands, conv_shapes
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 SPLITS = (1, 2, 4, 8, 16, 32)
-
-
-@triton.jit
-def five(stride, UNIT: tl.constexpr):
-    """Five strides in elements, given in UNITs."""
-    return (
-        elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT),
-        elements(stride[3], UNIT), elements(stride[4], UNIT),
-    )  # fmt: skip
 
 
 @triton.jit
@@ -88,8 +79,11 @@ def conv_data(
     in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
-    source_stride, filter_stride = five(source_stride, UNITS[2]), five(filter_stride, UNITS[2])
-    out_stride = five(out_stride, UNITS[2])
+    source_stride, filter_stride = (
+        tensor_stride(source_stride, UNITS[2]),
+        tensor_stride(filter_stride, UNITS[2]),
+    )
+    out_stride = tensor_stride(out_stride, UNITS[2])
     if BACKWARD:  # the first phase is the largest, and the grid is made for it
         largest = tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
     else:
@@ -175,8 +169,11 @@ def conv_filter(
     The grid is (tiles × groups, parts). WHOLE: a tile's columns have one tap.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
-    source_stride, grad_stride = five(source_stride, UNITS[2]), five(grad_stride, UNITS[2])
-    out_stride = five(out_stride, UNITS[2])
+    source_stride, grad_stride = (
+        tensor_stride(source_stride, UNITS[2]),
+        tensor_stride(grad_stride, UNITS[2]),
+    )
+    out_stride = tensor_stride(out_stride, UNITS[2])
     N = taps[0] * taps[1] * depth
     down, across = tl.cdiv(width, BM), tl.cdiv(N, BN)
     group = (tl.program_id(0) // (down * across)).to(tl.int64)
@@ -211,14 +208,9 @@ def conv_filter(
         w = (q * stride[1] - padding[1])[:, None] + s * dilation[1]
         inside = (h >= 0) & (h < source_size[0]) & (w >= 0) & (w < source_size[1])
         b_at = (image * source_stride[1])[:, None] + h * source_stride[2] + w * source_stride[3]
-        a = tl.load(
-            grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]),
-            mask=m_in & k_in[None, :], other=0.0,
-        )  # fmt: skip
-        b = tl.load(
-            source_ptr + (b_at + channel * source_stride[4]),
-            mask=k_in[:, None] & n_in & inside, other=0.0,
-        )  # fmt: skip
+        a_mask, b_mask = m_in & k_in[None, :], k_in[:, None] & n_in & inside
+        a = tl.load(grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]), a_mask, other=0.0)
+        b = tl.load(source_ptr + (b_at + channel * source_stride[4]), b_mask, other=0.0)
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -237,10 +229,11 @@ class TritonConv(TritonFamily):
 
     def supports(self, problem: Problem, machine: Machine) -> str | None:
         """Channels last alone: in NCHW the gather would read one element at a time."""
-        if isinstance(problem, Conv) and problem.layout != "nhwc":
-            return f"{self.name} computes channels-last convolutions (layout nhwc)."
-        if isinstance(problem, Conv) and max(_pixels(problem)) >= 2**31:
-            return f"{self.name} counts pixels in 32 bits, and this has 2³¹ or more."
+        if isinstance(problem, Conv):
+            if problem.layout != "nhwc":
+                return f"{self.name} computes channels-last convolutions (layout nhwc)."
+            if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
+                return f"{self.name} counts pixels in 32 bits, and this has 2³¹ or more."
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
@@ -278,12 +271,9 @@ class TritonConv(TritonFamily):
         assert isinstance(config, SplitConfig)
         if config.split == 1:
             return ()
-        channels_last = {
-            "fprop": (problem.n, problem.p, problem.q, problem.kout),
-            "dgrad": (problem.n, problem.h, problem.w, problem.c),
-            "wgrad": (problem.kout, problem.r, problem.s, problem.c // problem.groups),
-        }[problem.pass_]
-        return config.split, *channels_last
+        result = {"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.pass_]
+        outer, channels, rows, columns = conv_shapes(problem)[result]
+        return config.split, outer, rows, columns, channels
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
@@ -303,14 +293,9 @@ class TritonConv(TritonFamily):
         return calls
 
 
-def _pixels(conv: Conv) -> tuple[int, int]:
-    """Pixels of the input and of the output."""
-    return conv.n * conv.h * conv.w, conv.n * conv.p * conv.q
-
-
 def _computed(conv: Conv) -> Problem:
     """The convolution, or for its data's gradient the batched GEMM of its phases."""
-    phases = conv.stride[0] * conv.stride[1]
+    phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
         return conv
     rows, columns, r, s = (
@@ -329,20 +314,17 @@ def _data_call(
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     k, c, r, s = filters.stride()
     filter_stride = (k * width, k, c, r, s)
-    tap_step: tuple[int, ...] = (1, 1)
-    phases, out_size = 1, (problem.p, problem.q)
-    if backward:
+    out_size, apart = (problem.p, problem.q), (1, 1)
+    if backward:  # pixels of a phase lie a stride apart
         depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
-        pairs = zip(problem.stride, problem.dilation, strict=True)
-        tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
-        phases, out_size = problem.stride[0] * problem.stride[1], (problem.h, problem.w)
-    first = [ceil_div(size, stride if backward else 1)
-             for size, stride in zip(out_size, problem.stride, strict=True)]  # fmt: skip
+        out_size, apart = (problem.h, problem.w), problem.stride
+    pairs = zip(apart, problem.dilation, strict=True)
+    tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+    first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
     tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
     image, channel, row, column = strides[1:]
-    all_strides = (
-        _grouped(source, depth), filter_stride, (strides[0], image, row, column, channel)
-    )  # fmt: skip
+    out_stride = (strides[0], image, row, column, channel)
+    all_strides = (_grouped(source, depth), filter_stride, out_stride)
     units = _units(depth, width, all_strides, problem.dtype)
     arguments = (
         source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // units[0],
@@ -354,7 +336,9 @@ def _data_call(
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
     }
-    return Call(conv_data, (tiles * problem.groups * phases, config.split), arguments, options)
+    return Call(
+        conv_data, (tiles * problem.groups * math.prod(apart), config.split), arguments, options
+    )
 
 
 def _filter_call(
