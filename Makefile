@@ -31,7 +31,7 @@ sweep:  ## measure this machine, then plots and table (BUDGET=10m SWEEPS="a b" F
 	&& $$py -m analysis report $(of_machine)
 
 test:  ## the whole test suite (PYTEST="-k name" narrows it)
-	@$(call python,test); $$py -m pytest -q -n auto --benchmark-disable $(PYTEST)
+	@$(call python,test); $$py -m pytest -q -n auto --dist loadgroup --benchmark-disable $(PYTEST)
 
 plots:  ## draw the plots from recorded results (MACHINE=slug)
 	@$(call python); $$py -m analysis plot $(of_machine)

@@ -77,11 +77,7 @@ def check_command(
     from kernels.check import SUITE, check_all
 
     names = implementation or list(implementations())
-    for name in names:
-        if name not in implementations():
-            raise UserError(
-                f"implementation {name!r} is not known; {nearest(name, implementations())}"
-            )
+    _check_names(names)
     problems = parse_problems(gemm, conv) or [
         *map(Gemm.parse, SUITE["gemm"]),
         *map(Conv.parse, SUITE["conv"]),
@@ -108,6 +104,9 @@ def compile_command(
     arch: Annotated[
         list[str] | None, typer.Option("--arch", help="Such as sm_90; may be repeated.")
     ] = None,
+    implementation: Annotated[
+        list[str] | None, typer.Option("--implementation", help="Only this one; may be repeated.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every candidate config.")] = False,
     write: Annotated[
         Path | None, typer.Option("--write", help="Also write a Markdown table to this file.")
@@ -128,7 +127,9 @@ def compile_command(
                 flush=True,
             )
 
-    rows = compile_rows(arch or ARCHES, every, show)
+    names = implementation or []
+    _check_names(names)
+    rows = compile_rows(arch or ARCHES, every, names, show)
     if json:
         print_json([asdict(row) for row in rows])
     if write is not None:
@@ -137,6 +138,14 @@ def compile_command(
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
     if bad or not rows:
         raise typer.Exit(1)
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if name not in implementations():
+            raise UserError(
+                f"implementation {name!r} is not known; {nearest(name, implementations())}"
+            )
 
 
 def _plain(op: str, dtype: str) -> Problem:

@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -89,20 +89,25 @@ class _Job:
 
 
 def compile_rows(
-    arches: Iterable[str], every_candidate: bool = False, done: Callable[[Row], None] | None = None
-) -> list[Row]:
+    arches: Iterable[str], every_candidate: bool = False, names: Sequence[str] = (),
+    done: Callable[[Row], None] | None = None,
+) -> list[Row]:  # fmt: skip
     """Compile every family × dtype × layout × alignment × architecture, in parallel.
 
     Args:
         arches: such as ``sm_90``; each is compiled for the first machine of that architecture.
         every_candidate: all valid configs instead of the one that would be chosen for 4096³.
+        names: of families; all of them if none is named.
         done: called with each row as it is finished.
     """
     for arch in arches:
         capability = machine_of_arch(arch).capability
         if capability is None or capability < LEAST_CAPABILITY:
             raise UserError(f"the Triton kernels need sm_80 or later, not {arch}.")
-    jobs = [job for arch in arches for job in _jobs(arch, every_candidate)]
+    jobs = [
+        job for arch in arches for job in _jobs(arch, every_candidate)
+        if not names or job.family in names
+    ]  # fmt: skip
     rows = []
     context = get_context("spawn")  # a fork would share Triton's and LLVM's locks
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
