@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Recording, problems_of
+from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 from sweeps.schema import problem_of
@@ -24,7 +25,6 @@ from sweeps.store import write_whole
 BEST = "best of all"
 """The family that stands for the fastest one of each shape."""
 
-_HAND_WRITTEN = "triton-"
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config, not the chosen one
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
 
@@ -42,7 +42,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     rows = recording.ok
     rows = rows[(rows["mode"] == "burst") & (rows["cache"] == "cold")].reset_index(drop=True)
     rows["problem"] = problems_of(rows)
-    by_hand = rows["implementation"].str.startswith(_HAND_WRITTEN)
+    by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
     searched = rows["sweep"].isin(_SEARCHES)
     library = _fastest(rows[~by_hand], ["problem"])
     chosen = _fastest(rows[by_hand & ~searched], ["problem", "implementation"])

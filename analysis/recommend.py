@@ -214,8 +214,9 @@ def _candidates(
         rounded = {int(ceil_div(size, step)) * step for step in _MULTIPLES}
         if choose:
             rounded |= {size // step * step for step in _MULTIPLES}
-            step = next((step for step in _MULTIPLES if most - least <= _SPREAD * step), 512)
-            rounded |= set(range(int(ceil_div(least, step)) * step, most + 1, step))
+            coarse = _MULTIPLES[-1] * ceil_div(most - least, _SPREAD * _MULTIPLES[-1])
+            step = next((s for s in _MULTIPLES if most - least <= _SPREAD * s), coarse)
+            rounded |= set(range(ceil_div(least, step) * step, most + 1, step))
         choices.append(sorted({size} | {v for v in rounded if least <= v <= most and v > 0}))
     options = {replace(problem, m=m, n=n, k=k) for m, n, k in itertools.product(*choices)}
     options.update(measured.near(problem, less, allowance))

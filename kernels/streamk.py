@@ -121,10 +121,10 @@ class TritonStreamK(GemmFamily):
         """Each tile with one CTA an SM, and with two where both fit its shared memory."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
+            configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
             shared = 2 * (tile.shared_bytes(problem.dtype) + _RESERVED)
-            two = tile.warps == 4 and shared <= machine.shared_sm_bytes
-            configs += [StreamConfig(**vars(tile), ctas=machine.sms)]
-            configs += [StreamConfig(**vars(tile), ctas=2 * machine.sms)] * two
+            if tile.warps == 4 and shared <= machine.shared_sm_bytes:
+                configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from analysis.recommend import (
     LEAST_GAIN,
     Measured,
     Measurements,
+    _candidates,
     _error,
     advise,
     read_measurements,
@@ -175,6 +176,12 @@ def test_choosing_stays_within_its_share_and_its_certainty() -> None:
     unsure = advise(Gemm(4000, 4100, 3900, "bf16"), certain_model(0.9), Measurements({}),
                     "cublas", 0.15, "choose")  # fmt: skip
     assert unsure.verdict == "leave it"
+
+
+@pytest.mark.parametrize("size", [100, 4000, 131_072])
+def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
+    options = _candidates(Gemm(size, size, size, "bf16"), Measurements({}), 0.15, choose=True)
+    assert 8 < len(options) <= 18**3
 
 
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
