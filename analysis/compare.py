@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load import Recording, problems_of
+from analysis.load import Recording, workloads_of
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from sweeps.schema import IDENTITY, problem_of
@@ -73,7 +73,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
-    problems = problems_of(pairs)
+    problems = workloads_of(pairs)
     table = pairs[keys[:-1]].assign(
         config=pairs["config_new"],
         problem=problems,

@@ -18,6 +18,7 @@ import pandas as pd
 from analysis.load import Recording, problems_of
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
+from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
 from sweeps.schema import problem_of
 from sweeps.store import write_whole
@@ -39,7 +40,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     Raises:
         UserError: no hand-written kernel has a time beside a library's.
     """
-    rows = recording.ok
+    rows = recording.products
     rows = rows[(rows["mode"] == "burst") & (rows["cache"] == "cold")].reset_index(drop=True)
     rows["problem"] = problems_of(rows)
     by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
@@ -140,7 +141,7 @@ def _searched_whole(recording: Recording) -> set[tuple[Problem, str]]:
     rows = recording.rows[recording.rows["sweep"].isin(_SEARCHES)]
     looked_at = Counter(zip(problems_of(rows), rows["implementation"], strict=True))
     planned = Counter(
-        (problem_of(case), case["implementation"])
+        (as_problem(problem_of(case)), case["implementation"])
         for case in plan["cases"]
         if case["sweep"] in _SEARCHES
     )

@@ -16,6 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
+from kernels.operation import Workload, as_problem
 from kernels.problem import Problem
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import COLUMNS, SCHEMA, problem_of
@@ -23,6 +24,10 @@ from sweeps.store import RESULTS, read_run
 
 _TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
 _FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
+
+
+PRODUCTS = ("gemm", "conv")
+"""Operations that the model knows."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class Recording:
     def ok(self) -> pd.DataFrame:
         """The rows that have times."""
         return self.rows[self.rows["status"] == "ok"]
+
+    @property
+    def products(self) -> pd.DataFrame:
+        """Of those, the GEMMs and convolutions: what the model, plots and tables are about."""
+        return self.ok[self.ok["op"].isin(PRODUCTS)]
 
     def caption(self) -> str:
         """Machine, versions and date, for below a plot."""
@@ -179,14 +189,19 @@ def _parseable(header: bytes, lines: list[tuple[int, bytes]]) -> list[tuple[int,
     return lines
 
 
-def problems_of(rows: pd.DataFrame) -> list[Problem]:
-    """The problem of each row."""
+def workloads_of(rows: pd.DataFrame) -> list[Workload]:
+    """What each row timed."""
     names = [
         "op", "pass", "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "stride",
         "padding", "dilation", "groups", "dtype", "layout",
     ]  # fmt: skip
     records: Sequence[dict[str, Any]] = rows[names].to_dict("records")
     return [problem_of(record) for record in records]
+
+
+def problems_of(rows: pd.DataFrame) -> list[Problem]:
+    """The problem of each row; all must be GEMMs or convolutions."""
+    return [as_problem(workload) for workload in workloads_of(rows)]
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:

@@ -167,7 +167,7 @@ def _read(path: Path) -> _Rows:
 def _ours(folder: Path) -> _Rows:
     """Cold bursts of the library, which is what others' tables have too."""
     recording = load(folder)
-    rows = recording.ok
+    rows = recording.products
     rows = rows[
         (rows["cache"] == "cold")
         & (rows["mode"] == "burst")

@@ -17,7 +17,7 @@ _TOP = 40
 
 def build_table(analysis: Analysis) -> list[Advice]:
     """Advice for every GEMM that the sweeps measured with the library, largest gains first."""
-    rows = analysis.recording.ok
+    rows = analysis.recording.products
     library = rows[~rows["implementation"].str.startswith("triton-") & (rows["op"] == "gemm")]
     measured = read_measurements(library)
     problems = {p: next(iter(measured.of(p))) for p in measured.problems if isinstance(p, Gemm)}

@@ -44,7 +44,7 @@ def analyse(recording: Recording) -> Analysis:
     Raises:
         UserError: nothing in it has a time.
     """
-    rows = recording.ok.reset_index(drop=True)
+    rows = recording.products.reset_index(drop=True)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "

@@ -36,6 +36,7 @@ from kernels.family import (
 )
 from kernels.machine import Machine
 from kernels.operands import Operands, conv_shapes
+from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 SPLITS = (1, 2, 4, 8, 16, 32)
@@ -227,7 +228,7 @@ class TritonConv(TritonFamily):
     name = "triton-conv"
     ops = ("conv",)
 
-    def supports(self, problem: Problem, machine: Machine) -> str | None:
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Channels last alone: in NCHW the gather would read one element at a time."""
         if isinstance(problem, Conv):
             if problem.layout != "nhwc":

@@ -29,6 +29,7 @@ from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
+from kernels.operation import Workload, as_problem
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
 LEAST_CAPABILITY = (8, 0)
@@ -87,7 +88,7 @@ class TritonFamily:
         """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
         raise NotImplementedError
 
-    def supports(self, problem: Problem, machine: Machine) -> str | None:
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
         """None, or why not."""
         if problem.op not in self.ops:
             return f"{self.name} does not compute a {problem.op}."
@@ -101,8 +102,9 @@ class TritonFamily:
             return f"{machine.name} has no {problem.dtype} arithmetic."
         return _toolchain_lack()
 
-    def configs(self, problem: Problem, machine: Machine) -> list[Config | None]:
+    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
         """Valid candidates, the one of the smallest estimated time first."""
+        problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile is right
             return [self.config_type(64, 64, 64, stages=1, warps=1, group=4)]
         valid = [
@@ -130,9 +132,10 @@ class TritonFamily:
         return self.config_type.parse(text) if text else None
 
     def prepare(
-        self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
         """Bind the sets. The kernel is compiled at the first launch, unless it was before."""
+        problem = as_problem(problem)
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
             raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
@@ -149,14 +152,15 @@ class TritonFamily:
 
         return Launch(bare)
 
-    def compile_ahead(self, cases: Sequence[tuple[Problem, Config | None]]) -> None:
+    def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile all cases in parallel on the CPU cores; what fails, fails again at its launch."""
         with (
             ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool,
             triton.AsyncCompileMode(pool, ignore_errors=True),
         ):
-            for problem, config in cases:
+            for workload, config in cases:
                 if isinstance(config, TileConfig):
+                    problem = as_problem(workload)
                     for call in self.ahead(problem, meta_operands(problem), config):
                         call.warmup()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernels.config import Config
 from kernels.machine import Machine
-from kernels.problem import Problem
+from kernels.operation import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,16 +21,19 @@ class Launch:
 
     Libraries read process-wide settings (the precision of fp32 products, cuDNN's autotuner).
     Calling a launch sets and restores them around that one call. A timed batch enters
-    ``settings()`` once and calls ``bare(i)``, so that no microsecond of it is measured.
+    ``settings()`` once and calls ``bare(i)``, so that no microsecond of it is measured. ``paced``
+    says that the gaps between launches belong to the time.
     """
 
     def __init__(
         self,
         bare: Callable[[int], Tensor],
         settings: Callable[[], AbstractContextManager[object]] = nullcontext,
+        paced: bool = False,
     ) -> None:
         self.bare = bare
         self.settings = settings
+        self.paced = paced
 
     def __call__(self, index: int) -> Tensor:
         """Launch once, under the settings that it needs."""
@@ -45,14 +48,14 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that it computes somewhere: ``gemm``, ``conv``."""
+        """Operations that it computes somewhere: ``gemm``, ``conv``, …"""
         ...
 
-    def supports(self, problem: Problem, machine: Machine) -> str | None:
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
         """None if it computes the problem on the machine, or why not, as a sentence."""
         ...
 
-    def configs(self, problem: Problem, machine: Machine) -> list[Config | None]:
+    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
         """Candidate configs, the one that it would choose first; None is the library's own."""
         ...
 
@@ -61,11 +64,11 @@ class Implementation(Protocol):
         ...
 
     def prepare(
-        self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
         """Bind operand sets. Whatever is slow and needed once happens here or in the first call."""
         ...
 
-    def compile_ahead(self, cases: Sequence[tuple[Problem, Config | None]]) -> None:
+    def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile what the cases need on all CPU cores; a library has nothing to compile."""
         ...

@@ -2,6 +2,7 @@
 
 A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
 convolution's are the two tensors that its pass reads: fprop (x, w), dgrad (dy, w), wgrad (x, dy).
+Any other operation's are its input and its parameters; the kernel's caller knows their shapes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.problem import Conv, Gemm, Problem
+from kernels.operation import GATES, Layer, Operation, Series, Workload
+from kernels.problem import Conv, Gemm
 
 TORCH_DTYPES = {
     "fp32": torch.float32,
@@ -30,16 +32,18 @@ class Operands(NamedTuple):
     out: Tensor
 
 
-def element_counts(problem: Problem) -> tuple[int, int, int]:
+def element_counts(problem: Workload) -> tuple[int, int, int]:
     """Elements of the two inputs and of the result, batch included."""
     if isinstance(problem, Gemm):
         a, b, c = problem.operand_elements
         return problem.batch * a, problem.batch * b, problem.batch * c
+    if isinstance(problem, Operation):
+        return problem.operand_elements
     x, w, y = problem.operand_elements
     return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[problem.pass_]
 
 
-def view_operands(problem: Problem, a: Tensor, b: Tensor, out: Tensor) -> Operands:
+def view_operands(problem: Workload, a: Tensor, b: Tensor, out: Tensor) -> Operands:
     """Views of three flat tensors, of :func:`element_counts` elements each, as the operands."""
     if isinstance(problem, Gemm):
         m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
@@ -48,6 +52,8 @@ def view_operands(problem: Problem, a: Tensor, b: Tensor, out: Tensor) -> Operan
             _matrix(b, k, n, problem.layout[1], batch),
             _matrix(out, m, n, "n", batch),
         )
+    if isinstance(problem, Operation):
+        return _view_operation(problem, a, b, out)
     shapes = conv_shapes(problem)
     names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
     views = (
@@ -55,6 +61,25 @@ def view_operands(problem: Problem, a: Tensor, b: Tensor, out: Tensor) -> Operan
         for flat, name in zip((a, b, out), names, strict=True)
     )
     return Operands(*views)
+
+
+def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
+    if isinstance(operation, Layer):
+        shape = (operation.n, operation.c, operation.h, operation.w)
+        image, result = (_image(flat, shape, operation.layout) for flat in (a, out))
+        return Operands(image, b.view(2, -1), result)
+    if isinstance(operation, Series):
+        count, m, n, k = operation.count, operation.m, operation.n, operation.k
+        projections = operation.op == "projections"
+        x = a.view(m, k) if projections else a.view(count, m, k)
+        weights = b.view(count, n, k) if projections else b.view(n, k)
+        return Operands(x, weights, out.view(count, m, n))
+    steps, rows = operation.steps, operation.minibatch
+    return Operands(
+        a.view(steps, rows, operation.features),
+        b.view(GATES * operation.hidden, operation.features + operation.hidden),
+        out.view(steps, rows, operation.hidden),
+    )
 
 
 def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
@@ -66,7 +91,7 @@ def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
-def random_operands(problem: Problem, device: torch.device | str, seed: int = 0) -> Operands:
+def random_operands(problem: Workload, device: torch.device | str, seed: int = 0) -> Operands:
     """One fresh set of normal values, the result poisoned with NaN. For checks and tests."""
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -28,6 +28,7 @@ from kernels.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignme
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
+from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
 TMA_CAPABILITY = (9, 0)
@@ -180,7 +181,7 @@ class TritonPersistent(GemmFamily):
                 if config.stages - turned >= 2]  # fmt: skip
 
     def prepare(
-        self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
         """Also gives Triton an allocator: the descriptions are written to device memory."""
         launch = super().prepare(problem, operand_sets, config)

@@ -7,7 +7,7 @@ any implementation must move through memory: every operand read once, every resu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
 from kernels.errors import UserError, nearest
@@ -29,12 +29,14 @@ _LONG_K = 4  # K this many times the larger of M and N
 _NARROW_CHANNELS = 64  # the field's advice: channels divisible by at least 64
 
 
-def _check_word(what: str, word: str, known: tuple[str, ...] | dict[str, int]) -> None:
+def check_word(what: str, word: str, known: Collection[str]) -> None:
+    """Refuse a word that is not known, with the nearest that is."""
     if word not in known:
         raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
 
 
-def _check_positive(problem: object, names: tuple[str, ...]) -> None:
+def check_positive(problem: object, names: tuple[str, ...]) -> None:
+    """Refuse sizes that are no whole numbers of at least 1."""
     for name in names:
         value = getattr(problem, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -63,9 +65,9 @@ class Gemm:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, ("m", "n", "k", "batch"))
-        _check_word("dtype", self.dtype, DTYPE_BYTES)
-        _check_word("GEMM layout", self.layout, GEMM_LAYOUTS)
+        check_positive(self, ("m", "n", "k", "batch"))
+        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("GEMM layout", self.layout, GEMM_LAYOUTS)
 
     op = "gemm"
 
@@ -165,10 +167,10 @@ class Conv:
     op = "conv"
 
     def __post_init__(self) -> None:
-        _check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
-        _check_word("dtype", self.dtype, DTYPE_BYTES)
-        _check_word("conv layout", self.layout, CONV_LAYOUTS)
-        _check_word("pass", self.pass_, PASSES)
+        check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
+        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("conv layout", self.layout, CONV_LAYOUTS)
+        check_word("pass", self.pass_, PASSES)
         for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
             if min(getattr(self, name)) < least:
                 raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}.")

@@ -6,6 +6,7 @@ checked, the last ones among them, because the last are where masks go wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels.operands import Operands, conv_shapes
-from kernels.problem import Conv, Gemm, Problem
+from kernels.operation import Layer, Lstm, Series, Workload
+from kernels.problem import Conv, Gemm
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
 """Largest allowed max |y − ref| / max |ref|.
@@ -41,11 +43,17 @@ class Check:
         return self.rel_error <= self.tolerance
 
 
-def check(problem: Problem, operands: Operands, result: Tensor, seed: int = 0) -> Check:
+def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> Check:
     """Compare sampled entries of a result with float64 arithmetic on the same operands."""
     rng = np.random.default_rng(seed)
     if isinstance(problem, Gemm):
         got, want = _gemm(problem, operands, result, rng)
+    elif isinstance(problem, Layer):
+        got, want = _layer(problem, operands, result, rng)
+    elif isinstance(problem, Series):
+        got, want = _series(problem, operands, result, rng)
+    elif isinstance(problem, Lstm):
+        got, want = _lstm(problem, operands, result, rng)
     else:
         pick = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
         got, want = pick(problem, operands, result, rng)
@@ -74,6 +82,72 @@ def _gemm(
     which = _some(rng, problem.batch, 3, a.device)
     want = torch.matmul(a[which][:, rows].double(), b[which][:, :, columns].double())
     return y[which][:, rows][:, :, columns], want
+
+
+def _series(
+    series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    shape = (series.count, -1, -1)
+    a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
+    b = w.transpose(-1, -2)
+    rows = _some(rng, series.m, _ROWS, a.device)
+    columns = _some(rng, series.n, _COLUMNS, a.device)
+    left = a[..., rows, :].double().expand(*shape)
+    right = b[..., columns].double().expand(*shape)
+    return result[:, rows][..., columns], torch.bmm(left, right)
+
+
+def _layer(
+    layer: Layer, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Whole images for what looks at neighbours, whole channels for what looks at a batch."""
+    x, parameters = operands.a, operands.b.double()
+    if layer.op == "batchnorm":
+        channels = _some(rng, layer.c, 4, x.device)
+        sample, parameters = x[:, channels].double(), parameters[:, channels]
+        return result[:, channels], _normalised(sample, (0, 2, 3), parameters)
+    images = _some(rng, layer.n, 4, x.device)
+    sample = x[images].double()
+    if layer.op == "layernorm":
+        want = _normalised(sample, (1,), parameters)
+    elif layer.op == "softmax":
+        powers = (sample - sample.amax(1, keepdim=True)).exp()
+        want = powers / powers.sum(1, keepdim=True)
+    elif layer.op == "gelu":
+        want = sample * 0.5 * (1 + torch.erf(sample / math.sqrt(2)))
+    elif layer.op == "relu":
+        want = torch.where(sample > 0, sample, 0.0)
+    else:  # max-pool: the largest of nine shifted copies
+        padded = torch.nn.functional.pad(sample, (1, 1, 1, 1), value=-math.inf)
+        shifts = [
+            padded[:, :, r : r + layer.h, s : s + layer.w] for r in range(3) for s in range(3)
+        ]
+        want = torch.stack(shifts).amax(0)
+    return result[images], want
+
+
+def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
+    """Mean 0, variance 1 ``over`` some axes of (n, c, h, w); then scale and shift by channel."""
+    scale, shift = parameters[:, None, :, None, None]
+    centred = x - x.mean(over, keepdim=True)
+    return centred / (centred.square().mean(over, keepdim=True) + 1e-5).sqrt() * scale + shift
+
+
+def _lstm(
+    lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """All steps of some sequences; gates in PyTorch's order: input, forget, cell, output."""
+    rows = _some(rng, lstm.minibatch, 4, operands.a.device)
+    x, weights = operands.a[:, rows].double(), operands.b.double() * lstm.weight_scale
+    hidden = cell = x.new_zeros(len(rows), lstm.hidden)
+    steps = []
+    for step in x:
+        gates = torch.cat([step, hidden], dim=1) @ weights.T
+        into, forget, new, out = gates.chunk(4, dim=1)
+        cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+        hidden = out.sigmoid() * cell.tanh()
+        steps.append(hidden)
+    return result[:, rows], torch.stack(steps)
 
 
 # A convolution's sampled entries are gathered: for each output pixel the patch that it reads, for

@@ -6,7 +6,7 @@ import functools
 
 from kernels.launch import Implementation
 from kernels.machine import Machine
-from kernels.problem import Problem
+from kernels.operation import Workload
 from kernels.vendor import libraries
 
 
@@ -31,7 +31,7 @@ def _triton_families() -> list[Implementation]:
     return [TritonTiled(), TritonSplitK(), TritonStreamK(), TritonPersistent(), TritonConv()]
 
 
-def library_for(problem: Problem, machine: Machine) -> str:
+def library_for(problem: Workload, machine: Machine) -> str:
     """Name of the library that PyTorch itself would call, or of the first for this operation."""
     of_kind = [lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves]
     best = (lib for lib in of_kind if lib.supports(problem, machine) is None)

@@ -10,32 +10,58 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
 
+from kernels.calls import (
+    Call,
+    captured,
+    conv_call,
+    gemm_call,
+    layer_call,
+    lstm_call,
+    misplaced,
+    series_call,
+)  # fmt: skip
 from kernels.config import Config
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
-from kernels.problem import Conv, Gemm, Problem
+from kernels.operation import LAYERS, SERIES, Layer, Series, Workload
+from kernels.problem import Conv, Gemm
 
 
 @dataclass(frozen=True)
-class CudnnConfig(Config):
-    """``autotune``: PyTorch's ``cudnn.benchmark``, which times cuDNN's algorithms at first use."""
+class LibraryConfig(Config):
+    """How PyTorch is asked to compute; its text has what differs from PyTorch's own way.
+
+    ``autotune``: ``cudnn.benchmark``, which times cuDNN's algorithms at first use. ``reduced``:
+    whether cuBLAS may add partial sums in 16 bits. ``offset``: elements by which every operand
+    misses an aligned address. ``fused``: a series of products as one. ``paced``: launched at the
+    host's own pace, so that the gaps between launches are part of the time; ``graph``: likewise,
+    but all launches of a call replayed from one CUDA graph.
+    """
 
     autotune: bool = False
+    reduced: bool = True
+    offset: int = 0
+    fused: bool = False
+    paced: bool = False
+    graph: bool = False
+
+    def __str__(self) -> str:
+        named = zip(fields(self), super().__str__().split(";"), strict=True)
+        return ";".join(text for f, text in named if getattr(self, f.name) != f.default)
 
 
 class Library:
     """A library that PyTorch calls for some operations and dtypes on one kind of device."""
 
     def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
-        """``serves`` maps ``gemm`` and ``conv`` to the dtypes that this library computes."""
+        """``serves`` maps operations to the dtypes that this library computes."""
         self.name = name
         self.kind = kind
         self.serves = serves
@@ -45,119 +71,93 @@ class Library:
         """Operations that the library computes."""
         return tuple(self.serves)
 
-    def supports(self, problem: Problem, machine: Machine) -> str | None:
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
         """None, or why not."""
         if machine.kind != self.kind:
             return f"{self.name} runs on a {self.kind.upper()}, and this is {machine.name}."
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."
         if problem.op not in self.serves:
-            return f"{self.name} does not compute a {problem.op}."
+            return f"{self.name} does not compute {problem.op}."
         if problem.dtype not in self.serves[problem.op]:
-            return f"PyTorch does not give a {problem.dtype} {problem.op} to {self.name}."
+            return f"PyTorch does not give {problem.dtype} {problem.op} to {self.name}."
         return None
 
-    def configs(self, problem: Problem, machine: Machine) -> list[Config | None]:
-        """The library's own choice; cuDNN also with its autotuner."""
-        return [None, CudnnConfig(autotune=True)] if self.name == "cudnn" else [None]
+    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
+        """The library's own choice; cuDNN also with its autotuner, a series also fused."""
+        if isinstance(problem, Series):
+            return [None, LibraryConfig(fused=True)]
+        autotuned = self.name == "cudnn" and isinstance(problem, Conv)
+        return [None, LibraryConfig(autotune=True)] if autotuned else [None]
 
     def parse_config(self, text: str) -> Config | None:
         """Read a config's text."""
-        return CudnnConfig.parse(text) if text else None
+        return LibraryConfig.parse(text) if text else None
 
     def prepare(
-        self, problem: Problem, operand_sets: Sequence[Operands], config: Config | None = None
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets to ``mm``, ``bmm`` or the convolution's pass.
+        """Bind the sets to what PyTorch calls for the operation."""
+        how = config if isinstance(config, LibraryConfig) else LibraryConfig()
+        if how.offset:
+            operand_sets = [misplaced(operands, how.offset) for operands in operand_sets]
+        settings = functools.partial(switched, problem.dtype, how)
+        call = _call(problem, operand_sets, how)
+        if how.graph:
+            with settings():
+                call = captured(call, len(operand_sets))
+        return Launch(call, settings, paced=how.paced or how.graph)
 
-        A GEMM writes into the set's ``out``. A convolution has no such form in PyTorch: its
-        result is allocated at each launch, as it is in every model.
-        """
-        if isinstance(problem, Gemm):
-            call = _gemm_call(problem, operand_sets)
-        else:
-            call = _conv_call(problem, operand_sets)
-        autotune = isinstance(config, CudnnConfig) and config.autotune
-        settings = functools.partial(
-            _precision, problem.dtype, autotune if self.name == "cudnn" else None
-        )
-        return Launch(call, settings)
-
-    def compile_ahead(self, cases: Sequence[tuple[Problem, Config | None]]) -> None:
+    def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Nothing to do."""
 
 
-def _gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Callable[[int], Tensor]:
-    multiply = torch.bmm if problem.batch > 1 else torch.mm
-
-    def call(index: int) -> Tensor:
-        a, b, out = sets[index]
-        return multiply(a, b, out=out)
-
-    return call
-
-
-def _conv_call(problem: Conv, sets: Sequence[Operands]) -> Callable[[int], Tensor]:
-    geometry = (
-        list(problem.stride), list(problem.padding), list(problem.dilation), False, [0, 0],
-        problem.groups,
-    )  # fmt: skip
-    if problem.pass_ == "fprop":
-        forward = torch.ops.aten.convolution
-
-        def call(index: int) -> Tensor:
-            x, w, _ = sets[index]
-            return forward(x, w, None, *geometry)
-
-        return call
-
-    backward = torch.ops.aten.convolution_backward
-    wanted = 0 if problem.pass_ == "dgrad" else 1
-    mask = [wanted == 0, wanted == 1, False]
-
-    def call_backward(index: int) -> Tensor:
-        a, b, out = sets[index]
-        # The tensor whose gradient is asked for is only looked at for its shape and layout: the
-        # result's own place has both.
-        dy, x, w = (a, out, b) if wanted == 0 else (b, a, out)
-        return backward(dy, x, w, None, *geometry, mask)[wanted]
-
-    return call_backward
+def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Call:
+    if isinstance(problem, Gemm):
+        return gemm_call(problem, sets)
+    if isinstance(problem, Conv):
+        return conv_call(problem, sets)
+    if isinstance(problem, Layer):
+        return layer_call(problem, sets)
+    if isinstance(problem, Series):
+        return series_call(problem, sets, how.fused)
+    return lstm_call(problem, sets)
 
 
 @contextmanager
-def _precision(dtype: str, autotune: bool | None) -> Iterator[None]:
-    """Set fp32's precision everywhere that a product can look, and cuDNN's autotuner; restore."""
+def switched(dtype: str, how: LibraryConfig) -> Iterator[None]:
+    """PyTorch's process-wide switches as a launch wants them; restored afterwards.
+
+    fp32's precision is set everywhere that a product can look.
+    """
+    cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
     wanted = "tf32" if dtype == "tf32" else "ieee"
-    places = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-        torch.backends.mkldnn.matmul,
-        torch.backends.mkldnn.conv,
-        torch.backends.mkldnn.rnn,
-    )
-    before = [place.fp32_precision for place in places]
-    benchmark = torch.backends.cudnn.benchmark
+    switches = [
+        *((place, "fp32_precision", wanted) for place in precise),
+        (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
+        (cuda, "allow_bf16_reduced_precision_reduction", how.reduced),
+        # By attribute: the context manager cudnn.flags() would also switch cuDNN off.
+        (cudnn, "benchmark", how.autotune),
+    ]
+    before = [getattr(place, name) for place, name, _ in switches]
     try:
-        for place in places:
-            place.fp32_precision = wanted
-        if autotune is not None:
-            # By attribute: the context manager cudnn.flags() would also switch cuDNN off.
-            torch.backends.cudnn.benchmark = autotune
+        for place, name, value in switches:
+            setattr(place, name, value)
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
-        torch.backends.cudnn.benchmark = benchmark
+        for (place, name, _), old in zip(switches, before, strict=True):
+            setattr(place, name, old)
 
 
 def libraries() -> list[Library]:
-    """cuBLAS, cuDNN, and what this PyTorch computes with on the CPU."""
+    """cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch computes with on the CPU."""
     gpu = ("fp32", "tf32", "fp16", "bf16")
+    stored = ("fp32", "fp16", "bf16")
     return [
-        Library("cublas", "gpu", {"gemm": gpu}),
-        Library("cudnn", "gpu", {"conv": gpu}),
+        Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu)),
+        Library("cudnn", "gpu", {"conv": gpu, "lstm": gpu}),
+        Library("aten", "gpu", dict.fromkeys(LAYERS, stored)),
         *_cpu_libraries(),
     ]
 
@@ -173,12 +173,15 @@ def _cpu_libraries() -> list[Library]:
     if not torch.backends.mkl.is_available():
         match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
         blas = match.group(1).lower() if match else "blas"
-    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: {"gemm": ("fp32",)}}
     onednn = torch.backends.mkldnn.is_available()
     fast_bf16 = onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    for op, dtype, in_onednn in (
-        ("gemm", "bf16", fast_bf16), ("conv", "fp32", onednn), ("conv", "bf16", fast_bf16),
+    products = ("gemm", *SERIES)
+    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(products, ("fp32",))}
+    for ops, dtype, in_onednn in (
+        (products, "bf16", fast_bf16), (("conv", "lstm"), "fp32", onednn),
+        (("conv", "lstm"), "bf16", fast_bf16), (LAYERS, "fp32", False), (LAYERS, "bf16", False),
     ):  # fmt: skip
         serves = by_name.setdefault("onednn" if in_onednn else "aten", {})
-        serves[op] = (*serves.get(op, ()), dtype)
+        for op in ops:
+            serves[op] = (*serves.get(op, ()), dtype)
     return [Library(name, "cpu", serves) for name, serves in by_name.items()]

@@ -88,6 +88,10 @@ def run_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
+    lacking_in: Annotated[
+        Path | None,
+        typer.Option("--lacking-in", help="Leave out sweeps that are recorded whole in here."),
+    ] = None,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     from sweeps.progress import Live
@@ -96,8 +100,9 @@ def run_command(
     from sweeps.store import read_run
 
     request = Request(
-        tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu
-    )
+        tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
+        lacking_in,
+    )  # fmt: skip
     started = begin(request, note)
     try:
         with Live() as live:
@@ -114,6 +119,27 @@ def run_command(
             exit_code=1,
         )
     note(f"Results are in {started.folder}")
+
+
+@app.command("profile")
+def profile_command(
+    results: ResultsOption = RESULTS,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Profile again.")] = False,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+) -> None:
+    """Profile a training step of ResNet-50 and of a GPT-2 block; goes by what is there already."""
+    from kernels.device import select_device
+    from sweeps.profile import is_profiled, profile_models, write_models
+    from sweeps.store import folder_for, make_folder
+
+    selected = select_device(device, gpu)
+    folder = folder_for(results, selected.machine.slug)
+    if is_profiled(folder, selected) and not fresh:
+        note(f"The models are profiled already, in {folder}; --fresh profiles them again.")
+        return
+    make_folder(folder)
+    note(f"Profiled models are in {write_models(folder, profile_models(selected, note))}")
 
 
 def report_counts(record: dict[str, Any]) -> None:

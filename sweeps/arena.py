@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
-from kernels.problem import DTYPE_BYTES, Problem
+from kernels.operation import Workload
+from kernels.problem import DTYPE_BYTES
 
 _ALIGN = 256  # bytes; what an allocator would give
 _FILL_CHUNK = 1 << 24
@@ -41,7 +42,7 @@ class Arena:
         # kernel is timed.
         self._flush = torch.ones(2 * cache_bytes // 4, device=device)
 
-    def reserve(self, problem: Problem, copies: int) -> None:
+    def reserve(self, problem: Workload, copies: int) -> None:
         """Announce a need before any view is handed out; the largest one sizes the arena."""
         a, b, out = _spans(problem)
         if max(a + b, out) > self._most:
@@ -50,7 +51,7 @@ class Arena:
         wanted[0] = max(wanted[0], min((a + b) * copies, self._most))
         wanted[1] = max(wanted[1], min(out * copies, self._most))
 
-    def capacity(self, problem: Problem) -> int:
+    def capacity(self, problem: Workload) -> int:
         """How many sets of different inputs of the problem the arena holds, at least 1.
 
         Raises:
@@ -66,7 +67,7 @@ class Arena:
             )
         return inputs.nbytes // (a + b)
 
-    def sets(self, problem: Problem, count: int) -> list[Operands]:
+    def sets(self, problem: Workload, count: int) -> list[Operands]:
         """``count`` operand sets with different inputs; results share space if they must."""
         inputs, results = self._memory(problem)
         a, b, out = element_counts(problem)
@@ -90,7 +91,7 @@ class Arena:
         """Read twice the cache's size of other data; on a GPU, in stream order."""
         self._flush.sum()
 
-    def _memory(self, problem: Problem) -> tuple[Tensor, Tensor]:
+    def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._wanted:
@@ -107,20 +108,20 @@ class Arena:
         return self._inputs[dtype], self._results[dtype]
 
 
-def set_bytes(problem: Problem) -> int:
+def set_bytes(problem: Workload) -> int:
     """Bytes of one set's inputs in the arena."""
     a, b, _ = _spans(problem)
     return a + b
 
 
-def _padded(problem: Problem) -> tuple[int, int, int]:
+def _padded(problem: Workload) -> tuple[int, int, int]:
     """Elements of a, b and the result, rounded up so that the next view is aligned."""
     unit = _ALIGN // DTYPE_BYTES[problem.dtype]
     a, b, out = (-(-count // unit) * unit for count in element_counts(problem))
     return a, b, out
 
 
-def _spans(problem: Problem) -> tuple[int, int, int]:
+def _spans(problem: Workload) -> tuple[int, int, int]:
     size = DTYPE_BYTES[problem.dtype]
     a, b, out = (count * size for count in _padded(problem))
     return a, b, out

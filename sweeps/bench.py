@@ -172,7 +172,9 @@ class TorchBench:
         if sets > 1:
             launch = self._launch(case, implementation, sets)
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
-        subject = Subject(case.id, launch.bare, sets, case.mode, case.cache, launch.settings, taken)
+        subject = Subject(
+            case.id, launch.bare, sets, case.mode, case.cache, launch.settings, launch.paced, taken
+        )
         self.sampler.fit(subject, seconds)
         return launch, subject, facts
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.problem import Problem
+from kernels.operation import Workload
 from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
@@ -22,7 +22,7 @@ class Case:
     """What is timed. Its identity is its columns from ``sweep`` to ``fill``."""
 
     sweep: str
-    problem: Problem
+    problem: Workload
     implementation: str
     config: str = ""
     mode: str = "burst"

@@ -36,10 +36,13 @@ class Clock(Protocol):
     most_launches: int
     """How many launches may be in flight at once."""
 
-    def time(self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0) -> Timing:
+    def time(
+        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+    ) -> Timing:
         """Launch once on each operand set of ``indices`` and time it, after ``settle`` seconds.
 
         ``settle`` seconds of the same launches come first, unmeasured and without a pause.
+        ``paced`` asks for the time at the host's own pace, gaps and all.
         """
         ...
 
@@ -62,7 +65,9 @@ class CpuClock:
     batch_seconds = 5e-4
     most_launches = 100_000
 
-    def time(self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0) -> Timing:
+    def time(
+        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+    ) -> Timing:
         """Time the batch on the calling thread."""
         begin = time.perf_counter_ns()
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
@@ -102,23 +107,25 @@ class CudaClock:
         self._cycles_per_second = self._spin_rate()
         self._product: Any = None
 
-    def time(self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0) -> Timing:
+    def time(
+        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+    ) -> Timing:
         """Time the batch on the current stream; try up to four times to hide its gaps."""
         for _ in range(4):
-            timing, spin = self._once(launch, indices, settle)
+            timing, spin = self._once(launch, indices, settle, paced)
             if timing.hidden or spin >= _LONGEST_SPIN:
                 break
         return timing
 
     def _once(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float
+        self, launch: LaunchCall, indices: Sequence[int], settle: float, paced: bool
     ) -> tuple[Timing, float]:
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         known = self._queue_seconds.get(launch, _FIRST_QUEUE_SECONDS)
         spin = min(5e-5 + known * len(indices), _LONGEST_SPIN)
         if settle:
             self._settle(launch, indices, settle)
-        else:
+        elif not paced:
             self._cuda._sleep(int(spin * self._cycles_per_second))
         queued = self.now()
         begin.record()
@@ -126,7 +133,7 @@ class CudaClock:
             launch(index)
         end.record()
         # Once the first event has happened the spin is over: it must not have, yet.
-        hidden = bool(settle) or not begin.query()
+        hidden = paced or bool(settle) or not begin.query()
         each = (self.now() - queued) / len(indices)
         # A launch that waited for the device looks slow; the next, quicker one forgets it.
         self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)

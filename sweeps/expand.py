@@ -8,7 +8,8 @@ from typing import Any
 
 from kernels.errors import UserError
 from kernels.machine import Machine
-from kernels.problem import Conv, Gemm, Problem, linear, parse_pair
+from kernels.operation import SERIES, Layer, Lstm, Series, Workload
+from kernels.problem import Conv, Gemm, linear, parse_pair
 from sweeps.axes import resolution_order, resolve_axis
 from sweeps.case import Case
 from sweeps.spec import SHAPE, SIZES, Block, Filter, Sweep
@@ -19,8 +20,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 
-Library = Callable[[Problem, Machine], str]
-Configured = Callable[[str, str, Problem, Machine], Sequence[str]]
+Library = Callable[[Workload, Machine], str]
+Configured = Callable[[str, str, Workload, Machine], Sequence[str]]
 
 
 def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configured) -> list[Case]:
@@ -72,7 +73,7 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
         yield from extend(listed, [*others, *sizes])
 
 
-def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Problem:
+def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
     size = {name: values[name] for name in SIZES[sweep.op]}
     dtype = values["dtype"]
     try:
@@ -82,6 +83,15 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Problem:
         if sweep.op == "linear":
             tokens, features_in, features_out = (int(size[name]) for name in SIZES["linear"])
             return linear(tokens, features_in, features_out, dtype)[values["pass"]]
+        if sweep.op == "layer":
+            n, c, h, w = (int(size[name]) for name in SIZES["layer"])
+            return Layer(values["layer"], n, c, h, w, dtype, values["layout"])
+        if sweep.op in SERIES:
+            count, m, n, k = (int(size[name]) for name in SIZES[sweep.op])
+            return Series(sweep.op, count, m, n, k, dtype)
+        if sweep.op == "lstm":
+            steps, minibatch, hidden, features = (int(size[name]) for name in SIZES["lstm"])
+            return Lstm(steps, minibatch, hidden, features, dtype)
         sizes = (int(size[name]) for name in SIZES["conv"][:7])
         pairs = (parse_pair(str(size[name]), name) for name in ("stride", "padding", "dilation"))
         how = values["layout"], values["pass"]
@@ -90,7 +100,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Problem:
         raise UserError(f"{sweep.name}.toml declares an impossible problem: {error}") from None
 
 
-def _passes(condition: Filter, problem: Problem, values: Mapping[str, Any]) -> bool:
+def _passes(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
     left, sign, right = condition
 
     def value(word: str | float) -> Any:

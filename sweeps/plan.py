@@ -17,7 +17,7 @@ import numpy as np
 from kernels.constants import default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine
-from kernels.problem import Problem
+from kernels.operation import Workload, products_of
 from sweeps.case import Case
 from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.statistics import CHECKPOINTS
@@ -104,13 +104,22 @@ def _with_costs(cases: Sequence[Case], machine: Machine) -> deque[Planned]:
     return planned
 
 
-def expected_seconds(problems: Sequence[Problem], machine: Machine) -> list[float]:
-    """Seconds of one launch by the estimate's shipped constants; 0 where it cannot run."""
-    result = np.zeros(len(problems))
-    for dtype in {problem.dtype for problem in problems} & set(machine.peaks):
-        where = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
-        shapes = Shapes.of([problems[i] for i in where])
-        tiles = Tiles.library(machine, dtype)
+def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
+    """Seconds of one launch by the estimate's shipped constants; 0 where it cannot run.
+
+    An operation takes as long as its products, or as moving its bytes where it has none.
+    """
+    result = np.zeros(len(workloads))
+    for dtype in {workload.dtype for workload in workloads} & set(machine.peaks):
+        where = [i for i, workload in enumerate(workloads) if workload.dtype == dtype]
         constants = default_constants(machine.generation, dtype)
-        result[where] = fastest(shapes, tiles, machine, machine.peak(dtype), constants).time
+        parts = [(i, *part) for i in where for part in products_of(workloads[i])]
+        if parts:
+            owners, counts, products = zip(*parts, strict=True)
+            tiles = Tiles.library(machine, dtype)
+            peak = machine.peak(dtype)
+            times = fastest(Shapes.of(products), tiles, machine, peak, constants).time
+            np.add.at(result, list(owners), np.array(counts) * times)
+        for i in {*where} - {i for i, *_ in parts}:
+            result[i] = constants.launch + workloads[i].bytes / machine.bandwidth
     return [float(seconds) for seconds in result]

@@ -29,7 +29,8 @@ class Subject:
     """Something to time.
 
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
-    batch. ``samples`` are seconds a launch, those of earlier processes included.
+    batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
+    ``samples`` are seconds a launch, those of earlier processes included.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Subject:
     mode: str = "burst"
     cache: str = "cold"
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
+    paced: bool = False
     samples: list[float] = field(default_factory=list)
     launches: int = 0  # of a batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
@@ -168,4 +170,4 @@ class Sampler:
             else:
                 indices = [0] * subject.launches
                 clock.time(launch, [0])
-            return clock.time(launch, indices)
+            return clock.time(launch, indices, paced=subject.paced)

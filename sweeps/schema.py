@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernels.problem import Conv, Gemm, Problem, pair_text, parse_pair
+from kernels.operation import Operation, Workload, operation_of
+from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
 SCHEMA = 1
 """Version of everything under ``results/<slug>/``. Rows of different versions never mix."""
@@ -19,12 +20,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "worker": (_TEXT, "which shard measured it, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
     "sweep": (_TEXT, "the sweep that asked for the case"),
-    "op": (_TEXT, "gemm or conv"),
+    "op": (_TEXT, "gemm, conv, or another operation: relu, projections, lstm, …"),
     "pass": (_TEXT, "fprop, dgrad or wgrad of a convolution; empty for a GEMM"),
-    "m": (_WHOLE, "rows of the GEMM, or of the GEMM that the convolution's pass implies"),
+    "m": (_WHOLE, "rows of the GEMM, or of the GEMM that a convolution's pass or a series implies"),
     "n": (_WHOLE, "columns of that GEMM"),
     "k": (_WHOLE, "reduction length of that GEMM, per group"),
-    "batch": (_WHOLE, "GEMMs in the batch, or images"),
+    "batch": (_WHOLE, "GEMMs in the batch, images, or steps"),
     "c": (_WHOLE, "input channels"),
     "h": (_WHOLE, "input height"),
     "w": (_WHOLE, "input width"),
@@ -68,13 +69,15 @@ IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("
 """The columns that identify a case."""
 
 
-def problem_columns(problem: Problem) -> dict[str, Any]:
+def problem_columns(problem: Workload) -> dict[str, Any]:
     """A problem as columns; those that do not apply are left out."""
     if isinstance(problem, Gemm):
         return {
             "op": "gemm", "m": problem.m, "n": problem.n, "k": problem.k,
             "batch": problem.batch, "dtype": problem.dtype, "layout": problem.layout,
         }  # fmt: skip
+    if isinstance(problem, Operation):
+        return problem.columns()
     gemm = problem.implied_gemm
     return {
         "op": "conv", "pass": problem.pass_, "m": gemm.m, "n": gemm.n, "k": gemm.k,
@@ -86,11 +89,13 @@ def problem_columns(problem: Problem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def problem_of(row: Mapping[str, Any]) -> Problem:
+def problem_of(row: Mapping[str, Any]) -> Workload:
     """Inverse of :func:`problem_columns`."""
     if row["op"] == "gemm":
         m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
         return Gemm(m, n, k, row["dtype"], row["layout"], batch)
+    if row["op"] != "conv":
+        return operation_of(row)
     sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
     pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
     return Conv.build(sizes, pairs, int(row["groups"]), row["dtype"], row["layout"], row["pass"])

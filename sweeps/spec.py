@@ -1,7 +1,7 @@
 """Sweeps as data: read a TOML file and check every word of it.
 
     question = "What does this sweep answer?"      # the first line of the file
-    op = "gemm"                                    # gemm, conv, or linear (a layer's three GEMMs)
+    op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
 
     [[block]]                                      # the product of its axes; as many as wanted
     on = "gpu"                                     # only there; without it, everywhere
@@ -12,7 +12,8 @@
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
 ``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
-four that it ranks first, ``all``, or one spelt out.
+four that it ranks first, ``all``, or one spelt out. The other operations are ``layer`` (an axis of
+that name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
 
 Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
 the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.errors import UserError, nearest
+from kernels.operation import LAYERS
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
 from sweeps.axes import Axis, parse_axis, parse_size_axis, resolution_order
 from sweeps.case import CACHES, FILLS, MODES
@@ -40,15 +42,22 @@ SHAPE: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "conv": ("c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"),
     "linear": ("features_in", "features_out"),
+    "layer": ("c", "h", "w"),
+    "projections": ("m", "n", "k"),
+    "timesteps": ("m", "n", "k"),
+    "lstm": ("minibatch", "hidden", "features"),
 }
-_BATCH = {"gemm": "batch", "conv": "images", "linear": "tokens"}
+_BATCH = {
+    "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
+    "projections": "count", "timesteps": "count", "lstm": "steps",
+}  # fmt: skip
 SIZES = {op: (_BATCH[op], *shape) for op, shape in SHAPE.items()}
 _DEFAULTS: dict[str, Any] = {
     "batch": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "dtype": "all",
     "implementation": "library", "config": "", "mode": "burst", "cache": "cold", "fill": "normal",
 }  # fmt: skip
-_LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "linear": ()}
-_PASSES = {"gemm": (), "conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
+_LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
+_PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _HOW = ("implementation", "config", "mode", "cache", "fill")
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
@@ -115,9 +124,10 @@ def read_sweep(path: Path) -> Sweep:
 
 def axis_names(op: str) -> tuple[str, ...]:
     """The axes that a block of an operation may have, in the order of the file's format."""
-    layout = ("layout",) if _LAYOUTS[op] else ()
-    passes = ("pass",) if _PASSES[op] else ()
-    return (*SIZES[op], "dtype", *layout, *passes, *_HOW)
+    layer = ("layer",) if op == "layer" else ()
+    layout = ("layout",) if op in _LAYOUTS else ()
+    passes = ("pass",) if op in _PASSES else ()
+    return (*SIZES[op], *layer, "dtype", *layout, *passes, *_HOW)
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
@@ -158,7 +168,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Every axis that is not a size takes words."""
     known = {
-        "dtype": ("all", *DTYPE_BYTES), "layout": _LAYOUTS[op], "pass": _PASSES[op],
+        "dtype": ("all", *DTYPE_BYTES), "layer": tuple(LAYERS), "layout": _LAYOUTS.get(op, ()),
+        "pass": _PASSES.get(op, ()),
         "mode": MODES, "cache": CACHES, "fill": FILLS,
     }  # fmt: skip
     for name, declared in axes.items():

@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from kernels import implementations
 from kernels.device import Device, select_device, software
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
-from kernels.problem import Problem
+from kernels.operation import Workload
 from kernels.registry import library_for
 from sweeps.case import Case
 from sweeps.ceilings import measure_ceilings
@@ -26,7 +26,14 @@ from sweeps.runner import Run
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import SCHEMA
 from sweeps.spec import Sweep, all_sweeps
-from sweeps.store import folder_for, make_folder, read_run, set_aside, write_run
+from sweeps.store import (
+    folder_for,
+    make_folder,
+    read_run,
+    read_timed,
+    set_aside,
+    write_run,
+)  # fmt: skip
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 _SAME_SOFTWARE = ("torch", "driver")
@@ -44,6 +51,8 @@ class Request:
     fresh: bool = False
     device: str = "auto"
     gpu: int = 0
+    lacking_in: Path | None = None
+    """Leave out the sweeps that this machine's recording in another folder has whole."""
 
 
 def begin(request: Request, note: Callable[[str], None]) -> Run:
@@ -95,7 +104,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
 def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
     """The cases of a sweep here, with the configs that the implementations choose."""
 
-    def configured(name: str, declared: str, problem: Problem, machine: Machine) -> list[str]:
+    def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
         implementation = implementations().get(name)
         if implementation is None:
             raise UserError(
@@ -197,7 +206,11 @@ def _new_record(
     machine = device.machine
     budget = request.budget or DEFAULT_BUDGET[machine.kind]
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    elsewhere = _recorded(cases, request.lacking_in, device)
+    cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
     plan = make_plan(cases, machine, budget, request.shard[1])
+    if elsewhere and not any(cases.values()):
+        raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
     if not any(cases.values()):
         raise UserError(
             f"{', '.join(sweeps)} has cases on a GPU alone, and this is {machine.name}."
@@ -218,9 +231,24 @@ def _new_record(
             "shards": request.shard[1],
             "sweeps": sorted(sweeps),
             "left_out": dict(plan.left_out),
+            "recorded_elsewhere": elsewhere,
             "cases": [entry.to_json() for entry in plan.planned],
         },
     }
+
+
+def _recorded(
+    cases: Mapping[str, Sequence[Case]], results: Path | None, device: Device
+) -> list[str]:
+    """The sweeps of which every case was timed in ``results`` by this machine and software."""
+    if results is None:
+        return []
+    for name in (f"{device.machine.slug}-local", device.machine.slug):
+        folder = results / name
+        if (folder / "run.json").exists() and not _outdated(read_run(folder), device):
+            timed = read_timed(folder)
+            return [s for s, wanted in cases.items() if wanted and {c.id for c in wanted} <= timed]
+    return []
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from kernels.errors import UserError
+from sweeps.case import Case
 from sweeps.schema import COLUMNS
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -198,6 +199,16 @@ def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerow(COLUMNS)
     writer.writerows([_cell(row.get(name)) for name in COLUMNS] for row in rows)
     write_whole(folder / "measurements.csv", buffer.getvalue())
+
+
+def read_timed(folder: Path) -> set[str]:
+    """The ids of the cases that have a time in measurements.csv; none where there is no table."""
+    try:
+        text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return {Case.from_columns(row).id for row in rows if row.get("status") == "ok"}
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,7 @@ from analysis.load import Recording, load
 from kernels.constants import Constants, default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine, known_machine
+from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
 from sweeps.case import Case
 from sweeps.sampler import PROTOCOL
@@ -73,6 +74,10 @@ def gemm_cases(sizes: Iterable[tuple[int, int, int]], sweep: str = "made-up") ->
     return [Case(sweep, Gemm(m, n, k, "bf16"), "cublas") for m, n, k in sizes]
 
 
+def problems(cases: Iterable[Case]) -> list[Problem]:
+    return [as_problem(case.problem) for case in cases]
+
+
 def random_sizes(count: int, seed: int = 0) -> list[tuple[int, int, int]]:
     rng = np.random.default_rng(seed)
     drawn = (2 ** rng.uniform(4, 13.5, (count, 3))).astype(int)
@@ -84,6 +89,6 @@ def recorded(
 ) -> Recording:
     """Random GEMMs under a law with noise."""
     cases = gemm_cases(dict.fromkeys(random_sizes(count, seed)))
-    truth = (law or model_law())([case.problem for case in cases])
+    truth = (law or model_law())(problems(cases))
     rng = np.random.default_rng(seed)
     return load(record(folder, cases, truth * np.exp(noise * rng.standard_normal(len(truth)))))

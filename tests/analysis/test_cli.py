@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import recorded
 
-from analysis.__main__ import parse_share
+from analysis.cli import parse_share
 from kernels.errors import UserError
 from kernels.machine import known_machines
 

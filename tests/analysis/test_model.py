@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, gemm_cases, model_law, random_sizes, record, recorded
+from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record, recorded
 
 from analysis.calibrate import (
     LEAST_ROWS,
@@ -56,7 +56,7 @@ def test_planted_constants_are_found(tmp_path: Path) -> None:
 
 def test_outliers_do_not_move_the_constants(tmp_path: Path) -> None:
     cases = gemm_cases(dict.fromkeys(random_sizes(300)))
-    seconds = model_law(TRUTH)([case.problem for case in cases])
+    seconds = model_law(TRUTH)(problems(cases))
     seconds[::10] *= 3.0  # a tenth of the rows is disturbed
     fit = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).model.fits[GROUP]
     assert fit.constants.compute == pytest.approx(TRUTH.compute, rel=0.1)
@@ -76,8 +76,8 @@ def test_constants_stay_within_what_is_physically_possible(tmp_path: Path) -> No
 def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
     """Changing one half's times changes the other half's predictions and not its own."""
     cases = gemm_cases(dict.fromkeys(random_sizes(150)))
-    seconds = model_law()([case.problem for case in cases])
-    half = np.array([_fold(case.problem, 2) for case in cases])
+    seconds = model_law()(problems(cases))
+    half = np.array([_fold(problem, 2) for problem in problems(cases)])
     assert 0.3 < half.mean() < 0.7
     plain = calibrate(H100, load(record(tmp_path / "a", cases, seconds)).ok).held_back
     slower = np.where(half == 0, 2 * seconds, seconds)
@@ -91,7 +91,7 @@ def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
 def test_the_same_problem_is_in_the_same_half_in_every_sweep(tmp_path: Path) -> None:
     sizes = list(dict.fromkeys(random_sizes(50)))
     cases = gemm_cases(sizes, "one") + gemm_cases(sizes, "two")
-    seconds = model_law()([case.problem for case in cases])
+    seconds = model_law()(problems(cases))
     seconds[len(sizes) :] *= 1.5  # so that the two halves learn different constants
     time = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).held_back.estimate.time
     assert time[: len(sizes)] == pytest.approx(time[len(sizes) :])  # predicted by the same fit
@@ -107,7 +107,7 @@ def test_the_interval_covers_nine_in_ten_of_rows_that_it_never_met(
     for seed in range(8 if rows < 500 else 1):
         recording = recorded(tmp_path / str(seed), rows, noise=0.1, seed=seed)
         model = calibrate(H100, recording.ok).model
-        fresh = [case.problem for case in gemm_cases(random_sizes(200, seed + 1000))]
+        fresh = problems(gemm_cases(random_sizes(200, seed + 1000)))
         noise = np.random.default_rng(seed + 2000).standard_normal(len(fresh))
         seconds = truth(fresh) * np.exp(0.1 * noise)
         prediction = model.predict(Query.plain(fresh, "cublas"))
@@ -134,7 +134,7 @@ def test_a_handful_of_rows_does_not_make_an_interval(tmp_path: Path) -> None:
 def test_pairs_of_neighbours_have_the_noise_of_two(tmp_path: Path) -> None:
     sizes = [(m, 1024, 1024) for m in range(1024, 2048, 8)]
     cases = gemm_cases(sizes)
-    truth = model_law()([case.problem for case in cases])
+    truth = model_law()(problems(cases))
     rng = np.random.default_rng(0)
     noisy = truth * np.exp(0.03 * rng.standard_normal(len(truth)))
     fit = calibrate(H100, load(record(tmp_path, cases, noisy)).ok).model.fits[GROUP]
@@ -187,7 +187,7 @@ def test_triton_rows_are_predicted_with_their_own_tiles() -> None:
 def test_a_model_survives_json(tmp_path: Path) -> None:
     calibration = calibrate(H100, recorded(tmp_path, 60).ok)
     again = model_from_json(H100, json.loads(json.dumps(calibration.to_json())))
-    query = Query.plain([case.problem for case in gemm_cases(random_sizes(50, 7))], "cublas")
+    query = Query.plain(problems(gemm_cases(random_sizes(50, 7))), "cublas")
     before, after = calibration.model.predict(query), again.predict(query)
     assert after.estimate.time == pytest.approx(before.estimate.time, rel=1e-3)
     assert after.hi / after.estimate.time == pytest.approx(before.hi / before.estimate.time)

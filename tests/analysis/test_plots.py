@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic import H100, model_law, record
+from synthetic import H100, model_law, problems, record
 
 from analysis.load import load
 from analysis.plots import PLOTS, accuracy, conv, plane, roofline, scaling, write_plots
@@ -52,7 +52,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
         for name, kinds in convs.items()
         for layout, pass_, c in kinds
     ]
-    times = model_law()([case.problem for case in cases])
+    times = model_law()(problems(cases))
     folder = tmp_path_factory.mktemp("results") / "nvidia-h100-sxm"
     canary = {"samples": 40, "median_us": 10.0, "spread": 0.02, "drift": -0.02, "certain": True}
     return analyse(load(record(folder, cases, times, canary=canary)))
@@ -80,7 +80,7 @@ def test_the_same_data_gives_the_same_bytes(analysis: Analysis) -> None:
 
 def test_a_recording_without_a_sweep_draws_what_it_has(tmp_path: Path) -> None:
     cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "cublas") for i in range(20)]
-    times = model_law()([case.problem for case in cases])
+    times = model_law()(problems(cases))
     written = write_plots(analyse(load(record(tmp_path, cases, times))))
     assert [path.stem for path in written] == ["roofline", "accuracy"]
 
@@ -166,7 +166,7 @@ def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
 def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: Path) -> None:
     cpu = replace(known_machine("nvidia-h100-sxm"), kind="cpu", generation="cpu", slug="cpu-x-2t")
     cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "onednn") for i in range(20)]
-    times = model_law()([case.problem for case in cases])
+    times = model_law()(problems(cases))
     recording = load(record(tmp_path / "cpu-x-2t", cases, times, machine=cpu))
     write_plots(analyse(recording))
     svg = (tmp_path / "cpu-x-2t" / "plots" / "roofline.svg").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, gemm_cases, model_law, record
+from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.load import load
 from analysis.model import Fit, Model
@@ -187,20 +187,18 @@ def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
     """An alignment sweep under a known penalty of odd N; returns the measured gains claimed."""
     cases = gemm_cases([(1024, 1024 + offset, 1024) for offset in range(17)], "alignment")
-    truth = model_law(replace(default_constants("hopper", "bf16"), narrow=0.0))(
-        [case.problem for case in cases]
-    )
+    truth = model_law(replace(default_constants("hopper", "bf16"), narrow=0.0))(problems(cases))
     odd = np.arange(17) % 8 != 0
     rng = np.random.default_rng(seed)
     # The median of nine samples, and the interval that nine samples give.
     samples = truth[:, None] * np.where(odd, penalty, 1.0)[:, None]
     samples = np.sort(samples * np.exp(noise * rng.standard_normal((len(truth), 9))), axis=1)
     measured = {
-        case.problem: {"cublas": Measured(row[4], row[1], row[7])}
-        for case, row in zip(cases, samples, strict=True)
+        problem: {"cublas": Measured(row[4], row[1], row[7])}
+        for problem, row in zip(problems(cases), samples, strict=True)
     }
-    problems = [case.problem for case in cases if isinstance(case.problem, Gemm)]
-    answers = [advise(p, Model(H100), Measurements(measured), "cublas", 0.01) for p in problems]
+    gemms = [p for p in measured if isinstance(p, Gemm)]
+    answers = [advise(p, Model(H100), Measurements(measured), "cublas", 0.01) for p in gemms]
     return [a.measured_lo for a in answers if a.verdict == "pad" and a.basis == "measured"]
 
 

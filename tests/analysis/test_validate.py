@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, gemm_cases, model_law, random_sizes, record
+from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.curve import Point, learning_curve, noise_floor
 from analysis.design import choose_rows
@@ -37,7 +37,7 @@ def rows_of(problem: Problem) -> int:
 
 def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> Source:
     cases = gemm_cases(dict.fromkeys(random_sizes(count)))
-    truth = model_law(LAW)([case.problem for case in cases])
+    truth = model_law(LAW)(problems(cases))
     rng = np.random.default_rng(0)
     record(folder, cases, truth * np.exp(noise * rng.standard_normal(len(truth))))
     return read_source(folder, H100)
@@ -109,7 +109,7 @@ def test_a_machines_own_constants_are_never_used_on_it(slug: str) -> None:
 
 def test_withheld_levels_are_unseen_in_all_three_dimensions(tmp_path: Path) -> None:
     cases = gemm_cases([(m, n, k) for m in SIDES for n in SIDES for k in SIDES])
-    truth = model_law(LAW)([case.problem for case in cases])
+    truth = model_law(LAW)(problems(cases))
     record(tmp_path, cases, truth)
     found = validate(read_source(tmp_path, H100), H100, calibrate=40, holdout="levels")
     seen = [found.source.problems[i] for i in found.calibrated]
@@ -121,7 +121,7 @@ def test_withheld_levels_are_unseen_in_all_three_dimensions(tmp_path: Path) -> N
 
 def test_beyond_a_size_nothing_was_calibrated(tmp_path: Path) -> None:
     cases = gemm_cases([(m, n, 512) for m in (512, 1024, 2304, 2305, 4096) for n in SIDES])
-    record(tmp_path, cases, model_law(LAW)([case.problem for case in cases]))
+    record(tmp_path, cases, model_law(LAW)(problems(cases)))
     found = validate(read_source(tmp_path, H100), H100, calibrate=12, holdout="beyond")
     assert max(rows_of(found.source.problems[i]) for i in found.calibrated) == 2304
     assert min(rows_of(p) for p in found.tested.problems) == 2305

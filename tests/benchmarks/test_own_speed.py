@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeBench, planned
-from synthetic import gemm_cases, model_law, random_sizes, record
+from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.load import load, parse_measurements
 from analysis.model import Model, Query
@@ -60,7 +60,7 @@ def test_problems_predicted_with_intervals(benchmark: Any, capsys: Any) -> None:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases = gemm_cases(dict.fromkeys(random_sizes(50_000)))
-    times = model_law()([case.problem for case in cases])
+    times = model_law()(problems(cases))
     return record(tmp_path_factory.mktemp("bench") / "nvidia-h100-sxm", cases, times)
 
 

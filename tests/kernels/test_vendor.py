@@ -8,10 +8,11 @@ from kernels.device import select_device, software, this_cpu
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.operands import random_operands
+from kernels.operation import OPERATIONS
 from kernels.problem import Conv, Gemm, Problem
 from kernels.reference import check
 from kernels.registry import all_implementations, library_for
-from kernels.vendor import CudnnConfig, _cpu_libraries, _precision
+from kernels.vendor import LibraryConfig, _cpu_libraries, switched
 
 HAS_GPU = torch.cuda.is_available()
 PLACES = (
@@ -28,14 +29,12 @@ def settings() -> list[object]:
 @pytest.mark.parametrize(
     ("dtype", "wanted"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")]
 )
-@pytest.mark.parametrize("autotune", [None, False, True])
-def test_precision_is_set_everywhere_and_restored(
-    dtype: str, wanted: str, autotune: bool | None
-) -> None:
+@pytest.mark.parametrize("autotune", [False, True])
+def test_precision_is_set_everywhere_and_restored(dtype: str, wanted: str, autotune: bool) -> None:
     before = settings()
-    with _precision(dtype, autotune):
+    with switched(dtype, LibraryConfig(autotune=autotune)):
         assert {place.fp32_precision for place in PLACES} == {wanted}
-        assert torch.backends.cudnn.benchmark == bool(autotune)
+        assert torch.backends.cudnn.benchmark == autotune
         assert torch.backends.cudnn.enabled
     assert settings() == before
     # PyTorch's older flags raise while these say otherwise; afterwards they must work again.
@@ -45,7 +44,7 @@ def test_precision_is_set_everywhere_and_restored(
 
 def test_precision_is_restored_after_an_error() -> None:
     before = settings()
-    with pytest.raises(ZeroDivisionError), _precision("tf32", True):
+    with pytest.raises(ZeroDivisionError), switched("tf32", LibraryConfig(autotune=True)):
         raise ZeroDivisionError
     assert settings() == before
 
@@ -115,9 +114,9 @@ def test_every_refusal_is_a_sentence() -> None:
 def test_cudnns_autotuner_is_a_config() -> None:
     cudnn = all_implementations()["cudnn"]
     conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp16")
-    assert cudnn.configs(conv, known_machine("nvidia-h200")) == [None, CudnnConfig(autotune=True)]
-    assert str(CudnnConfig(autotune=True)) == "autotune=on"
-    assert cudnn.parse_config("autotune=on") == CudnnConfig(autotune=True)
+    assert cudnn.configs(conv, known_machine("nvidia-h200")) == [None, LibraryConfig(autotune=True)]
+    assert str(LibraryConfig(autotune=True)) == "autotune=on"
+    assert cudnn.parse_config("autotune=on") == LibraryConfig(autotune=True)
     assert cudnn.parse_config("") is None
 
 
@@ -155,5 +154,6 @@ def test_bf16_goes_where_pytorch_sends_it_on_this_cpu(
         for op, dtypes in library.serves.items()
         for dtype in dtypes
     }
-    assert set(served) == {(op, dtype) for op in ("gemm", "conv") for dtype in machine.peaks}
+    ops = ("gemm", "conv", *OPERATIONS)
+    assert set(served) == {(op, dtype) for op in ops for dtype in machine.peaks}
     assert served["gemm", "bf16"] == served["conv", "bf16"] == ("onednn" if fast else "aten")

@@ -40,7 +40,9 @@ class FakeClock:
         self.batches: list[tuple[tuple[int, ...], float]] = []
         self.waking: list[float] = []
 
-    def time(self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0) -> Timing:
+    def time(
+        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+    ) -> Timing:
         self.batches.append((tuple(indices), settle))
         took = 0.0
         for index in indices:

@@ -96,6 +96,16 @@ def test_launch_gaps_never_show(queue: float, kernel: float) -> None:
     assert timing.seconds == pytest.approx(100 * kernel, rel=1e-6)
 
 
+def test_at_the_hosts_own_pace_the_gaps_are_part_of_the_time() -> None:
+    cuda = FakeCuda(queue_seconds=1e-5, kernel_seconds=1e-6)
+    clock = clock_on(cuda)
+    spins = len(cuda.sleeps)
+    timing = clock.time(cuda.launch, [0] * 100, paced=True)
+    assert len(cuda.sleeps) == spins
+    assert timing.hidden  # nothing to warn of: the gaps are what was asked for
+    assert timing.seconds == pytest.approx(100 * 1e-5, rel=0.02)
+
+
 def test_a_spin_that_was_too_short_is_made_longer() -> None:
     cuda = FakeCuda(queue_seconds=2e-4, kernel_seconds=1e-6)
     clock = clock_on(cuda)

@@ -8,7 +8,8 @@ import pytest
 from kernels.config import large_tile, next_wave_edge
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, of_cpu
-from kernels.problem import Conv, Gemm, Problem
+from kernels.operation import Layer, Lstm, Series, Workload
+from kernels.problem import Conv, Gemm
 from sweeps.axes import Edges, Multiple, parse_axis, parse_size_axis, resolve_axis
 from sweeps.case import Case
 from sweeps.expand import expand
@@ -19,11 +20,11 @@ H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
 
 
-def library(problem: Problem, machine: Machine) -> str:
+def library(problem: Workload, machine: Machine) -> str:
     return "cublas" if problem.op == "gemm" else "cudnn"
 
 
-def no_config(name: str, declared: str, problem: Problem, machine: Machine) -> list[str]:
+def no_config(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
     return [""]
 
 
@@ -206,6 +207,28 @@ def test_linear_layers_have_three_passes(write: Any) -> None:
     }  # fmt: skip
 
 
+def test_other_operations_have_axes_of_their_own(write: Any) -> None:
+    def problems_of(text: str) -> list[Workload]:
+        return [case.problem for case in cases_of(write(f'question = "?"\n{text}'))]
+
+    layers = problems_of(
+        'op = "layer"\n[[block]]\nlayer = ["relu", "softmax"]\nimages = 8\nc = 64\nh = 1\nw = 1\n'
+        'dtype = "bf16"\n'
+    )
+    assert layers == [Layer("relu", 8, 64, 1, 1, "bf16"), Layer("softmax", 8, 64, 1, 1, "bf16")]
+    series = problems_of(
+        'op = "projections"\n[[block]]\ncount = 3\nm = 4\nn = "2*k"\nk = 8\ndtype = "bf16"\n'
+    )
+    assert series == [Series("projections", 3, 4, 16, 8, "bf16")]
+    lstm = problems_of(
+        'op = "lstm"\n[[block]]\nsteps = 2\nminibatch = 4\nhidden = 8\nfeatures = 16\n'
+        'dtype = "bf16"\n'
+    )
+    assert lstm == [Lstm(2, 4, 8, 16, "bf16")]
+    with pytest.raises(UserError, match="layer is 'rely'; did you mean 'relu'"):
+        problems_of('op = "layer"\n[[block]]\nlayer = "rely"\nimages = 8\nc = 6\nh = 1\nw = 1\n')
+
+
 def test_an_impossible_problem_names_its_file(write: Any) -> None:
     sweep = write(
         'question = "Why?"\nop = "conv"\n[[block]]\nimages = 1\nshapes = ["3,2,2,8,5,5,1,0,1,1"]\n'
@@ -285,7 +308,7 @@ def test_the_suite_has_what_was_promised() -> None:
     assert len(layouts) == 6
     layers = {(p.c, p.h, p.kout, p.r) for p in gpu["resnet50"] if isinstance(p, Conv)}
     assert len(layers) >= 20
-    assert {p.layout for p in gpu["layouts"]} == {"nn", "nt", "tn", "tt"}
+    assert {p.layout for p in gpu["layouts"] if isinstance(p, Gemm)} == {"nn", "nt", "tn", "tt"}
     assert {m for m, _, _ in gemms("skinny")} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
     sustained = cases_of(all_sweeps()["sustained"])
     assert sum(case.mode == "sustained" for case in sustained) >= 20

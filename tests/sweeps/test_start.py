@@ -22,7 +22,7 @@ from sweeps.doctor import examine
 from sweeps.sampler import PROTOCOL
 from sweeps.spec import read_sweep
 from sweeps.start import Request, begin, choose_sweeps
-from sweeps.store import SampleLog, read_run, write_run
+from sweeps.store import SampleLog, read_run, write_run, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("square", "cache")
@@ -351,6 +351,27 @@ def test_a_config_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
 def test_a_sweep_for_gpus_says_so_on_a_cpu(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="families has cases on a GPU alone, and this is"):
         begin(Request(names=("families",), budget=20.0, results=tmp_path, device="cpu"), quiet)
+
+
+def test_what_is_recorded_whole_elsewhere_is_left_out(tmp_path: Path) -> None:
+    main, extra = tmp_path / "main", tmp_path / "extra"
+    names = ("cache", "depthwise")
+    recorded = begin(Request(("cache",), 20.0, main, device="cpu"), quiet)
+    rows = [{"status": "ok", **entry.case.columns()} for entry in recorded.planned]
+    write_table(recorded.folder, rows)
+    request = Request(names, 20.0, extra, device="cpu", lacking_in=main)
+    run = begin(request, quiet)
+    assert {entry.case.sweep for entry in run.planned} == {"depthwise"}
+    plan = json.loads((run.folder / "run.json").read_text())["plan"]
+    assert plan["recorded_elsewhere"] == ["cache"]
+    assert begin(request, quiet).planned == run.planned  # the same command goes on
+    with pytest.raises(UserError, match="recorded already") as caught:
+        begin(Request(("cache",), 20.0, tmp_path / "third", device="cpu", lacking_in=main), quiet)
+    assert caught.value.exit_code == 0
+    # A case that has no time yet is not recorded.
+    write_table(recorded.folder, [*rows[:-1], {**rows[-1], "status": "error"}])
+    again = begin(Request(names, 20.0, tmp_path / "fourth", device="cpu", lacking_in=main), quiet)
+    assert {entry.case.sweep for entry in again.planned} == {"cache", "depthwise"}
 
 
 def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) -> None:

@@ -1,0 +1,237 @@
+"""What many ratios of times say together: an effect, its interval, and a verdict on a claim.
+
+A pair is two cases of one run, one *against* a piece of advice and one *following* it; its ratio is
+the time of the first over that of the second, times the work of the second over that of the first
+where more is computed. Above 1, following the advice is faster. An effect is the geometric mean of
+the ratios of some pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.stats import norm, t
+
+from kernels.estimate import Array
+
+LEAST = 1.02
+"""An effect closer to 1 than this is none, however certain: nobody changes a model for it."""
+
+TOGETHER = 0.01
+"""Chance that any group of a rule is found to differ from the others by accident."""
+
+_LEVEL = 0.05
+_TELLING = 1.2  # an interval that leaves room for more than this does not say that there is nothing
+_REACHED = 0.9  # of a claimed ratio: sources round
+_SCATTER_FROM = 4  # pairs: of fewer, the scatter says less than the measured intervals
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of cases; arrays have an element a case or a pair.
+
+    ``log_time`` and ``error`` (the standard error of a log time, NaN where nobody knows) are of the
+    cases; ``against`` and ``following`` index them, so that pairs may share a case. ``log_work``
+    is what a ratio is multiplied by, ``log_claim`` what a source promises of the ratio (NaN where
+    it gives no number), ``log_predicted`` what the model says of it, ``group`` what a pair is of.
+    """
+
+    log_time: Array
+    error: Array
+    against: NDArray[np.intp]
+    following: NDArray[np.intp]
+    log_work: Array
+    log_claim: Array
+    log_predicted: Array
+    group: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.against)
+
+    @property
+    def log_ratio(self) -> Array:
+        """Of each pair."""
+        return self.log_time[self.against] - self.log_time[self.following] + self.log_work
+
+    def take(self, where: NDArray[np.intp]) -> Pairs:
+        """Some of the pairs, of the same cases."""
+        return Pairs(
+            self.log_time, self.error, self.against[where], self.following[where],
+            self.log_work[where], self.log_claim[where], self.log_predicted[where],
+            [self.group[i] for i in where],
+        )  # fmt: skip
+
+    def by_group(self) -> dict[str, Pairs]:
+        """The pairs of each group, in order of appearance."""
+        names = np.array(self.group, dtype=object)
+        return {name: self.take(np.flatnonzero(names == name)) for name in dict.fromkeys(names)}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A geometric mean of ratios, its interval, and how many pairs it is of."""
+
+    value: float
+    lo: float
+    hi: float
+    pairs: int
+
+    @property
+    def sign(self) -> int:
+        """1 if following the advice is faster beyond doubt, -1 if slower, 0 if neither."""
+        if self.lo > 1 and self.value >= LEAST:
+            return 1
+        return -1 if self.hi < 1 and self.value <= 1 / LEAST else 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}× [{self.lo:.2f}, {self.hi:.2f}]"
+
+
+def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
+    """The effect of some pairs with its interval of coverage 1 − ``level``.
+
+    The mean is a weighted sum of log times, in which a case that many pairs share weighs as often.
+    With independent errors of equal size s, the scatter of the ratios around their mean estimates
+    s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D takes the difference of each pair.
+    The degrees of freedom are Satterthwaite's. Where the measured intervals say that the mean is
+    less certain than its scatter does, they hold.
+    """
+    n = len(pairs)
+    ratios = pairs.log_ratio
+    rows = np.arange(n)
+    difference = csr_array(
+        (
+            np.concatenate([np.ones(n), -np.ones(n)]),
+            (np.concatenate([rows, rows]), np.concatenate([pairs.against, pairs.following])),
+        ),
+        shape=(n, len(pairs.log_time)),
+    )
+    weights = np.asarray(difference.sum(axis=0)).ravel() / n
+    known = np.where(weights != 0, pairs.error, 0.0)
+    half = norm.ppf(1 - level / 2) * float(np.sqrt(np.sum((weights * known) ** 2)))
+    if n >= _SCATTER_FROM or not np.isfinite(half):
+        half = np.nanmax([half, _scatter(ratios, difference, weights, level)])
+    mean = float(ratios.mean())
+    value, lo, hi = (float(np.exp(x)) for x in (mean, mean - half, mean + half))
+    return Effect(value, lo, hi, n)
+
+
+def _scatter(ratios: Array, difference: csr_array, weights: Array, level: float) -> float:
+    """Half the interval of the mean ratio, from the scatter of the ratios; infinite for one."""
+    n = len(ratios)
+    sigma = difference @ difference.T
+    ones = np.ones(n)
+    across = sigma @ ones
+    traced = sigma.trace() - ones @ across / n
+    squared = (sigma * sigma).sum() - 2 * across @ across / n + (ones @ across / n) ** 2
+    if n < 2 or traced <= 0 or squared <= 0:
+        return float("inf")
+    variance = float(np.sum((ratios - ratios.mean()) ** 2) / traced)
+    freedom = traced**2 / squared
+    return float(t.ppf(1 - level / 2, freedom) * np.sqrt(variance * np.sum(weights**2)))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of a rule: a verdict, the effect that it is about, and that of each group."""
+
+    verdict: str
+    effect: Effect
+    claim: float | None
+    groups: Mapping[str, Effect]
+
+
+def judge(pairs: Pairs, largest: bool = False, tolerance: float | None = None) -> Finding:
+    """The verdict on a rule, from intervals alone.
+
+    ``holds``: following the advice is faster, by what was claimed if a number was. ``holds,
+    weaker``: faster, by less than claimed. ``no longer``: it is slower. ``no effect``: neither, and
+    the interval leaves no room for much. ``depends: …``: one of these in some groups and another
+    in others, or the interval is too wide to tell.
+
+    Args:
+        pairs: the evidence.
+        largest: the claim is "up to": it is the best group's effect that counts.
+        tolerance: the claim is that ratios *are* what is claimed, 1 where no number is, within
+            this much: it ``holds`` where the whole interval does, is ``weaker`` where its middle
+            does.
+    """
+    by_group = pairs.by_group()
+    level = TOGETHER / len(by_group)
+    groups = {name: effect(members, level) for name, members in by_group.items()}
+    whole = effect(pairs)
+    claims = pairs.log_claim
+    if largest:
+        best = max(groups, key=lambda name: groups[name].lo)
+        claims = by_group[best].log_claim
+        whole = groups[best]
+    claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
+    if tolerance is not None:
+        verdict = _equal(whole, groups, claim or 1.0, 1 + tolerance)
+    elif largest:
+        verdict = _against_claim(whole, claim)
+    else:
+        verdict = _differing(groups) or _against_claim(whole, claim)
+    return Finding(verdict, whole, claim, groups)
+
+
+def _against_claim(found: Effect, claim: float | None) -> str:
+    if found.sign < 0:
+        return "no longer"
+    if found.sign == 0:
+        tells = found.hi <= _TELLING and found.lo >= 1 / _TELLING
+        return "no effect" if tells else "depends: the times are too uncertain to tell"
+    return "holds" if claim is None or found.hi >= _REACHED * claim else "holds, weaker"
+
+
+def _equal(found: Effect, groups: Mapping[str, Effect], claim: float, within: float) -> str:
+    low, high = claim / within, claim * within
+    outside = [name for name, e in groups.items() if e.hi < low or e.lo > high]
+    if outside and len(outside) < len(groups):
+        return f"depends: not {_listed(outside, groups)}"
+    if found.hi < low or found.lo > high:
+        return "no longer"
+    if low <= found.lo and found.hi <= high:
+        return "holds"
+    return "holds, weaker"
+
+
+def _differing(groups: Mapping[str, Effect]) -> str:
+    """``depends: …`` where groups contradict one another beyond doubt; empty where they do not.
+
+    A group contradicts where it is slower, or where its interval leaves less than half of what the
+    others gain: few pairs are no contradiction.
+    """
+    gaining = [name for name, e in groups.items() if e.sign > 0]
+    losing = [name for name, e in groups.items() if e.sign < 0]
+    if not gaining:
+        return ""
+    least = min(groups[name].value for name in gaining)
+    nothing = [
+        name
+        for name, e in groups.items()
+        if e.sign == 0 and np.log(max(e.hi, 1.0)) < 0.5 * np.log(least)
+    ]
+    if not losing and not nothing:
+        return ""
+    parts = [f"faster in {_listed(gaining, groups)}"]
+    if nothing:
+        parts.append(f"nothing in {_listed(nothing, groups)}")
+    if losing:
+        parts.append(f"slower in {_listed(losing, groups)}")
+    return f"depends: {', '.join(parts)}"
+
+
+_MOST = 4
+
+
+def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
+    """The names with their effects, the largest first."""
+    order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
+    shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MOST]]
+    rest = len(order) - len(shown)
+    return "; ".join(shown) + (f" and {rest} more" if rest else "")

@@ -1,0 +1,177 @@
+"""``rules.{csv,md,json}`` of a machine, and the one page to take home."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.load import Recording, find_recording, load
+from analysis.plots.style import NEUTRAL, panels, save
+from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all
+from analysis.tensorcores import Step, model_rules, read_models, text
+from kernels.errors import UserError
+from kernels.machine import Machine
+from sweeps.store import RESULTS, make_folder, write_whole
+
+_WORTH_MOST = 8
+
+
+def evidence_of(machine: str | None, results: Path = RESULTS) -> tuple[list[Recording], list[Step]]:
+    """A machine's recordings that rules may be judged on, and its profiled models.
+
+    Its own sweeps, and what `make rules` measured besides under ``rules/``. Without a name: the
+    machine that was measured last.
+
+    Raises:
+        UserError: there is neither.
+    """
+    folders = []
+    for place in (results / "rules", results):
+        try:
+            folders.append(find_recording(machine, place))
+        except UserError:
+            continue
+    if not folders:
+        known = f" of machine {machine!r}" if machine else ""
+        raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
+    newest = max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
+    recordings = [load(folder) for folder in folders]
+    slug = next(r.machine.slug for r in recordings if r.folder == newest)
+    steps = [step for folder in folders for step in read_models(folder)]
+    return [r for r in recordings if r.machine.slug == slug], steps
+
+
+def judge_recordings(recordings: Sequence[Recording], steps: Sequence[Step]) -> list[Judged]:
+    """A row for every rule; pairs of two recordings are never mixed."""
+    return judge_all([Evidence.of_recording(r) for r in recordings], model_rules(steps))
+
+
+def write_rules(
+    folder: Path, rows: Sequence[Judged], recordings: Sequence[Recording], steps: Sequence[Step]
+) -> list[Path]:
+    """rules.csv, .json and .md, tensor-cores.md where models were profiled, and the cheat sheet."""
+    make_folder(folder)
+    machine = recordings[0].machine
+    caption = recordings[0].caption()
+    records = [row.to_json() for row in rows]
+    document = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "rules.json", document + "\n")
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(records[0])
+    for record in records:
+        writer.writerow(["" if value is None else value for value in record.values()])
+    write_whole(folder / "rules.csv", buffer.getvalue())
+    write_whole(folder / "rules.md", markdown(rows, machine, caption))
+    written = [folder / "rules.md"]
+    if steps:
+        title = f"# Who uses Tensor Cores on {machine.name}\n\n"
+        write_whole(folder / "tensor-cores.md", title + "\n".join(map(text, steps)))
+        written.append(folder / "tensor-cores.md")
+    figure = draw_sheet(rows, machine)
+    if figure is not None:
+        written.append(save(figure, caption, folder, "cheat-sheet"))
+    return written
+
+
+def markdown(rows: Sequence[Judged], machine: Machine, caption: str) -> str:
+    """The table, those with a verdict first."""
+    measured = [row for row in rows if row.verdict != NOT_MEASURED]
+    lines = [
+        f"# The field's rules on {machine.name}",
+        "",
+        caption.replace("  ·  ", ", ") + ".",
+        "",
+        f"{len(measured)} of {len(rows)} rules were measured here. An effect is a ratio of times "
+        "or of speeds, above 1 where following the rule pays; in brackets its 95 % interval, to "
+        "which the verdict is bound.",
+        "",
+    ]
+    if machine.kind == "cpu":
+        lines += ["**This is a CPU: the verdicts are about it, and say nothing of a GPU.**", ""]
+    lines += [
+        "| rule | statement | verdict | effect | the model says | pairs | of what |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(row) for row in measured),
+        "",
+        "## Not measured here",
+        "",
+        "| rule | statement | |",
+        "|---|---|---|",
+        *(f"| {r.id} | {r.statement} ({r.source}) | {r.reason} |" for r in rows
+          if r.verdict == NOT_MEASURED),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def lines(rows: Sequence[Judged]) -> str:
+    """One aligned line a rule, for a terminal."""
+    return "\n".join(f"{row.id:18}{figures(row):24}{row.cases:6}  {row.verdict}" for row in rows)
+
+
+def _line(row: Judged) -> str:
+    predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
+    cells = [
+        row.id, f"{row.statement} ({row.source})", row.verdict, figures(row), predicted,
+        str(row.cases), row.reason,
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def figures(row: Judged) -> str:
+    """``1.12× [1.10, 1.14]``; a dash where nothing was measured."""
+    if row.effect is None or row.lo is None or row.hi is None:
+        return "–"
+    return f"{row.effect:.2f}× [{row.lo:.2f}, {row.hi:.2f}]"
+
+
+def sheet_data(rows: Sequence[Judged]) -> pd.DataFrame:
+    """The rules worth most: advice whose effect is beyond doubt, the largest first."""
+    known = all_rules()
+    certain = [
+        row.to_json()
+        for row in rows
+        if known[row.id].worth and row.lo is not None and (row.lo > 1 or (row.hi or 0) < 1)
+    ]
+    frame = pd.DataFrame(certain, columns=list(Judged.__dataclass_fields__))
+    order = np.argsort(-np.abs(np.log(frame["effect"].to_numpy(dtype=float))), kind="stable")
+    return frame.iloc[order].head(_WORTH_MOST).reset_index(drop=True)
+
+
+def draw_sheet(rows: Sequence[Judged], machine: Machine) -> Figure | None:
+    """One page: the eight rules worth most on a machine, with their figures."""
+    data = sheet_data(rows)
+    if data.empty:
+        return None
+    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", (14.0, 8.5))
+    places = np.arange(len(data))[::-1]
+    effects = data["effect"].to_numpy(dtype=float)
+    ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
+    colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
+    axes.barh(places, effects - 1, left=1, height=0.32, color=colors)
+    axes.errorbar(effects, places, xerr=ends, fmt="none", ecolor="#000000", capsize=4)
+    axes.set_xscale("log")
+    low, high = min(data["lo"].min(), 0.9), max(data["hi"].max(), 1.25)
+    axes.set_xlim(low / 1.1, high * 1.3)
+    axes.axvline(1, color=NEUTRAL, linewidth=1)
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(data) - 0.3)
+    ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("gain from following the rule; the line is the 95 % interval")
+    for place, row in zip(places, data.to_dict("records"), strict=True):
+        note = f"{row['statement']}: {row['verdict'].split(':')[0]}, {row['effect']:.2f}×"
+        axes.text(0.005, place + 0.24, note, transform=axes.get_yaxis_transform(), fontsize=12,
+                  fontweight="bold", va="bottom")  # fmt: skip
+    if machine.kind == "cpu":
+        axes.set_title("a CPU: nothing here is about a GPU", loc="left", color=NEUTRAL)
+    return figure

@@ -1,0 +1,259 @@
+"""The field's rules: each one's evidence in a recording, and the verdict that follows from it.
+
+``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Pairs
+are of one run, and verdicts come from their intervals alone (:mod:`analysis.evidence`).
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from analysis.calibrate import calibrate
+from analysis.evidence import Effect, Finding, judge
+from analysis.load import PRODUCTS, Recording, workloads_of
+from analysis.model import Model, Query
+from analysis.pairing import PAIRINGS, Match, Timed, pairs_of
+from analysis.source import Source
+from kernels.constants import default_constants
+from kernels.estimate import Array
+from kernels.machine import Machine
+from kernels.operation import Series, Workload, products_of
+
+_FILE = Path(__file__).with_name("rules.toml")
+_GROUPS_TOLD = 6
+NOT_MEASURED = "not measured here"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One piece of advice as an experiment; the fields are those of ``rules.toml``."""
+
+    id: str
+    statement: str
+    source: str
+    effect: str
+    sweeps: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    pairing: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    claim: float | None = None
+    largest: bool = False
+    tolerance: float | None = None
+    on: str = ""
+    needs: str = ""
+    public: bool = False
+    models: bool = False
+    worth: bool = True
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rule's row: the verdict, the effect with its interval, and what it rests on.
+
+    ``effect`` is a ratio, None where nothing was measured; ``predicted`` the model's, None where
+    the model does not know the operation. ``cases`` is how many pairs there were.
+    """
+
+    id: str
+    statement: str
+    source: str
+    verdict: str
+    effect: float | None
+    lo: float | None
+    hi: float | None
+    predicted: float | None
+    cases: int
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As in rules.json."""
+        return asdict(self)
+
+
+@functools.cache
+def all_rules() -> dict[str, Rule]:
+    """Every rule of ``rules.toml`` by id, in its order."""
+    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
+    lists = {"sweeps", "also", "by"}
+    found: dict[str, Rule] = {}
+    for entry in entries:
+        values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
+        found[entry["id"]] = Rule(**values)
+    return found
+
+
+def rule_sweeps() -> list[str]:
+    """The sweeps that some rule needs, in order of first need."""
+    return list(dict.fromkeys(name for rule in all_rules().values() for name in rule.sweeps))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cases of one run on one machine that rules may pair, and the model's seconds of each."""
+
+    machine: Machine
+    cases: Sequence[Timed]
+    predicted: Array
+    public: bool = False
+
+    @classmethod
+    def of_recording(cls, recording: Recording) -> Evidence:
+        """The library's cases of a recording, in bursts; a case of two sweeps stays two.
+
+        Products are predicted by constants that had not seen them.
+        """
+        rows = recording.ok.reset_index(drop=True)
+        log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
+        columns = (
+            workloads_of(rows),
+            rows["implementation"],
+            rows["config"].fillna(""),
+            rows["cache"],
+            rows["sweep"],
+            rows["time_us"].to_numpy(float) * 1e-6,
+            (log_hi - log_lo) / 2 / norm.ppf(0.975),
+        )
+        cases = [Timed(*row) for row in zip(*columns, strict=True)]
+        model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
+        products = recording.products
+        if len(products):
+            calibration = calibrate(recording.machine, products.reset_index(drop=True))
+            model = calibration.model
+            predicted[rows["op"].isin(PRODUCTS)] = calibration.held_back.estimate.time
+        others = np.flatnonzero(~rows["op"].isin(PRODUCTS))
+        predicted[others] = predicted_seconds([cases[i] for i in others], model)
+        library = ~rows["implementation"].str.startswith("triton-") & (rows["mode"] == "burst")
+        keep = np.flatnonzero(library & np.isfinite(columns[-1]))  # at least six samples
+        return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
+
+    @classmethod
+    def of_source(cls, source: Source, model: Model) -> Evidence:
+        """Others' measurements: one time each, of which nobody told how certain it is."""
+        rows = zip(source.problems, source.implementations, source.seconds, strict=True)
+        cases = [Timed(p, name, "", "cold", "", float(s), np.nan) for p, name, s in rows]
+        return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
+
+    def matches(self, rule: Rule) -> tuple[list[Timed], list[Match], Array]:
+        """The cases that the rule may look at, the pairs among them, and the model's seconds."""
+        if rule.models or (rule.on and rule.on != self.machine.kind):
+            return [], [], np.empty(0)
+        named = {*rule.sweeps, *rule.also}
+        where = [i for i, c in enumerate(self.cases) if self.public or c.sweep in named]
+        cases = [self.cases[i] for i in where]
+        found = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
+        return cases, found, self.predicted[where]
+
+
+def predicted_seconds(cases: Sequence[Timed], model: Model) -> Array:
+    """The model's seconds of each case, products by products; NaN where it does not know one.
+
+    A layer takes its bytes over the machine's bandwidth, and a launch.
+    """
+    seconds = np.zeros(len(cases))
+    parts: list[tuple[int, int, Any, str]] = []
+    for i, case in enumerate(cases):
+        if case.workload.dtype not in model.machine.peaks:
+            seconds[i] = np.nan
+            continue
+        for count, product in _products(case):
+            parts.append((i, count, product, case.implementation))
+        if not products_of(case.workload):
+            c = default_constants(model.machine.generation, case.workload.dtype)
+            seconds[i] = c.launch + case.workload.bytes / model.machine.bandwidth
+    if parts:
+        owners, counts, products, names = zip(*parts, strict=True)
+        times = model.predict(Query.each(products, names)).estimate.time
+        np.add.at(seconds, list(owners), np.array(counts) * times)
+    return seconds
+
+
+def _products(case: Timed) -> Sequence[tuple[int, Any]]:
+    workload: Workload = case.workload
+    if isinstance(workload, Series) and "fused=on" in case.config:
+        return ((1, workload.fused),)
+    return products_of(workload)
+
+
+def judge_all(
+    evidence: Sequence[Evidence], others: Mapping[str, Judged] | None = None
+) -> list[Judged]:
+    """A row for every rule, each from the evidence that has most pairs of it.
+
+    Args:
+        evidence: of one machine; pairs of several runs are never mixed.
+        others: rows that come from elsewhere: the rules about models.
+    """
+    rows = []
+    for rule in all_rules().values():
+        if others and rule.id in others:
+            rows.append(others[rule.id])
+            continue
+        found = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
+        best = max(found, key=lambda item: len(item[2]), default=None)
+        if best is None or not best[2]:
+            rows.append(not_measured(rule))
+        else:
+            rows.append(_judged(rule, *best))
+    return rows
+
+
+def not_measured(rule: Rule, needs: str = "") -> Judged:
+    """The row of a rule without evidence: what it needs."""
+    needs = needs or rule.needs or f"the sweeps {', '.join(rule.sweeps)}: run `make rules`"
+    return Judged(
+        rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0,
+        f"needs {needs}",
+    )  # fmt: skip
+
+
+def _judged(
+    rule: Rule, evidence: Evidence, cases: list[Timed], matches: list[Match], predicted: Array
+) -> Judged:
+    if rule.claim is not None:
+        matches = [Match(m.against, m.following, m.work, rule.claim, m.words) for m in matches]
+    pairs = pairs_of(cases, matches, rule.by, predicted)
+    finding = judge(pairs, rule.largest, rule.tolerance)
+    if not np.isfinite(finding.effect.hi):
+        return not_measured(rule, "more pairs: of one alone nobody told how certain it is")
+    foreseen = pairs.log_predicted
+    if rule.largest:  # the model's word on the very group that counts
+        best = next(name for name, e in finding.groups.items() if e is finding.effect)
+        foreseen = pairs.by_group()[best].log_predicted
+    foreseen = foreseen[np.isfinite(foreseen)]
+    return Judged(
+        id=rule.id,
+        statement=rule.statement,
+        source=rule.source,
+        verdict=finding.verdict,
+        effect=finding.effect.value,
+        lo=finding.effect.lo,
+        hi=finding.effect.hi,
+        predicted=float(np.exp(foreseen.mean())) if len(foreseen) else None,
+        cases=len(pairs),
+        reason=_reason(rule, evidence, finding, len(pairs)),
+    )
+
+
+def _reason(rule: Rule, evidence: Evidence, finding: Finding, pairs: int) -> str:
+    """What the effect is of, what was promised, and the groups that differ most."""
+    where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
+    promised = f", promised {finding.claim:.2g}×" if finding.claim is not None else ""
+    text = f"{where}{rule.effect}{promised}; {pairs} pairs"
+    if len(finding.groups) > 1:
+        text += f": {_groups(finding.groups)}"
+    return text
+
+
+def _groups(groups: Mapping[str, Effect]) -> str:
+    order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
+    told = [f"{name} {groups[name]}" for name in order[:_GROUPS_TOLD]]
+    return "; ".join(told) + ("; …" if len(order) > _GROUPS_TOLD else "")

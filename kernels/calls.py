@@ -1,0 +1,174 @@
+"""What PyTorch is called with for each operation: ``call(i)`` computes set i once.
+
+Results go to the set's own place wherever PyTorch takes one, so that no allocation is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.operands import Operands
+from kernels.operation import Layer, Lstm, Series
+from kernels.problem import Conv, Gemm
+
+Call = Callable[[int], Tensor]
+
+
+def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
+    """``mm`` or ``bmm`` into the set's result."""
+    multiply = torch.bmm if problem.batch > 1 else torch.mm
+
+    def call(index: int) -> Tensor:
+        a, b, out = sets[index]
+        return multiply(a, b, out=out)
+
+    return call
+
+
+def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
+    """The convolution's pass. Its result is allocated at each launch, as it is in every model."""
+    geometry = (
+        list(problem.stride), list(problem.padding), list(problem.dilation), False, [0, 0],
+        problem.groups,
+    )  # fmt: skip
+    if problem.pass_ == "fprop":
+        forward = torch.ops.aten.convolution
+
+        def call(index: int) -> Tensor:
+            x, w, _ = sets[index]
+            return forward(x, w, None, *geometry)
+
+        return call
+
+    backward = torch.ops.aten.convolution_backward
+    wanted = 0 if problem.pass_ == "dgrad" else 1
+    mask = [wanted == 0, wanted == 1, False]
+
+    def call_backward(index: int) -> Tensor:
+        a, b, out = sets[index]
+        # The tensor whose gradient is asked for is only looked at for its shape and layout: the
+        # result's own place has both.
+        dy, x, w = (a, out, b) if wanted == 0 else (b, a, out)
+        return backward(dy, x, w, None, *geometry, mask)[wanted]
+
+    return call_backward
+
+
+def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
+    """One memory-bound layer. Normalisations and max-pool allocate their result at each launch."""
+    rows = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]  # channels last
+
+    def relu(i: int) -> Tensor:
+        return torch.clamp_min(sets[i].a, 0, out=sets[i].out)
+
+    def gelu(i: int) -> Tensor:
+        return torch.ops.aten.gelu.out(sets[i].a, out=sets[i].out)
+
+    def softmax(i: int) -> Tensor:
+        torch.softmax(rows[i][0], -1, out=rows[i][1])
+        return sets[i].out
+
+    def layernorm(i: int) -> Tensor:
+        scale, shift = sets[i].b
+        return functional.layer_norm(rows[i][0], [layer.c], scale, shift).permute(0, 3, 1, 2)
+
+    def batchnorm(i: int) -> Tensor:
+        x, (scale, shift), _ = sets[i]
+        return functional.batch_norm(x, None, None, scale, shift, training=True)
+
+    def maxpool(i: int) -> Tensor:
+        return functional.max_pool2d(sets[i].a, 3, stride=1, padding=1)
+
+    return {
+        "relu": relu, "gelu": gelu, "softmax": softmax, "layernorm": layernorm,
+        "batchnorm": batchnorm, "maxpool": maxpool,
+    }[layer.op]  # fmt: skip
+
+
+def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
+    """The products one by one, or as the one that they could be.
+
+    The result is (count, m, n) either way; where projections are fused, as a view of (m, count·n).
+    """
+    count, m, n = series.count, series.m, series.n
+    if not fused:
+
+        def one_by_one(i: int) -> Tensor:
+            x, w, out = sets[i]
+            for one in range(count):
+                a, b = (x, w[one]) if series.op == "projections" else (x[one], w)
+                torch.mm(a, b.T, out=out[one])
+            return out
+
+        return one_by_one
+
+    def projections(i: int) -> Tensor:
+        x, w, out = sets[i]
+        torch.mm(x, w.view(count * n, -1).T, out=out.view(m, count * n))
+        return out.view(m, count, n).transpose(0, 1)
+
+    def timesteps(i: int) -> Tensor:
+        x, w, out = sets[i]
+        torch.mm(x.view(count * m, -1), w.T, out=out.view(count * m, n))
+        return out
+
+    return projections if series.op == "projections" else timesteps
+
+
+def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
+    """``torch.nn.LSTM``: the library's own kernels, their weights laid out as it wants them."""
+    layers = []
+    for x, weights, _ in sets:
+        layer = torch.nn.LSTM(
+            lstm.features, lstm.hidden, bias=False, device=x.device, dtype=x.dtype
+        ).requires_grad_(False)
+        scaled = weights * lstm.weight_scale
+        layer.weight_ih_l0.copy_(scaled[:, : lstm.features])
+        layer.weight_hh_l0.copy_(scaled[:, lstm.features :])
+        layers.append(layer)
+
+    def call(i: int) -> Tensor:
+        return layers[i](sets[i].a)[0]
+
+    return call
+
+
+def captured(call: Call, sets: int) -> Call:
+    """The same launches replayed from a CUDA graph for each set.
+
+    Raises:
+        RuntimeError: there is no GPU, or PyTorch cannot capture the call.
+    """
+    graphs = []
+    for index in range(sets):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call(index)  # what is loaded or allocated at first use must not be captured
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = call(index)
+        graphs.append((graph, result))
+
+    def replay(i: int) -> Tensor:
+        graph, result = graphs[i]
+        graph.replay()
+        return result
+
+    return replay
+
+
+def misplaced(operands: Operands, offset: int) -> Operands:
+    """The same operands in new memory, ``offset`` elements past an aligned address."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        memory = torch.empty(tensor.numel() + offset, dtype=tensor.dtype, device=tensor.device)
+        place = memory.as_strided(tensor.size(), tensor.stride(), offset)
+        return place.copy_(tensor)
+
+    return Operands(*map(moved, operands))

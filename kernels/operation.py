@@ -1,0 +1,300 @@
+"""Operations beyond GEMM and convolution that the field's rules speak of. Torch-free.
+
+Layers that only move memory, several products that share an operand, and an LSTM: kept as small as
+a rule needs them. Like a GEMM each has two inputs and a result, FLOPs and least bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.errors import UserError
+from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, Gemm, Problem, check_positive, check_word
+
+LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
+"""Memory-bound layers and the operations for each element that their textbook formula counts.
+
+A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the source
+of the rule that gives it 2.25 FLOP a byte.
+"""
+
+_PARAMETERS = ("layernorm", "batchnorm")  # have a scale and a shift for each channel
+
+GATES = 4
+"""Of an LSTM: input, forget, cell and output gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer whose time is the bytes that it moves: activations (n, c, h, w), result alike.
+
+    ReLU, GELU and max-pool work pixel by pixel; layer norm and softmax over the channels of each
+    pixel, so that (n, c) with h = w = 1 is n rows of c features; batch norm over all pixels of a
+    channel, with the statistics of the batch as in training.
+    """
+
+    op: str
+    n: int
+    c: int
+    h: int
+    w: int
+    dtype: str
+    layout: str = "nhwc"
+
+    def __post_init__(self) -> None:
+        check_word("layer", self.op, LAYERS)
+        check_positive(self, ("n", "c", "h", "w"))
+        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("layer layout", self.layout, CONV_LAYOUTS)
+        if self.op == "batchnorm" and self.n * self.h * self.w == 1:
+            raise UserError("batchnorm needs more than one value a channel to take a mean of.")
+
+    @property
+    def elements(self) -> int:
+        """Of the activations."""
+        return self.n * self.c * self.h * self.w
+
+    @property
+    def flops(self) -> int:
+        """Operations of the textbook formula, see :data:`LAYERS`."""
+        return LAYERS[self.op] * self.elements
+
+    @property
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of the activations, of scale and shift, and of the result."""
+        return self.elements, 2 * self.c * (self.op in _PARAMETERS), self.elements
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: everything read once, the result written once."""
+        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of least traffic."""
+        return self.flops / self.bytes
+
+    @property
+    def products(self) -> tuple[tuple[int, Gemm], ...]:
+        """None."""
+        return ()
+
+    @property
+    def shape_class(self) -> str:
+        """All layers are bound by memory."""
+        return "memory-bound"
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in measurements.csv."""
+        return {
+            "op": self.op, "batch": self.n, "c": self.c, "h": self.h, "w": self.w,
+            "dtype": self.dtype, "layout": self.layout,
+        }  # fmt: skip
+
+    @classmethod
+    def of_columns(cls, row: Mapping[str, Any]) -> Layer:
+        """Inverse of :meth:`columns`."""
+        n, c, h, w = (int(row[name]) for name in ("batch", "c", "h", "w"))
+        return cls(row["op"], n, c, h, w, row["dtype"], row["layout"])
+
+    def __str__(self) -> str:
+        pixels = f"×{self.h}×{self.w} {self.layout}" if self.h * self.w > 1 else ""
+        return f"{self.op} {self.n}×{self.c}{pixels} {self.dtype}"
+
+
+SERIES = ("projections", "timesteps")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """``count`` products (m, k) @ (k, n) that share an operand, and could be one.
+
+    ``projections``: one input, a weight each, as Q, K and V or the gates of an LSTM have them;
+    fused, one product with ``count`` times the columns. ``timesteps``: one weight, an input each,
+    as the steps of a sequence have them; fused, one product with ``count`` times the rows. Weights
+    are stored (n, k) as in a linear layer.
+    """
+
+    op: str
+    count: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_word("series", self.op, SERIES)
+        check_positive(self, ("count", "m", "n", "k"))
+        check_word("dtype", self.dtype, DTYPE_BYTES)
+
+    @property
+    def products(self) -> tuple[tuple[int, Gemm], ...]:
+        """``count`` times the same."""
+        return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
+
+    @property
+    def fused(self) -> Gemm:
+        """All of them as one product."""
+        rows, columns = (1, self.count) if self.op == "projections" else (self.count, 1)
+        return Gemm(self.m * rows, self.n * columns, self.k, self.dtype, "nt")
+
+    @property
+    def flops(self) -> int:
+        """Of all products."""
+        return self.fused.flops
+
+    @property
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of the inputs, the weights and the results."""
+        return self.fused.operand_elements
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: what is shared is read once."""
+        return self.fused.bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of least traffic."""
+        return self.fused.intensity
+
+    @property
+    def shape_class(self) -> str:
+        """``projections`` or ``timesteps``."""
+        return self.op
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in measurements.csv: the GEMM of one product, ``batch`` of them."""
+        return {
+            "op": self.op, "m": self.m, "n": self.n, "k": self.k, "batch": self.count,
+            "dtype": self.dtype, "layout": "nt",
+        }  # fmt: skip
+
+    @classmethod
+    def of_columns(cls, row: Mapping[str, Any]) -> Series:
+        """Inverse of :meth:`columns`."""
+        count, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        return cls(row["op"], count, m, n, k, row["dtype"])
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.count}× {self.m}×{self.n}×{self.k} {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lstm:
+    """One layer of an LSTM, forward, without biases: ``steps`` inputs (minibatch, features).
+
+    Its four gates are one product with the input over all steps and one with the hidden state in
+    each step.
+    """
+
+    steps: int
+    minibatch: int
+    hidden: int
+    features: int
+    dtype: str
+
+    op = "lstm"
+
+    @property
+    def weight_scale(self) -> float:
+        """What normal values are multiplied by to be weights: about 1/√(features + hidden), so that
+        no gate saturates, and a power of two, so that no value is rounded.
+        """
+        return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
+
+    def __post_init__(self) -> None:
+        check_positive(self, ("steps", "minibatch", "hidden", "features"))
+        check_word("dtype", self.dtype, DTYPE_BYTES)
+
+    @property
+    def products(self) -> tuple[tuple[int, Gemm], ...]:
+        """One over all steps, and one in each."""
+        gates = GATES * self.hidden
+        rows = self.steps * self.minibatch
+        return (
+            (1, Gemm(rows, gates, self.features, self.dtype, "nt")),
+            (self.steps, Gemm(self.minibatch, gates, self.hidden, self.dtype, "nt")),
+        )
+
+    @property
+    def flops(self) -> int:
+        """Of the products; the gates' own arithmetic is not counted."""
+        return sum(count * gemm.flops for count, gemm in self.products)
+
+    @property
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of the inputs, of both weights together, and of the hidden states."""
+        rows = self.steps * self.minibatch
+        weights = GATES * self.hidden * (self.features + self.hidden)
+        return rows * self.features, weights, rows * self.hidden
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: the weights stay on the chip."""
+        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of least traffic."""
+        return self.flops / self.bytes
+
+    @property
+    def shape_class(self) -> str:
+        """``lstm``."""
+        return self.op
+
+    def columns(self) -> dict[str, Any]:
+        """Its columns in measurements.csv: the gates' GEMM of one step, ``batch`` steps."""
+        return {
+            "op": self.op, "m": self.minibatch, "n": GATES * self.hidden, "k": self.features,
+            "batch": self.steps, "dtype": self.dtype,
+        }  # fmt: skip
+
+    @classmethod
+    def of_columns(cls, row: Mapping[str, Any]) -> Lstm:
+        """Inverse of :meth:`columns`."""
+        steps, minibatch, gates, features = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        return cls(steps, minibatch, gates // GATES, features, row["dtype"])
+
+    def __str__(self) -> str:
+        return (
+            f"lstm {self.steps} steps of {self.minibatch}×{self.features} -> {self.hidden} "
+            f"{self.dtype}"
+        )
+
+
+Operation = Layer | Series | Lstm
+Workload = Problem | Operation
+"""Everything that can be timed. The model and the hand-written kernels know problems alone."""
+
+_KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
+    **dict.fromkeys(LAYERS, Layer), **dict.fromkeys(SERIES, Series), Lstm.op: Lstm,
+}  # fmt: skip
+
+OPERATIONS = tuple(_KINDS)
+"""Names of all operations beyond ``gemm`` and ``conv``."""
+
+
+def as_problem(workload: Workload) -> Problem:
+    """The workload, if it is a GEMM or a convolution.
+
+    Raises:
+        TypeError: it is another operation, which the caller should have refused.
+    """
+    if isinstance(workload, Operation):
+        raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
+    return workload
+
+
+def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
+    """The GEMMs or the convolution that a workload consists of, and how many of each."""
+    return workload.products if isinstance(workload, Operation) else ((1, workload),)
+
+
+def operation_of(row: Mapping[str, Any]) -> Operation:
+    """The operation that a row's columns describe."""
+    return _KINDS[row["op"]].of_columns(row)
