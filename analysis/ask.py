@@ -28,7 +28,7 @@ from kernels.cli import (
 )
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine, known_machines
-from kernels.problem import DTYPE_BYTES, Gemm
+from kernels.problem import DTYPE_BYTES
 from sweeps.store import RESULTS
 
 
@@ -67,6 +67,7 @@ def predict_command(
 def recommend_command(
     machine: MachineOption = None,
     gemm: GemmOption = None,
+    conv: ConvOption = None,
     pad: Annotated[
         str | None,
         typer.Option("--pad", help="I need at least this: padding allowed. The default, 12.5%."),
@@ -78,8 +79,9 @@ def recommend_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what a GEMM should be padded to, or which near size computes most; or to leave it."""
-    from analysis.recommend import Measurements, advise, read_measurements
+    """Say what sizes should be padded to, or which near ones compute most; or to leave them."""
+    from analysis.measured import Measurements, read_measurements
+    from analysis.recommend import advise
 
     if pad is not None and choose is not None:
         raise UserError("give --pad or --choose, not both: they are two questions.")
@@ -89,8 +91,7 @@ def recommend_command(
     measured = Measurements({}) if folder is None else read_measurements(load(folder).products)
     answers = [
         advise(problem, model, measured, library_of(model, problem), allowance, question)
-        for problem in problems(gemm, None)
-        if isinstance(problem, Gemm)
+        for problem in problems(gemm, conv)
     ]
     if json:
         documents = [answer.to_json() for answer in answers]
@@ -145,6 +146,9 @@ def validate_command(
     again: Annotated[
         Path | None, typer.Option("--again", help="The same grid measured again: the noise floor.")
     ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Also what following the advice is worth there.")
+    ] = False,
     plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -152,7 +156,8 @@ def validate_command(
     from analysis.curve import learning_curve, noise_floor
     from analysis.source import read_source
     from analysis.validate import HOLDOUTS, validate
-    from analysis.validation import curve_report, report
+    from analysis.validation import curve_report, report, value_report
+    from analysis.value import value
 
     if holdout not in HOLDOUTS:
         raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
@@ -176,7 +181,9 @@ def validate_command(
 
         for path in write_validation_plots(found, plots, points, floor):
             note(str(path))
+    worth = value(found) if advice else None
     if json:
-        print_json(found.to_json())
+        extra = {} if worth is None else {"advice": worth.to_json()}
+        print_json({**found.to_json(), **extra})
         return
-    print(report(found) + curve_report(points, floor))
+    print(report(found) + curve_report(points, floor) + (value_report(worth) if worth else ""))

@@ -7,6 +7,7 @@ kept comes from all rows.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,9 +122,10 @@ def calibrate_query(
         some = query.take(np.flatnonzero(member))
         fitted = fit_group(machine, some, seconds[member], start, known[member])
         where = np.concatenate([at for at, _, _ in pieces])
-        log_ratio = np.log(seconds[where] / np.concatenate([guess.time for _, guess, _ in pieces]))
+        predicted = np.concatenate([guess.time for _, guess, _ in pieces])
+        log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
-        pair_errors = _pair_errors(query.take(where), log_ratio)
+        pair_errors = _pair_errors(query.take(where), predicted, log_ratio, spread)
         fits[group] = _judge(fitted, log_ratio, spread, pair_errors)
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
         ends = (np.split(end * spread, cuts) for end in _ranges_of_others(log_ratio / spread))
@@ -164,7 +166,7 @@ def _judge(
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread)
-    pair_low, pair_high = low - high, high - low
+    pair_low, pair_high = (low - high) / math.sqrt(2), (high - low) / math.sqrt(2)
     if len(pair_errors) + 1 >= 1 / _OUTSIDE:
         pair_low, pair_high = _range(pair_errors)
     constants, residual = fitted
@@ -211,10 +213,13 @@ def _ranges_of_others(errors: Array) -> tuple[Array, Array]:
     return np.minimum(low, -_LEAST_WIDTH), np.maximum(high, _LEAST_WIDTH)
 
 
-def _pair_errors(query: Query, log_ratio: Array) -> Array:
+def _pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
     """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
 
-    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else.
+    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all that
+    pad a shape, the one that is predicted to gain most makes the pair: choosing it, as advice does,
+    chooses the flattering errors. An error is relative to the spreads of both predictions, as if
+    they were independent.
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for index, problem in enumerate(query.problems):
@@ -226,9 +231,10 @@ def _pair_errors(query: Query, log_ratio: Array) -> Array:
         size = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
         grown = size[None, :, :] / size[:, None, :]  # [small, large, dimension]
         pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=2) & (grown > 1).any(axis=2)
-        small, large = np.nonzero(pads)
-        own = log_ratio[members]
-        errors.append(own[small] - own[large])
+        small = np.flatnonzero(pads.any(axis=1))
+        large = np.where(pads, predicted[members], np.inf)[small].argmin(axis=1)
+        own, wide = log_ratio[members], spread[members]
+        errors.append((own[small] - own[large]) / np.hypot(wide[small], wide[large]))
     return np.concatenate(errors)
 
 

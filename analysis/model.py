@@ -7,6 +7,7 @@ measurements gets the shipped constants of its generation, and an interval that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -102,27 +103,37 @@ class Fit:
     ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
     prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
-    of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same; ``pairs`` is
-    how many there were.
+    of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same, over the root
+    of the sum of both spreads' squares; ``pairs`` is how many there were.
     """
 
     constants: Constants
     residual: Residual | None = None
     low: float = UNCALIBRATED[0]
     high: float = UNCALIBRATED[1]
-    pair_low: float = UNCALIBRATED[0]
-    pair_high: float = UNCALIBRATED[1]
+    pair_low: float = UNCALIBRATED[0] / math.sqrt(2)
+    pair_high: float = UNCALIBRATED[1] / math.sqrt(2)
     rows: int = 0
     pairs: int = 0
     median: float | None = None
     mean: float | None = None
     p95: float | None = None
 
-    def ratio_range(self, near: bool) -> tuple[float, float]:
-        """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes."""
+    def spread(self, lo: float, hi: float) -> float:
+        """The spread of a prediction, from its 90 % interval."""
+        return math.log(hi / lo) / (self.high - self.low)
+
+    def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
+        """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes.
+
+        ``spreads`` are those of the two predictions: what is far from every measurement is less
+        certain.
+        """
+        both = math.hypot(*spreads)
         if near:
-            return self.pair_low, self.pair_high
-        return self.low - self.high, self.high - self.low
+            return self.pair_low * both, self.pair_high * both
+        wide = (self.high - self.low) * both / math.sqrt(2)
+        return -wide, wide
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""

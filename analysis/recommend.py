@@ -1,4 +1,4 @@
-"""Two questions about a GEMM's sizes, or the answer to leave them.
+"""Two questions about a GEMM's sizes or a convolution's channels, or the answer to leave them.
 
 *pad*: "I need at least this; which slightly larger one takes less time?" *choose*: "I may pick
 within ±15 %; which one computes most per second?"
@@ -12,98 +12,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.load import problems_of
+from analysis.measured import Measurements
 from analysis.model import NEAR, Fit, Model, Query, group_of
-from kernels.config import ceil_div
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
+from analysis.nearby import dimensions, role, sizes_near, with_sizes
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
 LEAST_GAIN = 0.01
 """A gain below one percent is not worth a changed model."""
 
 QUESTIONS = ("pad", "choose")
 
-_MULTIPLES = (8, 16, 32, 64, 128, 256)
-_SPREAD = 6  # sizes across a window, beside the nearest multiples
-_DIMENSIONS = ("m", "n", "k")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measured time and its interval, in seconds; the interval is NaN under six samples."""
-
-    time: float
-    lo: float
-    hi: float
-
-    @property
-    def width(self) -> float:
-        """Of the interval; infinite where there is none."""
-        return math.inf if math.isnan(self.lo) else self.hi - self.lo
-
-
-class Measurements:
-    """What was measured, cold and in bursts, to be asked for a problem and for its neighbours."""
-
-    def __init__(self, times: Mapping[Problem, Mapping[str, Measured]]) -> None:
-        """``times`` maps a problem to the time of each implementation that computed it."""
-        self._times = times
-        kinds: dict[tuple[str, str, int], list[Gemm]] = {}
-        for problem in times:
-            if isinstance(problem, Gemm):
-                kinds.setdefault((problem.dtype, problem.layout, problem.batch), []).append(problem)
-        self._kinds = {
-            kind: (members, np.array([[p.m, p.n, p.k] for p in members]))
-            for kind, members in kinds.items()
-        }
-
-    @property
-    def problems(self) -> Iterable[Problem]:
-        """Every problem that was measured."""
-        return self._times
-
-    def of(self, problem: Problem) -> Mapping[str, Measured]:
-        """Time of each implementation; empty if the problem was not measured."""
-        return self._times.get(problem, {})
-
-    def near(self, problem: Gemm, less: float, more: float) -> list[Gemm]:
-        """Measured GEMMs each of whose sizes is this one's, ``less`` to ``more`` larger."""
-        kind = (problem.dtype, problem.layout, problem.batch)
-        if kind not in self._kinds:
-            return []
-        members, sizes = self._kinds[kind]
-        own = np.array([problem.m, problem.n, problem.k])
-        near = ((sizes >= own * (1 + less)) & (sizes <= own * (1 + more))).all(axis=1)
-        return [members[i] for i in np.flatnonzero(near)]
-
-    def ratio(self, problem: Gemm, option: Gemm) -> tuple[float, float, float] | None:
-        """Time of ``problem`` over that of ``option`` and its interval, each by the fastest of the
-        implementations that computed both; None where no interval is known.
-        """
-        both = self.of(problem).keys() & self.of(option).keys()
-        if not both:
-            return None
-        own, other = (
-            min((self.of(p)[name] for name in both), key=lambda t: t.time)
-            for p in (problem, option)
-        )
-        if math.isnan(own.lo + other.lo):
-            return None
-        return own.time / other.time, own.lo / other.hi, own.hi / other.lo
-
-    def winner(self, problem: Gemm, library: str) -> str:
-        """The fastest implementation, if its interval says so; else the library."""
-        entry = self.of(problem)
-        if library not in entry:
-            return library
-        name = min(entry, key=lambda key: entry[key].time)
-        return name if entry[name].hi < entry[library].lo else library
+_AT_ONCE = 256  # combinations of sizes that are all tried; of more, those of the best sizes
+_BEST = 3  # of each dimension
 
 
 @dataclass(frozen=True)
@@ -114,8 +40,9 @@ class Advice:
     ``measured_gain`` and its interval are None where one of the shapes was not measured.
     """
 
-    problem: Gemm
-    instead: Gemm
+    problem: Problem
+    instead: Problem
+    question: str  # of QUESTIONS
     verdict: str  # "pad", "choose" or "leave it"
     basis: str  # "measured" or "predicted"
     implementation: str
@@ -134,22 +61,36 @@ class Advice:
         """``N 50257 → 50304``; empty if nothing changes."""
         return ", ".join(
             f"{d.upper()} {getattr(self.problem, d)} → {getattr(self.instead, d)}"
-            for d in _DIMENSIONS
-            if getattr(self.problem, d) != getattr(self.instead, d)
+            for d in self.changed
         )
+
+    @property
+    def changed(self) -> list[str]:
+        """The dimensions that the answer changes."""
+        return _changed(self.problem, self.instead)
+
+    @property
+    def roles(self) -> str:
+        """What those dimensions stand for in a model."""
+        return ", ".join(role(self.problem, d) for d in self.changed)
+
+    @property
+    def gain(self) -> float:
+        """The measured gain where there is one, else the predicted."""
+        return self.predicted_gain if self.measured_gain is None else self.measured_gain
 
     def to_json(self) -> dict[str, Any]:
         """Flat, for JSON and CSV."""
         shapes = {"shape": self.problem.spec(), "instead": self.instead.spec()}
         rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
-        return {**shapes, "change": self.change, **rest}
+        return {**shapes, "change": self.change, "roles": self.roles, **rest}
 
 
 def advise(
-    problem: Gemm, model: Model, measured: Measurements, library: str, allowance: float = 0.125,
+    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float = 0.125,
     question: str = "pad",
 ) -> Advice:  # fmt: skip
-    """The best other sizes of a GEMM within ``allowance`` in each dimension, or to leave it.
+    """The best other sizes of a problem within ``allowance`` in each dimension, or to leave it.
 
     Args:
         problem: what is needed at least.
@@ -160,23 +101,11 @@ def advise(
             much smaller.
         question: of :data:`QUESTIONS`.
     """
-    choose = question == "choose"
-    options = _candidates(problem, measured, allowance, choose)
+    options, frame = _options(problem, model, measured, library, allowance, question)
     fit = model.fit(group_of(library, problem))
-    frame = model.predict(Query.plain(options, library)).frame()
-    seconds = frame["time_us"].to_numpy()
-    work = [option.flops / problem.flops if choose else 1.0 for option in options]
-    predicted = [
-        _times(_predicted_ratio(seconds[0], time, _error(problem, option, fit)), more)
-        for time, option, more in zip(seconds, options, work, strict=True)
-    ]
-    ratios = [measured.ratio(problem, option) for option in options]
-    known = [r and _times(r, more) for r, more in zip(ratios, work, strict=True)]
-    # What is certain of each option's gain, by measurement where there is one.
-    certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
-    best = max(range(1, len(options)), key=certain.__getitem__, default=0)
-    if best == 0 or certain[best] < LEAST_GAIN:
-        best, verdict, reason = 0, "leave it", _why_not(frame.iloc[0])
+    best, predicted, known = decide(problem, options, frame, fit, measured, question)
+    if best == 0:
+        verdict, reason = "leave it", _why_not(frame.iloc[0])
     else:
         # Tiles and waves are the reason only where they foresee a good part of the gain.
         foreseen = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
@@ -187,6 +116,7 @@ def advise(
     return Advice(
         problem=problem,
         instead=option,
+        question=question,
         verdict=verdict,
         basis="measured" if gain or (not best and any(known[1:])) else "predicted",
         implementation=measured.winner(option, library),
@@ -202,37 +132,111 @@ def advise(
     )
 
 
-def _candidates(
-    problem: Gemm, measured: Measurements, allowance: float, choose: bool
-) -> list[Gemm]:
-    """The problem first, then all combinations of round sizes, and the measured ones, in reach."""
-    less = -allowance if choose else 0.0
-    choices = []
-    for name in _DIMENSIONS:
-        size = getattr(problem, name)
-        least, most = math.ceil(size * (1 + less)), math.floor(size * (1 + allowance))
-        rounded = {int(ceil_div(size, step)) * step for step in _MULTIPLES}
-        if choose:
-            rounded |= {size // step * step for step in _MULTIPLES}
-            coarse = _MULTIPLES[-1] * ceil_div(most - least, _SPREAD * _MULTIPLES[-1])
-            step = next((s for s in _MULTIPLES if most - least <= _SPREAD * s), coarse)
-            rounded |= set(range(ceil_div(least, step) * step, most + 1, step))
-        choices.append(sorted({size} | {v for v in rounded if least <= v <= most and v > 0}))
-    options = {replace(problem, m=m, n=n, k=k) for m, n, k in itertools.product(*choices)}
-    options.update(measured.near(problem, less, allowance))
-    return sorted(options, key=lambda option: (option != problem, option.flops, option.spec()))
+Gain = tuple[float, float, float]
+"""A gain and its interval, as fractions."""
 
 
-def _error(problem: Gemm, option: Gemm, fit: Fit) -> tuple[float, float]:
+def decide(
+    problem: Problem, options: Sequence[Problem], frame: pd.DataFrame, fit: Fit,
+    measured: Measurements, question: str,
+) -> tuple[int, list[Gain], list[Gain | None]]:  # fmt: skip
+    """Which of the options to take instead of the problem: the one that surely gains most.
+
+    Args:
+        problem: the first of the options.
+        options: other sizes of it.
+        frame: the model's prediction of each.
+        fit: how certain such predictions are.
+        measured: what was measured of them.
+        question: of :data:`QUESTIONS`.
+
+    Returns:
+        The position of the best, 0 to leave it; the predicted gain of each, and the measured.
+    """
+    seconds = frame["time_us"].to_numpy()
+    spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
+    work = [_work(problem, option, question) for option in options]
+    predicted = [
+        _times(_predicted_ratio(seconds[0], time, _error(problem, option, fit, (spreads[0], s))), w)
+        for time, option, s, w in zip(seconds, options, spreads, work, strict=True)
+    ]
+    ratios = [measured.ratio(problem, option) for option in options]
+    known = [r and _times(r, more) for r, more in zip(ratios, work, strict=True)]
+    # What is certain of each option's gain, by measurement where there is one.
+    certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
+    best = max(range(1, len(options)), key=certain.__getitem__, default=0)
+    return (best if best and certain[best] >= LEAST_GAIN else 0), predicted, known
+
+
+def _work(problem: Problem, option: Problem, question: str) -> float:
+    """By which a gain counts that a larger option computes more."""
+    return option.flops / problem.flops if question == "choose" else 1.0
+
+
+def _options(
+    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float,
+    question: str,
+) -> tuple[list[Problem], pd.DataFrame]:  # fmt: skip
+    """The problem first, then other sizes of it, and the model's prediction of each.
+
+    All combinations of round sizes where they are few; else all sizes of one dimension at a time,
+    and the combinations of those that are best alone. The measured neighbours are among them.
+    """
+
+    def predict(options: Sequence[Problem]) -> pd.DataFrame:
+        return model.predict(Query.plain(options, library)).frame()
+
+    choose = question == "choose"
+    near = measured.near(problem, -allowance if choose else 0.0, allowance)
+    sizes = sizes_near(problem, allowance, choose)
+    if math.prod(map(len, sizes.values())) <= _AT_ONCE:
+        options = _ordered(problem, [*near, *_combined(problem, sizes)])
+        return options, predict(options)
+    one_by_one = [{d: v} for d, values in sizes.items() for v in values]
+    alone = _ordered(problem, [*near, *with_sizes(problem, one_by_one)])
+    first = predict(alone)
+    time = dict(zip(alone, first["time_us"], strict=True))
+
+    def best(d: str) -> set[int]:
+        """The problem's own size and those that are best while the others stay."""
+        fixed = {o: getattr(o, d) for o in alone if set(_changed(problem, o)) <= {d}}
+        order = sorted(fixed, key=lambda o: time[o] / _work(problem, o, question))
+        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST])}
+
+    combined = _combined(problem, {d: sorted(best(d)) for d in sizes})
+    rest = [option for option in combined if option not in time]
+    if not rest:
+        return alone, first
+    return [*alone, *rest], pd.concat([first, predict(rest)], ignore_index=True)
+
+
+def _changed(own: Problem, other: Problem) -> list[str]:
+    return [d for d in dimensions(own) if getattr(own, d) != getattr(other, d)]
+
+
+def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
+    products = itertools.product(*sizes.values())
+    return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
+
+
+def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
+    """The problem first, the cheaper ones before the dearer, none twice."""
+    found = {problem, *options}
+    return sorted(found, key=lambda option: (option != problem, option.flops, option.spec()))
+
+
+def _error(
+    problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
+) -> tuple[float, float]:
     """The 90 % range of the error of a predicted log ratio, own over option's.
 
     It is known of pairs of which one pads the other a little. Where sizes shrink, it is taken to
     be as wide either way; further off it is that of any two shapes.
     """
-    growth = [getattr(option, d) / getattr(problem, d) for d in _DIMENSIONS]
+    growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
     if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
-        return fit.ratio_range(near=False)
-    low, high = fit.ratio_range(near=True)
+        return fit.ratio_range(False, spreads)
+    low, high = fit.ratio_range(True, spreads)
     if min(growth) < 1:
         low, high = min(low, -high), max(high, -low)
     return low, high
@@ -246,20 +250,24 @@ def _predicted_ratio(
     return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
 
 
-def _times(ratio: tuple[float, float, float], work: float) -> tuple[float, float, float]:
+def _times(ratio: tuple[float, float, float], work: float) -> Gain:
     """The gain of a time ratio where ``work`` times as much is computed."""
     value, lo, hi = (part * work - 1 for part in ratio)
     return value, lo, hi
 
 
 def _why(
-    problem: Gemm, option: Gemm, own: Mapping[str, Any], padded: Mapping[str, Any], foreseen: bool
+    problem: Problem,
+    option: Problem,
+    own: Mapping[str, Any],
+    padded: Mapping[str, Any],
+    foreseen: bool,
 ) -> str:
     """What the padding changes, in words; no more than the model can answer for."""
     reasons = []
     if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
         unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-        odd = [d.upper() for d in _DIMENSIONS if getattr(problem, d) % unit]
+        odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
         reasons.append(f"{' and '.join(odd)} no multiple of {unit}")
     # Waves of different tiles do not compare.
     if foreseen and padded["tile"] == own["tile"] and padded["waves"] < own["waves"]:
@@ -281,31 +289,12 @@ def _why_not(own: Mapping[str, Any]) -> str:
     }.get(own["limit"], "no padding is faster beyond its own uncertainty")
 
 
-def advise_all(problems: Mapping[Gemm, str], model: Model, measured: Measurements) -> list[Advice]:
-    """Advice for each of many shapes (mapped to their library), the largest gains first."""
-    answers = [advise(p, model, measured, library) for p, library in problems.items()]
-
-    def worth(answer: Advice) -> float:
-        measured_first = answer.measured_gain
-        return answer.predicted_gain if measured_first is None else measured_first
-
-    return sorted(answers, key=lambda a: (a.verdict != "pad", -worth(a), a.problem.spec()))
-
-
-def read_measurements(rows: pd.DataFrame) -> Measurements:
-    """The measured times of ``ok`` rows: cold and in bursts."""
-    rows = rows[(rows["cache"] == "cold") & (rows["mode"] == "burst")]
-    columns = (
-        rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
-        for name in ("time_us", "time_lo_us", "time_hi_us")
-    )
-    times: dict[Problem, dict[str, Measured]] = {}
-    for problem, name, *values in zip(
-        problems_of(rows), rows["implementation"], *columns, strict=True
-    ):
-        found = Measured(*values)
-        known = times.setdefault(problem, {})
-        # The same problem in two sweeps: the narrower interval stands for it.
-        if name not in known or found.width < known[name].width:
-            known[name] = found
-    return Measurements(times)
+def advise_all(
+    problems: Mapping[Problem, str], model: Model, measured: Measurements, question: str,
+    allowance: float,
+) -> list[Advice]:  # fmt: skip
+    """Advice for each of many problems (mapped to their library), the largest gains first."""
+    answers = [
+        advise(p, model, measured, name, allowance, question) for p, name in problems.items()
+    ]
+    return sorted(answers, key=lambda a: (a.verdict == "leave it", -a.gain, a.problem.spec()))

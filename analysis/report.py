@@ -77,15 +77,18 @@ def _layout(table: pd.DataFrame) -> str:
 
 
 def _padding(advice: Sequence[Advice]) -> str:
-    """The best padding, and how many there are."""
-    pads = [answer for answer in advice if answer.verdict == "pad"]
+    """The best padding, and how many there are; how many sizes have a better one nearby."""
+    padded = [answer for answer in advice if answer.question == "pad"]
+    pads = [answer for answer in padded if answer.verdict == "pad"]
+    chosen = sum(answer.verdict == "choose" for answer in advice)
+    nearby = f"; for {chosen} another size within ±15 % computes more a second."
     if not pads:
-        return f"Padding: none of {len(advice)} shapes is faster padded beyond its uncertainty."
+        none = f"Padding: none of {len(padded)} shapes is faster padded beyond its uncertainty"
+        return none + nearby
     best = pads[0]
-    gain = best.predicted_gain if best.measured_gain is None else best.measured_gain
     return (
-        f"Padding: {len(pads)} of {len(advice)} shapes are faster padded; the most, "
-        f"{best.problem} with {best.change}, by {gain:.0%} ({best.basis})."
+        f"Padding: {len(pads)} of {len(padded)} shapes are faster padded, the most "
+        f"{best.problem} with {best.change}, by {best.gain:.0%} ({best.basis}){nearby}"
     )
 
 

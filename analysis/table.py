@@ -7,21 +7,41 @@ import io
 import json
 from collections.abc import Sequence
 
-from analysis.recommend import Advice, advise_all, read_measurements
+from analysis.measured import read_measurements
+from analysis.recommend import Advice, advise_all
 from analysis.tidy import Analysis
 from kernels.problem import Gemm
 from sweeps.store import write_whole
 
+ALLOWANCE = {"pad": 0.125, "choose": 0.15}
+"""How far the table looks in each dimension, by question."""
+
+_ASKS = {
+    "pad": "I need at least this size: what should I pad to?",
+    "choose": "I may pick within ±15 %: which size computes most a second?",
+}
+_GAINS = {
+    "pad": "A gain of 12 % means that the padded one takes 1/1.12 of the time although it computes "
+    "more.",
+    "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
+}
 _TOP = 40
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
-    """Advice for every GEMM that the sweeps measured with the library, largest gains first."""
+    """Both questions' advice for every problem that the sweeps measured with the library.
+
+    Those to *pad* first, then those to *choose*; of each the largest gains first.
+    """
     rows = analysis.recording.products
-    library = rows[~rows["implementation"].str.startswith("triton-") & (rows["op"] == "gemm")]
-    measured = read_measurements(library)
-    problems = {p: next(iter(measured.of(p))) for p in measured.problems if isinstance(p, Gemm)}
-    return advise_all(problems, analysis.model, read_measurements(rows))
+    measured = read_measurements(rows[~rows["implementation"].str.startswith("triton-")])
+    problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
+    everything = read_measurements(rows)
+    return [
+        answer
+        for question, allowance in ALLOWANCE.items()
+        for answer in advise_all(problems, analysis.model, everything, question, allowance)
+    ]
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
@@ -42,43 +62,58 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """What to pad, what it gains, what it costs and why; the rest is counted."""
-    pads = [answer for answer in advice if answer.verdict == "pad"]
+    """What to change, what it gains, what it costs and why; the rest is counted."""
     lines = [
-        f"# What to pad on {analysis.recording.machine.name}",
+        f"# Which shapes to use on {analysis.recording.machine.name}",
         "",
         analysis.recording.caption().replace("  ·  ", ", ") + ".",
         "",
-        f"{len(advice)} GEMM shapes were looked at, with up to 12.5 % of padding in each "
-        f"dimension. {len(pads)} are faster padded beyond their uncertainty; leave the others.",
+        "In brackets: the 95 % interval of a measured gain, the 90 % interval of a predicted one. "
+        "A row is here only if its whole interval is above 1 %.",
         "",
     ]
-    if pads:
+    for question, ask in _ASKS.items():
+        asked = [answer for answer in advice if answer.question == question]
+        changes = sum(answer.verdict != "leave it" for answer in asked)
         lines += [
-            "| shape (M×N×K) | pad | measured gain | predicted gain | more FLOPs | more bytes "
-            "| by | why |",
-            "|---|---|---|---|---|---|---|---|",
-            *map(_row, pads[:_TOP]),
+            f"## {question.capitalize()}: {ask}",
+            "",
+            f"{len(asked)} problems were looked at, within {ALLOWANCE[question]:.1%} of each "
+            f"dimension. {changes} have a better one nearby beyond doubt; leave the others. "
+            f"{_GAINS[question]}",
             "",
         ]
-    if len(pads) > _TOP:
-        lines += [f"{len(pads) - _TOP} more are in recommendations.csv.", ""]
-    lines += [
-        "A gain of 12 % means that the padded product takes 1/1.12 of the time. In brackets: the "
-        "95 % interval of a measured gain, the 90 % interval of a predicted one.",
+        for op in ("gemm", "conv"):
+            lines += _listed([a for a in asked if a.verdict == question and a.problem.op == op])
+    return "\n".join(lines)
+
+
+def _listed(better: Sequence[Advice]) -> list[str]:
+    """A table of the first of them; empty for none."""
+    if not better:
+        return []
+    shape = "shape (M×N×K)" if isinstance(better[0].problem, Gemm) else "convolution"
+    lines = [
+        f"| {shape} | {better[0].question} | what that is | measured gain | predicted gain "
+        "| more FLOPs | more bytes | by | why |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_row, better[:_TOP]),
         "",
     ]
-    return "\n".join(lines)
+    if len(better) > _TOP:
+        lines += [f"{len(better) - _TOP} more are in recommendations.csv.", ""]
+    return lines
 
 
 def _row(answer: Advice) -> str:
     cells = [
         str(answer.problem),
         answer.change,
+        answer.roles,
         _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),
         _gain(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),
-        f"{answer.extra_flops:.1%}",
-        f"{answer.extra_bytes:.1%}",
+        f"{answer.extra_flops:+.1%}",
+        f"{answer.extra_bytes:+.1%}",
         answer.implementation,
         answer.reason,
     ]

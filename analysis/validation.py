@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.curve import Point
 from analysis.validate import Errors, Validation
+from analysis.value import Value
 from kernels.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
@@ -88,6 +89,22 @@ def curve_report(curve: Sequence[Point], floor: Errors | None) -> str:
     if floor is not None:
         lines += ["", _errors("noise floor", floor)]
     return "".join(f"\n{line}" for line in lines)
+
+
+def value_report(worth: Value) -> str:
+    """What following the advice is worth."""
+    ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
+    claims = (
+        ""
+        if worth.overclaimed is None
+        else (f"; {worth.overclaimed:.0%} of all moves gained less than the least that was claimed")
+    )
+    return (
+        f"\n\nchoose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"
+        f"\npad, {worth.pads} shapes: {worth.moved} moved, mean gain {worth.gain:.2%} (in "
+        f"hindsight {worth.hindsight:.2%}), {worth.loss_p95:.1%} slower at the 95th percentile, "
+        f"{worth.found:.0%} of those that could gain 5 % moved{claims}"
+    )
 
 
 def _errors(name: str, errors: Errors) -> str:

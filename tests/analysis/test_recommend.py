@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +9,9 @@ import pytest
 from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.load import load
+from analysis.measured import Measured, Measurements, read_measurements
 from analysis.model import Fit, Model
-from analysis.recommend import (
-    LEAST_GAIN,
-    Measured,
-    Measurements,
-    _candidates,
-    _error,
-    advise,
-    read_measurements,
-)  # fmt: skip
+from analysis.recommend import LEAST_GAIN, _error, _options, advise
 from analysis.table import build_table, markdown, write_table
 from analysis.tidy import analyse
 from kernels.constants import default_constants
@@ -39,7 +33,8 @@ def times(*pairs: tuple[Gemm, float], half_width: float = 0.01) -> Measurements:
 
 def certain_model(pair_error: float = 0.05) -> Model:
     constants = default_constants("hopper", "bf16")
-    fit = Fit(constants, pair_low=-pair_error, pair_high=pair_error, rows=100)
+    both = pair_error / math.sqrt(2)  # of two predictions of spread 1
+    fit = Fit(constants, pair_low=-both, pair_high=both, rows=100)
     return Model(H100, {"cublas gemm bf16": fit})
 
 
@@ -76,17 +71,28 @@ def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> No
 def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
     """How wrong ratios of shapes are that differ by more than 12.5 %, no pair has shown."""
     fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
-    assert fit.ratio_range(near=True) == (-0.01, 0.01)
-    assert fit.ratio_range(near=False) == (-0.5, 0.5)
-    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8), fit) == (-0.01, 0.01)
-    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8 + 1), fit) == (-0.5, 0.5)
+    sides = (0.6, 0.8)  # together as uncertain as one shape of which nothing is known
+    assert fit.ratio_range(True, sides) == pytest.approx((-0.01, 0.01))
+    wide = 0.5 / math.sqrt(2)
+    assert fit.ratio_range(False, sides) == pytest.approx((-wide, wide))
+    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8), fit, sides) == fit.ratio_range(True, sides)
+    beyond = replace(ODD, n=ODD.n * 9 // 8 + 1)
+    assert _error(ODD, beyond, fit, sides) == fit.ratio_range(False, sides)
+
+
+def test_a_shape_far_from_every_measurement_is_less_certain() -> None:
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
+    assert fit.spread(math.exp(-0.3), math.exp(0.2)) == pytest.approx(1.0)
+    assert fit.spread(math.exp(-0.03), math.exp(0.02)) == pytest.approx(0.1)
+    assert fit.ratio_range(True, (0.1, 1.0))[1] > 7 * fit.ratio_range(True, (0.1, 0.1))[1]
 
 
 def test_a_smaller_shape_is_as_uncertain_either_way() -> None:
     fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.02, 0.05, rows=100)
-    assert _error(ROUND, replace(ROUND, n=960), fit) == (-0.05, 0.05)
-    assert _error(ROUND, replace(ROUND, n=960, m=1088), fit) == (-0.05, 0.05)
-    assert _error(ROUND, replace(ROUND, n=900), fit) == (-0.5, 0.5)
+    one = (1.0, 0.0)
+    assert _error(ROUND, replace(ROUND, n=960), fit, one) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=960, m=1088), fit, one) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=900), fit, one) == fit.ratio_range(False, one)
 
 
 def test_the_gain_is_between_the_same_implementations() -> None:
@@ -180,8 +186,11 @@ def test_choosing_stays_within_its_share_and_its_certainty() -> None:
 
 @pytest.mark.parametrize("size", [100, 4000, 131_072])
 def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
-    options = _candidates(Gemm(size, size, size, "bf16"), Measurements({}), 0.15, choose=True)
-    assert 8 < len(options) <= 18**3
+    gemm = Gemm(size, size, size, "bf16")
+    options, frame = _options(gemm, certain_model(), Measurements({}), "cublas", 0.15, "choose")
+    assert options[0] == gemm
+    assert len(options) == len(set(options)) == len(frame)
+    assert 8 < len(options) <= 256
 
 
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
@@ -217,7 +226,10 @@ def test_the_table_in_three_formats(tmp_path: Path) -> None:
     advice = build_table(analysis)
     write_table(analysis, advice)
     assert advice[0].problem == Gemm(512, 1001, 512, "bf16")
-    assert [a.verdict for a in advice] == ["pad"] + ["leave it"] * 4
+    assert [a.question for a in advice] == ["pad"] * 5 + ["choose"] * 5
+    assert [a.verdict for a in advice[:5]] == ["pad"] + ["leave it"] * 4
+    assert advice[5].problem == Gemm(512, 1001, 512, "bf16")
+    assert [a.verdict for a in advice[5:]].count("choose") >= 1
     text = (tmp_path / "recommendations.md").read_text(encoding="utf-8")
     assert text == markdown(analysis, advice)
     row = next(line for line in text.splitlines() if line.startswith("| 512×1001×512"))
@@ -225,5 +237,5 @@ def test_the_table_in_three_formats(tmp_path: Path) -> None:
     assert "+50.0% [+47.0%, +53.0%]" in row
     assert "N no multiple of 8" in row
     lines = (tmp_path / "recommendations.csv").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 6
-    assert lines[0].startswith("shape,instead,change,verdict,basis,implementation,predicted_gain")
+    assert len(lines) == 11
+    assert lines[0].startswith("shape,instead,change,roles,question,verdict,basis,implementation")

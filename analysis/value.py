@@ -1,0 +1,151 @@
+"""What following the advice is worth: on rows of a table that the model has not seen.
+
+*Choose*: in random neighbourhoods, all measured shapes within ±15 % of one of them in every
+dimension, how far is the recommended shape's speed from the best in hindsight? *Pad*: over shapes
+with a measured neighbour that contains them, what does following the advice gain, how often does it
+cost, and how many that could gain does it find? Beside the product's own rule, which moves only
+where it is certain, its best guess; and the asked shape, the biggest and the best in hindsight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.measured import Measurements
+from analysis.model import group_of
+from analysis.nearby import dimensions
+from analysis.recommend import decide
+from analysis.validate import Validation
+from kernels.errors import UserError
+
+_LEAST_FLOPS = 1e9
+_REACH = 0.15
+_LEAST_MEMBERS = 4
+_COULD = 0.05  # gain from which on a shape could have gained
+DRAWS = 500
+
+
+@dataclass(frozen=True)
+class Value:
+    """Means over draws; gains and regrets are fractions.
+
+    ``regret`` maps a way to choose to its mean regret. ``gain`` is the mean gain of padding by the
+    product's rule, ``hindsight`` that of the best padding there is, ``loss_p95`` the 95th
+    percentile of what it costs, ``found`` the share moved of those that could gain 5 %, and
+    ``overclaimed`` the share of moves, to pad or to choose, that gained less than the lower end of
+    what was claimed.
+    """
+
+    neighbourhoods: int
+    regret: dict[str, float]
+    pads: int
+    moved: int
+    gain: float
+    hindsight: float
+    loss_p95: float
+    found: float
+    overclaimed: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For JSON."""
+        return vars(self).copy()
+
+
+def value(found: Validation, draws: int = DRAWS) -> Value:
+    """Judge the advice on a validation's held-back rows above 1e9 FLOP.
+
+    Args:
+        found: the validation; its seed draws the neighbourhoods.
+        draws: how many of each kind.
+
+    Raises:
+        UserError: no row has enough neighbours.
+    """
+    rows = _Rows(found)
+    rng = np.random.default_rng(found.seed)
+    order = [int(i) for i in rng.permutation(len(rows.sizes))]
+    around = [i for i in order if len(rows.near(i, -_REACH)) >= _LEAST_MEMBERS][:draws]
+    below = [i for i in order if len(rows.near(i, 0.0)) > 1][:draws]
+    if not around or not below:
+        raise UserError(f"{found.source.name} has too few neighbours to judge advice by.")
+    regrets: dict[str, list[float]] = {}
+    claims: list[tuple[float, float]] = []
+    for i in around:
+        members = rows.near(i, -_REACH)
+        speed = rows.flops[members] / rows.seconds[members]
+        taken, claimed = rows.decide(i, members, "choose")
+        picks = {
+            "advice": taken,
+            "best_guess": max(members, key=lambda j: rows.flops[j] / rows.predicted[j]),
+            "biggest": max(members, key=lambda j: rows.flops[j]),
+            "as_asked": i,
+        }
+        for name, pick in picks.items():
+            own = rows.flops[pick] / rows.seconds[pick]
+            regrets.setdefault(name, []).append(1 - own / speed.max())
+        if taken != i:
+            own, other = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
+            claims.append((claimed, other / own - 1))
+    gains, could = [], []
+    moved = []
+    for i in below:
+        members = rows.near(i, 0.0)
+        taken, claimed = rows.decide(i, members, "pad")
+        gains.append(rows.seconds[i] / rows.seconds[taken] - 1)
+        could.append(rows.seconds[i] / rows.seconds[members].min() - 1)
+        moved.append(taken != i)
+        if taken != i:
+            claims.append((claimed, gains[-1]))
+    gain, best, went = np.array(gains), np.array(could), np.array(moved)
+    return Value(
+        neighbourhoods=len(around),
+        regret={name: float(np.mean(values)) for name, values in regrets.items()},
+        pads=len(below),
+        moved=int(went.sum()),
+        gain=float(gain.mean()),
+        hindsight=float(best.mean()),
+        loss_p95=float(np.quantile(-gain, 0.95)),
+        found=float(went[best >= _COULD].mean()) if (best >= _COULD).any() else 0.0,
+        overclaimed=float(np.mean([real < low for low, real in claims])) if claims else None,
+    )
+
+
+class _Rows:
+    """The held-back rows that count, as arrays, and their neighbourhoods."""
+
+    def __init__(self, found: Validation) -> None:
+        flops = np.array([float(problem.flops) for problem in found.tested.problems])
+        keep = [int(i) for i in np.flatnonzero(flops > _LEAST_FLOPS)]
+        self._problems = [found.tested.problems[i] for i in keep]
+        self._model = found.model
+        self._names = [found.tested.implementations[i] for i in keep]
+        self._frame = found.prediction.frame().iloc[keep].reset_index(drop=True)
+        self.flops = flops[keep]
+        self.seconds = found.tested.seconds[keep]
+        self.predicted = self._frame["time_us"].to_numpy() * 1e-6
+        names = dimensions(self._problems[0])
+        self.sizes = np.array([[getattr(p, d) for d in names] for p in self._problems])
+
+    def near(self, i: int, less: float) -> list[int]:
+        """Rows each of whose sizes is row i's, ``less`` to 15 % larger; i is among them."""
+        own = self.sizes[i]
+        inside = (self.sizes >= own * (1 + less)) & (self.sizes <= own * (1 + _REACH))
+        return [int(j) for j in np.flatnonzero(inside.all(axis=1))]
+
+    def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
+        """The row that the product's rule takes instead of row i, and the least gain it claims."""
+        order = [i, *(j for j in members if j != i)]
+        problem = self._problems[i]
+        best, predicted, _ = decide(
+            problem,
+            [self._problems[j] for j in order],
+            self._frame.iloc[order],
+            self._model.fit(group_of(self._names[i], problem)),
+            Measurements({}),
+            question,
+        )
+        return order[best], predicted[best][1]
