@@ -8,7 +8,6 @@ operation's time is its own, without that of the operations that it called.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from sweeps.models import MODELS, training_step
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import SCHEMA
 from sweeps.store import write_whole
+from sweeps.trace import profiled
 
 STEPS = 8
 """Timed steps of each model and dtype, after one that is not."""
@@ -155,14 +155,9 @@ def _as(dtype: str, kind: str) -> Iterator[None]:
 
 def _traced(step: Callable[[], None], dtype: str, kind: str) -> list[dict[str, Any]]:
     activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])]
-    with (
-        torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
-        _as(dtype, kind),
-    ):
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        return events
+
+    def work() -> None:
+        with _as(dtype, kind):
+            step()
+
+    return profiled(work, [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])])

@@ -22,6 +22,9 @@ import torch
 
 from kernels.names import read_name
 
+# The profiler's library tells of its own doings on stderr; it reads this when it is first used.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
 LaunchOnce = Callable[[], object]
 _DELIMITER = "spin_kernel"  # what torch.cuda._sleep runs
 
@@ -70,18 +73,29 @@ def trace_gpu(launches: Sequence[LaunchOnce]) -> list[list[Kernel]]:
 
     A short spin before each launch marks where it begins. A launch that fails has no kernels.
     """
-    activity = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[activity]) as profiler:
+
+    def work() -> None:
         for launch in launches:
             torch.cuda._sleep(1000)
             with suppress(Exception):
                 launch()
         torch.cuda.synchronize()
+
+    events = profiled(work, [torch.profiler.ProfilerActivity.CUDA])
+    return split_trace(events, len(launches))
+
+
+def profiled(
+    work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
+) -> list[dict[str, Any]]:
+    """The events of PyTorch's trace of some work, with the operations' shapes."""
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return split_trace(events, len(launches))
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        return events
 
 
 def split_trace(events: Sequence[dict[str, Any]], count: int) -> list[list[Kernel]]:
