@@ -220,7 +220,7 @@ def _differing(groups: Mapping[str, Effect]) -> str:
         return ""
     parts = [f"faster in {_listed(gaining, groups)}"]
     if nothing:
-        parts.append(f"nothing in {_listed(nothing, groups)}")
+        parts.append(f"nothing sure in {_listed(nothing, groups)}")
     if losing:
         parts.append(f"slower in {_listed(losing, groups)}")
     return f"depends: {', '.join(parts)}"

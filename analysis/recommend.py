@@ -59,10 +59,7 @@ class Advice:
     @property
     def change(self) -> str:
         """``N 50257 → 50304``; empty if nothing changes."""
-        return ", ".join(
-            f"{d.upper()} {getattr(self.problem, d)} → {getattr(self.instead, d)}"
-            for d in self.changed
-        )
+        return _change(self.problem, self.instead)
 
     @property
     def changed(self) -> list[str]:
@@ -105,7 +102,10 @@ def advise(
     fit = model.fit(group_of(library, problem))
     best, predicted, known = decide(problem, options, frame, fit, measured, question)
     if best == 0:
-        verdict, reason = "leave it", _why_not(frame.iloc[0])
+        verdict, reason = "leave it", _why_not(frame.iloc[0], question)
+        guess = max(range(1, len(options)), key=lambda i: predicted[i][0], default=0)
+        if guess and not known[guess] and predicted[guess][0] >= LEAST_GAIN:
+            reason += _guessed(problem, options[guess], predicted[guess])
     else:
         # Tiles and waves are the reason only where they foresee a good part of the gain.
         foreseen = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
@@ -214,6 +214,11 @@ def _changed(own: Problem, other: Problem) -> list[str]:
     return [d for d in dimensions(own) if getattr(own, d) != getattr(other, d)]
 
 
+def _change(own: Problem, other: Problem) -> str:
+    changed = _changed(own, other)
+    return ", ".join(f"{d.upper()} {getattr(own, d)} → {getattr(other, d)}" for d in changed)
+
+
 def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
     products = itertools.product(*sizes.values())
     return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
@@ -282,7 +287,16 @@ def _why(
     return "; ".join(reasons)
 
 
-def _why_not(own: Mapping[str, Any]) -> str:
+def _guessed(problem: Problem, option: Problem, gain: Gain) -> str:
+    """What may be better but is not certain: worth a measurement, not a changed model."""
+    value, lo, hi = gain
+    change = _change(problem, option)
+    return f"; the best guess is {change}, by {value:.1%} ({lo:+.1%} to {hi:+.1%}): measure it"
+
+
+def _why_not(own: Mapping[str, Any], question: str) -> str:
+    if question == "choose":
+        return "no size near it computes more a second beyond its own uncertainty"
     return {
         "launch": "launch-bound: the size hardly matters",
         "memory": "memory-bound: padding only moves more bytes",

@@ -7,6 +7,7 @@ a rule needs them. Like a GEMM each has two inputs and a result, FLOPs and least
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,35 @@ GATES = 4
 """Of an LSTM: input, forget, cell and output gate."""
 
 
+class _Counted(ABC):
+    """What follows from an operation's FLOPs and elements."""
+
+    __slots__ = ()
+    dtype: str
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations."""
+
+    @property
+    @abstractmethod
+    def operand_elements(self) -> tuple[int, int, int]:
+        """Elements of the input, of the parameters and of the result."""
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic: everything read once, what is shared too, and the result written once."""
+        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of least traffic."""
+        return self.flops / self.bytes
+
+
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(_Counted):
     """A layer whose time is the bytes that it moves: activations (n, c, h, w), result alike.
 
     ReLU, GELU and max-pool work pixel by pixel; layer norm and softmax over the channels of each
@@ -68,16 +96,6 @@ class Layer:
         return self.elements, 2 * self.c * (self.op in _PARAMETERS), self.elements
 
     @property
-    def bytes(self) -> int:
-        """Least traffic: everything read once, the result written once."""
-        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of least traffic."""
-        return self.flops / self.bytes
-
-    @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
         """None."""
         return ()
@@ -109,7 +127,7 @@ SERIES = ("projections", "timesteps")
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Series(_Counted):
     """``count`` products (m, k) @ (k, n) that share an operand, and could be one.
 
     ``projections``: one input, a weight each, as Q, K and V or the gates of an LSTM have them;
@@ -152,16 +170,6 @@ class Series:
         return self.fused.operand_elements
 
     @property
-    def bytes(self) -> int:
-        """Least traffic: what is shared is read once."""
-        return self.fused.bytes
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of least traffic."""
-        return self.fused.intensity
-
-    @property
     def shape_class(self) -> str:
         """``projections`` or ``timesteps``."""
         return self.op
@@ -184,7 +192,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm:
+class Lstm(_Counted):
     """One layer of an LSTM, forward, without biases: ``steps`` inputs (minibatch, features).
 
     Its four gates are one product with the input over all steps and one with the hidden state in
@@ -231,16 +239,6 @@ class Lstm:
         rows = self.steps * self.minibatch
         weights = GATES * self.hidden * (self.features + self.hidden)
         return rows * self.features, weights, rows * self.hidden
-
-    @property
-    def bytes(self) -> int:
-        """Least traffic: the weights stay on the chip."""
-        return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte of least traffic."""
-        return self.flops / self.bytes
 
     @property
     def shape_class(self) -> str:

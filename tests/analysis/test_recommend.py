@@ -87,6 +87,17 @@ def test_a_shape_far_from_every_measurement_is_less_certain() -> None:
     assert fit.ratio_range(True, (0.1, 1.0))[1] > 7 * fit.ratio_range(True, (0.1, 0.1))[1]
 
 
+def test_what_is_likely_but_not_certain_is_named_as_a_guess() -> None:
+    unsure = advise(ODD, certain_model(0.5), Measurements({}), "cublas")
+    assert unsure.verdict == "leave it"
+    assert unsure.instead == ODD
+    assert "the best guess is N 1021 → 1024, by " in unsure.reason
+    assert unsure.reason.endswith("measure it")
+    # What was measured and did not gain needs no guess.
+    known = times((ODD, 1.0e-5), (ROUND, 1.0e-5))
+    assert "guess is N 1021 → 1024," not in advise(ODD, certain_model(0.5), known, "cublas").reason
+
+
 def test_a_smaller_shape_is_as_uncertain_either_way() -> None:
     fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.02, 0.05, rows=100)
     one = (1.0, 0.0)

@@ -32,6 +32,7 @@ IDS = """
 """.split()  # noqa: SIM905  as the list of the field's advice has them
 VERDICT = re.compile(r"holds|holds, weaker|no longer|no effect|not measured here|depends: .+")
 NOISE = 0.03
+RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
 Law = Callable[[Workload], float]
 
 
@@ -228,6 +229,11 @@ def test_public_tables_answer_the_rules_that_they_can(
     machine = known_machine(slug)
     source = read_source(public_data / "aiconfigurator" / f"{table}.parquet", machine)
     rows = {r.id: r for r in judge_all([Evidence.of_source(source, Model(machine))])}
+    recorded = RECORDINGS / f"rules-{slug.split('-')[1]}.json"
+    for before in json.loads(recorded.read_text(encoding="utf-8")):
+        now = rows[before["id"]]
+        assert (now.verdict, now.cases) == (before["verdict"], before["cases"])
+        assert now.effect == pytest.approx(before["effect"])
     answered = {name for name, row in rows.items() if row.verdict != NOT_MEASURED}
     assert answered == {"wave", "tile", "bigger", "batch-intensity", "small-dim"}
     assert all(rows[name].cases > 1000 for name in answered)
