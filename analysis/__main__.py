@@ -105,7 +105,7 @@ def rules_command(
     json: JsonOption = False,
 ) -> None:
     """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
-    from analysis.rulebook import evidence_of, judge_recordings, lines, write_rules
+    from analysis.rulebook import evidence_of, judge_evidence, lines, write_rules
     from analysis.rules import rule_sweeps
 
     if sweeps:
@@ -115,10 +115,9 @@ def rules_command(
         rows = _judged_table(table, machine, dtype)
         written = []
     else:
-        recordings, steps = evidence_of(machine, results)
-        rows = judge_recordings(recordings, steps)
-        folder = results / recordings[0].folder.name
-        written = write_rules(folder, rows, recordings, steps)
+        evident = evidence_of(machine, results)
+        rows = judge_evidence(evident)
+        written = write_rules(evident, rows)
     if json:
         print_json([row.to_json() for row in rows])
         return
@@ -154,9 +153,11 @@ def tensor_cores_command(
     from analysis.rulebook import evidence_of
     from analysis.tensorcores import sweep_step, text, to_json
 
-    recordings, steps = evidence_of(machine, results)
+    evident = evidence_of(machine, results)
+    steps = evident.steps
     if sweep is not None:
-        having = [r for r in recordings if (r.ok["sweep"] == sweep).any()] or recordings
+        having = [r for r in evident.recordings if (r.ok["sweep"] == sweep).any()]
+        having = having or list(evident.recordings)
         steps = [sweep_step(having[0].ok, sweep, having[0].machine.kind)]
     elif not steps:
         raise UserError("no model is profiled on this machine; run `make rules`, or give --sweep.")

@@ -21,6 +21,8 @@ from kernels.estimate import Array
 LEAST = 1.02
 """An effect closer to 1 than this is none, however certain: nobody changes a model for it."""
 
+UNCERTAIN = "the times are too uncertain to tell"
+
 TOGETHER = 0.01
 """Chance that any group of a rule is found to differ from the others by accident."""
 
@@ -97,8 +99,10 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     The mean is a weighted sum of log times, in which a case that many pairs share weighs as often.
     With independent errors of equal size s, the scatter of the ratios around their mean estimates
     s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D takes the difference of each pair.
-    The degrees of freedom are Satterthwaite's. Where the measured intervals say that the mean is
-    less certain than its scatter does, they hold.
+    The degrees of freedom are Satterthwaite's. That knows errors of cases alone, which cancel
+    where one pair ends as the next begins; true differences between the pairs do not, so the mean
+    is also taken as one of independent ratios. Where the measured intervals say that it is less
+    certain still, they hold: the widest of the three counts.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
@@ -115,6 +119,7 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     half = norm.ppf(1 - level / 2) * float(np.sqrt(np.sum((weights * known) ** 2)))
     if n >= _SCATTER_FROM or not np.isfinite(half):
         half = np.nanmax([half, _scatter(ratios, difference, weights, level)])
+        half = max(half, _independent(ratios, level))
     mean = float(ratios.mean())
     value, lo, hi = (float(np.exp(x)) for x in (mean, mean - half, mean + half))
     return Effect(value, lo, hi, n)
@@ -133,6 +138,14 @@ def _scatter(ratios: Array, difference: csr_array, weights: Array, level: float)
     variance = float(np.sum((ratios - ratios.mean()) ** 2) / traced)
     freedom = traced**2 / squared
     return float(t.ppf(1 - level / 2, freedom) * np.sqrt(variance * np.sum(weights**2)))
+
+
+def _independent(ratios: Array, level: float) -> float:
+    """Half the interval of the mean of independent ratios; infinite for one."""
+    n = len(ratios)
+    if n < 2:
+        return float("inf")
+    return float(t.ppf(1 - level / 2, n - 1) * ratios.std(ddof=1) / np.sqrt(n))
 
 
 @dataclass(frozen=True)
@@ -165,8 +178,9 @@ def judge(pairs: Pairs, largest: bool = False, tolerance: float | None = None) -
     groups = {name: effect(members, level) for name, members in by_group.items()}
     whole = effect(pairs)
     claims = pairs.log_claim
-    if largest:
-        best = max(groups, key=lambda name: groups[name].lo)
+    if largest:  # of those whose gain is beyond doubt, if there is one
+        sure = [name for name, e in groups.items() if e.sign > 0] or list(groups)
+        best = max(sure, key=lambda name: groups[name].value)
         claims = by_group[best].log_claim
         whole = groups[best]
     claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
@@ -174,6 +188,9 @@ def judge(pairs: Pairs, largest: bool = False, tolerance: float | None = None) -
         verdict = _equal(whole, groups, claim or 1.0, 1 + tolerance)
     elif largest:
         verdict = _against_claim(whole, claim)
+        open_ = [name for name, e in groups.items() if claim and e.hi >= _REACHED * claim]
+        if verdict == "holds, weaker" and open_:
+            verdict = f"depends: {_listed(open_, groups)} too uncertain to tell"
     else:
         verdict = _differing(groups) or _against_claim(whole, claim)
     return Finding(verdict, whole, claim, groups)
@@ -184,7 +201,7 @@ def _against_claim(found: Effect, claim: float | None) -> str:
         return "no longer"
     if found.sign == 0:
         tells = found.hi <= _TELLING and found.lo >= 1 / _TELLING
-        return "no effect" if tells else "depends: the times are too uncertain to tell"
+        return "no effect" if tells else f"depends: {UNCERTAIN}"
     return "holds" if claim is None or found.hi >= _REACHED * claim else "holds, weaker"
 
 

@@ -37,7 +37,7 @@ class Measurements:
         self._times = times
         kinds: dict[Any, list[Problem]] = {}
         for problem in times:
-            kinds.setdefault(_kind(problem), []).append(problem)
+            kinds.setdefault(kind_of(problem), []).append(problem)
         self._kinds = {
             kind: (members, np.array([sizes_of(problem) for problem in members]))
             for kind, members in kinds.items()
@@ -54,7 +54,7 @@ class Measurements:
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
         """Measured problems each of whose sizes is this one's, ``less`` to ``more`` larger."""
-        kind = _kind(problem)
+        kind = kind_of(problem)
         if kind not in self._kinds:
             return []
         members, sizes = self._kinds[kind]
@@ -86,7 +86,7 @@ class Measurements:
         return name if entry[name].hi < entry[library].lo else library
 
 
-def _kind(problem: Problem) -> Any:
+def kind_of(problem: Problem) -> Any:
     """Everything of a problem but the sizes that a recommendation may change."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)

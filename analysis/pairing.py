@@ -38,6 +38,7 @@ class Timed:
     sweep: str
     seconds: float
     error: float
+    gpu: int = 0  # its ordinal: times of two GPUs are not one run's
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,14 @@ def rounded(
 
 
 def padded(
-    cases: Sequence[Timed], machine: Machine, dim: str, to: Mapping[str, int]
+    cases: Sequence[Timed], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Named sizes of ``dim`` against what they are padded ``to``, others being equal."""
-    for name, members in _along(cases, [dim]):
+    """Named sizes of a dimension against what they are padded ``to``, others being equal."""
+    for dim, members in _along(cases, dims):
         for values in members.values():
             for small, large in to.items():
                 if int(small) in values and large in values:
-                    yield Match(values[int(small)], values[large], words={"dim": name})
+                    yield Match(values[int(small)], values[large], words={"dim": dim})
 
 
 def doubled(
@@ -134,14 +135,16 @@ def doubled(
 
 def threshold(
     cases: Sequence[Timed], machine: Machine, dims: Sequence[str], small: int, large: int,
-    claim: float = math.nan,
+    claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (),
 ) -> Iterator[Match]:  # fmt: skip
-    """Speed with a size of at most ``small`` against that with the first of at least ``large``."""
+    """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             enough = min((v for v in values if v >= large), default=None)
             for v, i in values.items():
-                if enough is not None and v <= small:
+                if dtypes and cases[i].workload.dtype not in dtypes:
+                    continue
+                if enough is not None and least <= v <= small:
                     b = values[enough]
                     yield Match(i, b, _work(cases[i], cases[b], "flops"), claim, {"dim": dim})
 
@@ -149,8 +152,8 @@ def threshold(
 def edge(cases: Sequence[Timed], machine: Machine, kind: str) -> Iterator[Match]:
     """A GEMM just past an edge of a ``wave`` or a ``tile`` against the one just before it.
 
-    The tile is the one that large products get on this machine. What is claimed is the ratio of
-    waves, or of tiles.
+    The tile is the one that large products get on this machine. What is claimed of a wave is the
+    ratio of waves; of tiles within one nobody claims a time.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -168,7 +171,7 @@ def edge(cases: Sequence[Timed], machine: Machine, kind: str) -> Iterator[Match]
                 pairs = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
                 one_wave = waves == more_waves or machine.kind == "cpu"
                 if pairs[1] > pairs[0] and (kind == "wave" or one_wave):
-                    claim = pairs[1] / pairs[0]
+                    claim = pairs[1] / pairs[0] if kind == "wave" else math.nan
                     yield Match(values[big], values[small], 1.0, claim, {"dim": dim})
 
 
@@ -219,7 +222,7 @@ def ridge(cases: Sequence[Timed], machine: Machine) -> Iterator[Match]:
         if layers:
             widest = max(layers, key=lambda i: cases[i].workload.bytes / cases[i].seconds)
             work = cases[best].workload.flops / cases[widest].workload.bytes
-            yield Match(widest, best, work / machine.ridge(dtype))
+            yield Match(widest, best, work / machine.ridge(dtype), words={"dtype": dtype})
 
 
 PAIRINGS: dict[str, Pairing] = {
@@ -276,7 +279,7 @@ def _switched(case: Timed, axis: str) -> tuple[str, Any]:
     else:
         value = str(values.pop(axis, ""))
     # Another dtype may be another library's.
-    return value, (workload.op, tuple(values.items()), config, case.cache)
+    return value, (workload.op, tuple(values.items()), config, case.cache, case.gpu)
 
 
 def _along(
@@ -294,7 +297,7 @@ def _along(
             size = {values.pop(name) for name in tied}
             if len(size) == 1:
                 rest = workload.op, tuple(values.items()), case.config, case.cache
-                members[(*rest, case.implementation)][size.pop()] = i
+                members[(*rest, case.implementation, case.gpu)][size.pop()] = i
         yield dim, members
 
 

@@ -6,7 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,48 +20,74 @@ from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all
 from analysis.tensorcores import Step, model_rules, read_models, text
 from kernels.errors import UserError
 from kernels.machine import Machine
-from sweeps.store import RESULTS, make_folder, write_whole
+from sweeps.store import RESULTS, folder_for, make_folder, write_whole
 
 _WORTH_MOST = 8
 
 
-def evidence_of(machine: str | None, results: Path = RESULTS) -> tuple[list[Recording], list[Step]]:
-    """A machine's recordings that rules may be judged on, and its profiled models.
+@dataclass(frozen=True)
+class Evident:
+    """What a machine's rules are judged by: recordings of one software, and profiled models.
 
-    Its own sweeps, and what `make rules` measured besides under ``rules/``. Without a name: the
-    machine that was measured last.
+    ``folder`` is where the verdicts go: beside the machine's sweeps, but never from a user's own
+    run into a published folder.
+    """
+
+    recordings: Sequence[Recording]
+    steps: Sequence[Step]
+    folder: Path
+
+
+def evidence_of(machine: str | None, results: Path = RESULTS) -> Evident:
+    """A machine's own sweeps, and what `make rules` measured besides under ``rules/``.
+
+    Without a name: the machine that was measured last. Of two kinds of software, the later one.
 
     Raises:
         UserError: there is neither.
     """
-    folders = []
-    for place in (results / "rules", results):
-        try:
-            folders.append(find_recording(machine, place))
-        except UserError:
-            continue
+    folders = [f for f in (_found(machine, p) for p in (results / "rules", results)) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
         raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
-    newest = max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
-    recordings = [load(folder) for folder in folders]
-    slug = next(r.machine.slug for r in recordings if r.folder == newest)
-    steps = [step for folder in folders for step in read_models(folder)]
-    return [r for r in recordings if r.machine.slug == slug], steps
+    found = [load(folder) for folder in folders]
+    newest = max(found, key=lambda r: (r.folder / "run.json").stat().st_mtime)
+    same = [
+        r for r in found
+        if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
+    ]  # fmt: skip
+    steps = [step for r in same for step in read_models(r.folder)]
+    alike = len({bool(r.run["published"]) for r in same}) == 1
+    main = next((r.folder for r in same if r.folder.parent == results), None)
+    folder = main if main and alike else folder_for(results, newest.machine.slug)
+    return Evident(same, steps, folder)
 
 
-def judge_recordings(recordings: Sequence[Recording], steps: Sequence[Step]) -> list[Judged]:
+def _found(machine: str | None, place: Path) -> Path | None:
+    try:
+        return find_recording(machine, place)
+    except UserError:
+        return None
+
+
+def _versions(recording: Recording) -> tuple[Any, ...]:
+    """Of what a time depends on most."""
+    return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
+
+
+def judge_evidence(evident: Evident) -> list[Judged]:
     """A row for every rule; pairs of two recordings are never mixed."""
-    return judge_all([Evidence.of_recording(r) for r in recordings], model_rules(steps))
+    found = [Evidence.of_recording(recording) for recording in evident.recordings]
+    return judge_all(found, model_rules(evident.steps))
 
 
-def write_rules(
-    folder: Path, rows: Sequence[Judged], recordings: Sequence[Recording], steps: Sequence[Step]
-) -> list[Path]:
+def write_rules(evident: Evident, rows: Sequence[Judged]) -> list[Path]:
     """rules.csv, .json and .md, tensor-cores.md where models were profiled, and the cheat sheet."""
+    recordings, steps, folder = evident.recordings, evident.steps, evident.folder
     make_folder(folder)
     machine = recordings[0].machine
-    caption = recordings[0].caption()
+    dates = sorted({recording.run["run"][:10] for recording in recordings})
+    caption = f"{recordings[0].caption().rpartition(' ')[0]} {' and '.join(dates)}"
     records = [row.to_json() for row in rows]
     document = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / "rules.json", document + "\n")

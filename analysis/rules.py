@@ -92,8 +92,9 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """The sweeps that some rule needs, in order of first need."""
-    return list(dict.fromkeys(name for rule in all_rules().values() for name in rule.sweeps))
+    """The sweeps that the rules need, those that a rule needs together joined by commas."""
+    wanted = (",".join(rule.sweeps) for rule in all_rules().values())
+    return list(dict.fromkeys(names for names in wanted if names))
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Evidence:
             rows["sweep"],
             rows["time_us"].to_numpy(float) * 1e-6,
             (log_hi - log_lo) / 2 / norm.ppf(0.975),
+            rows["gpu"].fillna(0).astype(int),
         )
         cases = [Timed(*row) for row in zip(*columns, strict=True)]
         model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
@@ -132,7 +134,7 @@ class Evidence:
         others = np.flatnonzero(~rows["op"].isin(PRODUCTS))
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
         library = ~rows["implementation"].str.startswith("triton-") & (rows["mode"] == "burst")
-        keep = np.flatnonzero(library & np.isfinite(columns[-1]))  # at least six samples
+        keep = np.flatnonzero(library & np.isfinite(columns[-2]))  # at least six samples
         return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
 
     @classmethod
@@ -200,15 +202,17 @@ def judge_all(
         found = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
         best = max(found, key=lambda item: len(item[2]), default=None)
         if best is None or not best[2]:
-            rows.append(not_measured(rule))
+            on_gpu = any(e.machine.kind == "gpu" for e in evidence)
+            rows.append(not_measured(rule, on_gpu))
         else:
             rows.append(_judged(rule, *best))
     return rows
 
 
-def not_measured(rule: Rule, needs: str = "") -> Judged:
-    """The row of a rule without evidence: what it needs."""
-    needs = needs or rule.needs or f"the sweeps {', '.join(rule.sweeps)}: run `make rules`"
+def not_measured(rule: Rule, on_gpu: bool = False) -> Judged:
+    """The row of a rule without evidence: what it needs, here or on another machine."""
+    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: run `make rules`"
+    needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
     return Judged(
         rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0,
         f"needs {needs}",
@@ -223,7 +227,7 @@ def _judged(
     pairs = pairs_of(cases, matches, rule.by, predicted)
     finding = judge(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):
-        return not_measured(rule, "more pairs: of one alone nobody told how certain it is")
+        return not_measured(rule, on_gpu=True)  # one pair, of which nobody told how certain it is
     foreseen = pairs.log_predicted
     if rule.largest:  # the model's word on the very group that counts
         best = next(name for name, e in finding.groups.items() if e is finding.effect)

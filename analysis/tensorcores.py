@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.evidence import UNCERTAIN
 from analysis.load import kernels_of, workloads_of
 from analysis.rules import Judged, all_rules, not_measured
 from kernels.errors import UserError
@@ -82,7 +83,7 @@ class Step:
 
 
 def read_models(folder: Path) -> list[Step]:
-    """The profiled steps of a folder; none where no model was profiled.
+    """The profiled steps of a folder; none where no model was profiled, or its kernels not seen.
 
     Raises:
         UserError: the file cannot be read, or is of another version.
@@ -92,12 +93,14 @@ def read_models(folder: Path) -> list[Step]:
         return []
     try:
         document = json.loads(path.read_bytes())
-        if document["schema"] != SCHEMA:
-            raise UserError(f"{path} is of schema {document['schema']}; this reads {SCHEMA}.")
+        schema = document["schema"]
         kind = Machine.from_json(document["machine"]).kind
-        return [_model_step(entry, kind) for entry in document["models"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} cannot be read; `make rules` writes it again.") from None
+        steps = [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        raise UserError(f"{path} cannot be read; `make rules FRESH=1` writes it again.") from None
+    if schema != SCHEMA:
+        raise UserError(f"{path} is of schema {schema}; this reads {SCHEMA}.")
+    return steps
 
 
 def _model_step(entry: dict[str, Any], kind: str) -> Step:
@@ -223,7 +226,7 @@ def _amdahl(steps: Sequence[Step]) -> Judged:
     bound = max(found)[4]
     lo, hi = (end / bound for end in interval)
     told = "; ".join(f"{n}: {ratio:.2f}× of at most {most:.2f}×" for *_, n, ratio, most in found)
-    verdict = "no longer" if lo > 1 else "holds"
+    verdict = "holds" if hi <= 1 else "no longer" if lo > 1 else f"depends: {UNCERTAIN}"
     return Judged(
         rule.id, rule.statement, rule.source, verdict, value, lo, hi, None, len(found),
         f"{rule.effect}; {told}",

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.measured import Measurements
+from analysis.measured import Measurements, kind_of
 from analysis.model import group_of
-from analysis.nearby import dimensions
+from analysis.nearby import sizes_of
 from analysis.recommend import decide
 from analysis.validate import Validation
 from kernels.errors import UserError
@@ -67,7 +67,7 @@ def value(found: Validation, draws: int = DRAWS) -> Value:
     """
     rows = _Rows(found)
     rng = np.random.default_rng(found.seed)
-    order = [int(i) for i in rng.permutation(len(rows.sizes))]
+    order = [int(i) for i in rng.permutation(len(rows.flops))]
     around = [i for i in order if len(rows.near(i, -_REACH)) >= _LEAST_MEMBERS][:draws]
     below = [i for i in order if len(rows.near(i, 0.0)) > 1][:draws]
     if not around or not below:
@@ -127,14 +127,21 @@ class _Rows:
         self.flops = flops[keep]
         self.seconds = found.tested.seconds[keep]
         self.predicted = self._frame["time_us"].to_numpy() * 1e-6
-        names = dimensions(self._problems[0])
-        self.sizes = np.array([[getattr(p, d) for d in names] for p in self._problems])
+        self._kinds = [kind_of(problem) for problem in self._problems]
+        members: dict[Any, list[int]] = {}
+        for i, kind in enumerate(self._kinds):
+            members.setdefault(kind, []).append(i)
+        self._members = {
+            kind: (np.array(rows), np.array([sizes_of(self._problems[i]) for i in rows]))
+            for kind, rows in members.items()
+        }
 
     def near(self, i: int, less: float) -> list[int]:
-        """Rows each of whose sizes is row i's, ``less`` to 15 % larger; i is among them."""
-        own = self.sizes[i]
-        inside = (self.sizes >= own * (1 + less)) & (self.sizes <= own * (1 + _REACH))
-        return [int(j) for j in np.flatnonzero(inside.all(axis=1))]
+        """Rows of row i's kind, i too, each of whose sizes is its, ``less`` to 15 % larger."""
+        rows, sizes = self._members[self._kinds[i]]
+        own = np.array(sizes_of(self._problems[i]))
+        inside = (sizes >= own * (1 + less)) & (sizes <= own * (1 + _REACH))
+        return [int(j) for j in rows[inside.all(axis=1)]]
 
     def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
         """The row that the product's rule takes instead of row i, and the least gain it claims."""

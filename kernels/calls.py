@@ -123,9 +123,11 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
     """``torch.nn.LSTM``: the library's own kernels, their weights laid out as it wants them."""
     layers = []
     for x, weights, _ in sets:
-        layer = torch.nn.LSTM(
-            lstm.features, lstm.hidden, bias=False, device=x.device, dtype=x.dtype
-        ).requires_grad_(False)
+        layer = (
+            torch.nn.LSTM(lstm.features, lstm.hidden, bias=False, device=x.device, dtype=x.dtype)
+            .requires_grad_(False)
+            .eval()
+        )
         scaled = weights * lstm.weight_scale
         layer.weight_ih_l0.copy_(scaled[:, : lstm.features])
         layer.weight_hh_l0.copy_(scaled[:, lstm.features :])

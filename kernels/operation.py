@@ -19,7 +19,7 @@ LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "m
 """Memory-bound layers and the operations for each element that their textbook formula counts.
 
 A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the source
-of the rule that gives it 2.25 FLOP a byte.
+of the rule that gives it 2.25 FLOP a byte; PyTorch's also writes a 64-bit index for each element.
 """
 
 _PARAMETERS = ("layernorm", "batchnorm")  # have a scale and a shift for each channel

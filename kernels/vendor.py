@@ -31,7 +31,7 @@ from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.operation import LAYERS, SERIES, Layer, Series, Workload
-from kernels.problem import Conv, Gemm
+from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,15 @@ def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Ca
 def switched(dtype: str, how: LibraryConfig) -> Iterator[None]:
     """PyTorch's process-wide switches as a launch wants them; restored afterwards.
 
-    fp32's precision is set everywhere that a product can look.
+    fp32's precision is set everywhere that a product can look. PyTorch keeps cuDNN's plans in one
+    table, whether its own choice or the autotuner's, and the first of the two would serve both; but
+    the table's key has this precision, which 16-bit convolutions do not look at. So the autotuner
+    has entries of its own in 16 bits, and is not to be compared in fp32 and tf32.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
-    wanted = "tf32" if dtype == "tf32" else "ieee"
+    apart = how.autotune and DTYPE_BYTES[dtype] == 2
+    wanted = "tf32" if dtype == "tf32" or apart else "ieee"
     switches = [
         *((place, "fp32_precision", wanted) for place in precise),
         (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
@@ -156,7 +160,7 @@ def libraries() -> list[Library]:
     stored = ("fp32", "fp16", "bf16")
     return [
         Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu)),
-        Library("cudnn", "gpu", {"conv": gpu, "lstm": gpu}),
+        Library("cudnn", "gpu", {"conv": gpu, "lstm": ("fp32", "tf32", "fp16")}),
         Library("aten", "gpu", dict.fromkeys(LAYERS, stored)),
         *_cpu_libraries(),
     ]

@@ -81,7 +81,10 @@ def doctor_command(
 
 @app.command("run")
 def run_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; all defaults if none.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Sweeps, a,b if needed together; all defaults if none."),
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
     results: ResultsOption = RESULTS,
     shard: Annotated[str, typer.Option(help="I/N: the I-th of N shares, from 1.")] = "1/1",

@@ -57,7 +57,7 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
             events = _traced(step, dtype, kind)
             found.append(
                 {"model": name, "dtype": dtype, "images": MODELS[name].images[kind],
-                 "seconds": seconds[dtype], "operations": operations(events, dtype)}
+                 "seconds": seconds[dtype], "operations": operations(events, dtype, kind)}
             )  # fmt: skip
     return {
         "schema": SCHEMA, "protocol": PROTOCOL, "machine": device.machine.to_json(),
@@ -81,12 +81,13 @@ def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
     return path
 
 
-def operations(events: Sequence[Mapping[str, Any]], dtype: str) -> list[dict[str, Any]]:
+def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> list[dict[str, Any]]:
     """The operations of a trace, those of one name, shape and dtype as one, the longest first.
 
     Args:
         events: ``traceEvents`` of a trace with shapes.
         dtype: how fp32 was multiplied: ``fp32`` or ``tf32``.
+        kind: of machine. On a GPU whose profiler shows no kernel, nothing is known: no operations.
 
     Returns:
         ``operation``, ``shapes``, ``dtype``, ``calls``, ``seconds`` (of its kernels on a GPU, its
@@ -102,15 +103,15 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str) -> list[dict[str
     for op, seconds in zip(ops, own, strict=True):
         args = op.get("args", {})
         mine = launched.get(args.get("External id"), [])
-        taken = sum(k["dur"] for k in mine) * 1e-6 if kernels else seconds
+        taken = sum(k["dur"] for k in mine) * 1e-6 if kind == "gpu" else seconds
         if taken <= 0:
             continue
         shapes = [list(s) for s in args.get("Input Dims", []) if s and isinstance(s[0], int)]
-        kind = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
-        kind = dtype if kind == "fp32" else kind
-        key = op["name"], json.dumps(shapes), kind
+        stored = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
+        used = dtype if stored == "fp32" else stored
+        key = op["name"], json.dumps(shapes), used
         entry = found.setdefault(
-            key, {"operation": op["name"].removeprefix("aten::"), "shapes": shapes, "dtype": kind,
+            key, {"operation": op["name"].removeprefix("aten::"), "shapes": shapes, "dtype": used,
                   "calls": 0, "seconds": 0.0, "kernels": {}}
         )  # fmt: skip
         entry["calls"] += 1

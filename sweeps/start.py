@@ -45,6 +45,7 @@ class Request:
     """What the command line asked for; None where it left the choice open."""
 
     names: tuple[str, ...] = ()
+    """Sweeps; those joined by commas are needed together."""
     budget: float | None = None
     results: Path = Path()
     shard: tuple[int, int] = (1, 1)
@@ -52,7 +53,18 @@ class Request:
     device: str = "auto"
     gpu: int = 0
     lacking_in: Path | None = None
-    """Leave out the sweeps that this machine's recording in another folder has whole."""
+    """Leave out the sweeps that this machine's recording in another folder has whole, with all
+    others that are needed together with them."""
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The names that are needed together."""
+        return [tuple(name.split(",")) for name in self.names]
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """Every name once."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group))
 
 
 def begin(request: Request, note: Callable[[str], None]) -> Run:
@@ -62,7 +74,7 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
         UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
             not the one asked for.
     """
-    sweeps = choose_sweeps(request.names)
+    sweeps = choose_sweeps(request.sweeps)
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
@@ -176,7 +188,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
             f"the run in this folder is planned for {shares} shard(s); {option} to go on "
             "with it, or use --fresh to keep it aside and start anew."
         )
-    asked = {"sweeps": sorted(request.names) or None, "budget_s": request.budget}
+    asked = {"sweeps": sorted(request.sweeps) or None, "budget_s": request.budget}
     for key, wanted in asked.items():
         if wanted is not None and wanted != plan[key]:
             raise UserError(
@@ -206,7 +218,7 @@ def _new_record(
     machine = device.machine
     budget = request.budget or DEFAULT_BUDGET[machine.kind]
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
-    elsewhere = _recorded(cases, request.lacking_in, device)
+    elsewhere = _recorded(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
     plan = make_plan(cases, machine, budget, request.shard[1])
     if elsewhere and not any(cases.values()):
@@ -237,17 +249,20 @@ def _new_record(
     }
 
 
-def _recorded(
-    cases: Mapping[str, Sequence[Case]], results: Path | None, device: Device
-) -> list[str]:
-    """The sweeps of which every case was timed in ``results`` by this machine and software."""
+def _recorded(cases: Mapping[str, Sequence[Case]], request: Request, device: Device) -> list[str]:
+    """The sweeps of which every case, and of all that they are needed with, was timed elsewhere by
+    this machine and software.
+    """
+    results = request.lacking_in
     if results is None:
         return []
     for name in (f"{device.machine.slug}-local", device.machine.slug):
         folder = results / name
         if (folder / "run.json").exists() and not _outdated(read_run(folder), device):
             timed = read_timed(folder)
-            return [s for s, wanted in cases.items() if wanted and {c.id for c in wanted} <= timed]
+            lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
+            needed = {s for group in request.groups if lacking & {*group} for s in group}
+            return [s for s, wanted in cases.items() if wanted and s not in needed]
     return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -15,9 +16,11 @@ from analysis.load import load, problems_of
 from analysis.model import Query
 from analysis.recommend import LEAST_GAIN
 from analysis.report import five_lines
-from analysis.rulebook import evidence_of, judge_recordings
+from analysis.rulebook import evidence_of, judge_evidence
 from analysis.table import build_table
-from analysis.tidy import analyse
+from analysis.tidy import Analysis, analyse
+
+pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ROOT / "tests" / "recordings"
@@ -29,13 +32,19 @@ RECORDED = [
 ]
 
 
+@functools.cache
+def analysed(folder: Path) -> Analysis:
+    """Calibrating on a recording takes seconds: once for all tests of it."""
+    return analyse(load(folder))
+
+
 def test_there_is_a_recording() -> None:
     assert RECORDED
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
-    analysis = analyse(load(folder))
+    analysis = analysed(folder)
     assert not analysis.recording.damaged
     advice = build_table(analysis)
     with open(folder / "recommendations.csv", encoding="utf-8", newline="") as file:
@@ -58,7 +67,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Path) -> None:
-    analysis = analyse(load(folder))
+    analysis = analysed(folder)
     table, machine = analysis.table, analysis.recording.machine
     assert table["predicted_time_us"].notna().all()
     roof = [
@@ -87,7 +96,7 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_a_recording_has_its_five_lines(folder: Path) -> None:
-    analysis = analyse(load(folder))
+    analysis = analysed(folder)
     assert len(five_lines(analysis, build_table(analysis))) == 5
 
 
@@ -101,7 +110,7 @@ RULES = [
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
-    rows = judge_recordings(*evidence_of(path.parent.name, path.parent.parent))
+    rows = judge_evidence(evidence_of(path.parent.name, path.parent.parent))
     recorded = json.loads(path.read_text(encoding="utf-8"))
     assert [row.id for row in rows] == [row["id"] for row in recorded]
     for row, before in zip(rows, recorded, strict=True):

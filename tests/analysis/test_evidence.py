@@ -60,6 +60,22 @@ def test_an_interval_holds_the_truth_however_many_pairs_share_a_case(shared: int
     assert sum(e.lo <= 1.2 <= e.hi for e in told) >= 0.9 * len(told)
 
 
+def test_an_interval_holds_where_one_pair_ends_as_the_next_begins_and_ratios_differ() -> None:
+    """Sizes that double: errors of times cancel along the chain, true differences do not."""
+    found = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        ratios = 0.2 + 0.2 * rng.standard_normal((4, 6))
+        times = np.hstack([np.zeros((4, 1)), -np.cumsum(ratios, axis=1)]).ravel()
+        starts = np.array([7 * chain + i for chain in range(4) for i in range(6)])
+        zero, nothing = np.zeros(24), np.full(24, np.nan)
+        pairs = Pairs(times, np.full(28, np.nan), starts, starts + 1, zero, nothing, zero,
+                      ["all"] * 24)  # fmt: skip
+        e = effect(pairs)
+        found += e.lo <= np.exp(0.2) <= e.hi
+    assert found >= 0.9 * 300
+
+
 def test_more_pairs_say_more() -> None:
     few, many = (effect(planted(1.5, 0, pairs=n, shared=n)) for n in (8, 200))
     assert many.hi / many.lo < few.hi / few.lo
@@ -110,6 +126,12 @@ def test_up_to_is_about_the_best_group() -> None:
     found = judge(mixed({"square": 5.9, "skinny": 1.1}, 0), largest=True)
     assert found.effect == found.groups["square"]
     assert found.effect.value == pytest.approx(5.9, rel=0.05)
+    open_ = mixed({"square": 1.2, "skinny": 1.0}, 0)
+    wide = np.where(np.arange(len(open_.log_time)) < 32, 0.03, 3.0)
+    claimed = Pairs(**{**vars(open_), "error": wide, "log_claim": np.full(32, np.log(6.0))})
+    verdict = judge(claimed, largest=True).verdict
+    assert verdict.startswith("depends: skinny")
+    assert verdict.endswith("too uncertain to tell")
 
 
 def test_a_proportion_holds_within_its_tolerance_alone() -> None:

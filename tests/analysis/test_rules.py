@@ -13,7 +13,7 @@ from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.load import load
 from analysis.model import Model
-from analysis.rulebook import evidence_of, judge_recordings, lines, sheet_data, write_rules
+from analysis.rulebook import evidence_of, judge_evidence, lines, sheet_data, write_rules
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all, rule_sweeps
 from analysis.source import read_source
 from kernels.config import ceil_div, large_tile
@@ -38,7 +38,8 @@ Law = Callable[[Workload], float]
 
 def test_every_rule_of_the_field_is_there_and_its_sweeps_exist() -> None:
     assert list(all_rules()) == IDS
-    assert set(rule_sweeps()) <= set(all_sweeps())
+    assert {name for group in rule_sweeps() for name in group.split(",")} <= set(all_sweeps())
+    assert "sources,layers" in rule_sweeps()  # what a rule needs together
     for rule in all_rules().values():
         assert set(rule.also) <= set(all_sweeps())
         assert rule.statement
@@ -157,9 +158,10 @@ def a_recording(results: Path) -> Path:
 
 def test_the_files_hold_a_row_for_every_rule(tmp_path: Path) -> None:
     folder = a_recording(tmp_path)
-    recordings, steps = evidence_of(None, tmp_path)
-    rows = judge_recordings(recordings, steps)
-    written = write_rules(folder, rows, recordings, steps)
+    evident = evidence_of(None, tmp_path)
+    assert evident.folder == folder
+    rows = judge_evidence(evident)
+    written = write_rules(evident, rows)
     assert [row["id"] for row in json.loads((folder / "rules.json").read_text())] == IDS
     table = json.loads((folder / "rules.json").read_text())
     assert set(table[0]) == {
@@ -190,10 +192,34 @@ def test_pairs_of_two_runs_are_never_mixed(tmp_path: Path, monkeypatch: pytest.M
     odd = [c for c in cases if c not in even]
     for place, some, slow in ((tmp_path, even, 1.0), (tmp_path / "rules", odd, 3.0)):
         record(place / H100.slug, some, [1e-4 * slow] * len(some))
-    recordings, steps = evidence_of(H100.slug, tmp_path)
-    assert len(recordings) == 2
-    rows = {row.id: row for row in judge_recordings(recordings, steps)}
+    evident = evidence_of(H100.slug, tmp_path)
+    assert len(evident.recordings) == 2
+    rows = {row.id: row for row in judge_evidence(evident)}
     assert rows["align-gemm"].verdict == NOT_MEASURED
+
+
+def test_a_users_verdicts_never_go_into_a_published_folder(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    published = record(tmp_path / H100.slug, case, [1e-5], published=True)
+    assert evidence_of(H100.slug, tmp_path).folder == published  # from the recording alone
+    record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    assert evidence_of(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
+    record(tmp_path / f"{H100.slug}-local", case, [1e-5])
+    assert evidence_of(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
+
+
+def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    record(tmp_path / H100.slug, case, [1e-5], software={"torch": "2.12.0"})
+    newer = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    evident = evidence_of(H100.slug, tmp_path)
+    assert [recording.folder for recording in evident.recordings] == [newer]
+    assert evident.folder == tmp_path / H100.slug
+
+
+def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    row = next(r for r in plant(tmp_path, alignment_cases(), aligned_law(1.0), 0) if r.id == "wave")
+    assert row.reason == "needs pairs of the sweeps sources, steps: run `make rules`"
 
 
 def test_without_results_it_says_what_to_run(tmp_path: Path) -> None:

@@ -117,6 +117,13 @@ def test_a_sweeps_rows_are_operations_too(tmp_path: Path) -> None:
 
 def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
     assert read_models(tmp_path) == []
-    (tmp_path / "models.json").write_text("{")
-    with pytest.raises(UserError, match="`make rules` writes it again"):
+    profiled(tmp_path, model("bf16", 1e-3))  # its kernels were not seen: nothing is known
+    assert read_models(tmp_path) == []
+    nothing = model("bf16", 1e-3, operation("mm", 0.0, "bf16"))
+    for damaged in ("{", "[]", json.dumps({"schema": SCHEMA})):
+        (tmp_path / "models.json").write_text(damaged)
+        with pytest.raises(UserError, match="writes it again"):
+            read_models(tmp_path)
+    profiled(tmp_path, nothing)
+    with pytest.raises(UserError, match="`make rules FRESH=1` writes it again"):
         read_models(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -26,9 +27,23 @@ COMPILED = ("triton-tiled", "triton-persistent", "triton-conv")
 compiled_once = pytest.mark.xdist_group("compiled")  # or each worker would compile
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    """Three families for Hopper, through the command; `make compile-check` compiles all."""
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Three families for Hopper, through the command; `make compile-check` compiles all.
+
+    Whichever worker comes first compiles: it takes a minute and a half.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = tmp_path_factory.getbasetemp().parent / f"compiled-{run}.json"
+    with open(place.with_suffix(".lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.write_text(_compile(), encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))
+    return found
+
+
+def _compile() -> str:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kernels", "compile", "--arch", "sm_90", "--json"]
     for name in COMPILED:
@@ -37,8 +52,7 @@ def rows() -> list[dict[str, Any]]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)
-    return found
+    return answer.stdout
 
 
 GEMM_FAMILIES = ("triton-tiled", "triton-splitk", "triton-streamk", "triton-persistent")

@@ -33,7 +33,9 @@ def settings() -> list[object]:
 def test_precision_is_set_everywhere_and_restored(dtype: str, wanted: str, autotune: bool) -> None:
     before = settings()
     with switched(dtype, LibraryConfig(autotune=autotune)):
-        assert {place.fp32_precision for place in PLACES} == {wanted}
+        # In 16 bits, where it changes nothing else, it keeps the autotuner's plans apart.
+        apart = autotune and dtype == "bf16"
+        assert {place.fp32_precision for place in PLACES} == {"tf32" if apart else wanted}
         assert torch.backends.cudnn.benchmark == autotune
         assert torch.backends.cudnn.enabled
     assert settings() == before

@@ -44,7 +44,7 @@ def test_on_a_cpu_an_operations_time_is_its_own() -> None:
         op("relu", 100, 5, 4),
         op("mm", 30, 40, 5, tid=2),  # of another thread: within nothing
     ]
-    found = {row["operation"]: row["seconds"] * 1e6 for row in operations(events, "fp32")}
+    found = {row["operation"]: row["seconds"] * 1e6 for row in operations(events, "fp32", "cpu")}
     assert found == pytest.approx({"linear": 40, "addmm": 50, "copy_": 10, "relu": 5, "mm": 40})
 
 
@@ -58,15 +58,19 @@ def test_on_a_gpu_an_operations_time_is_its_kernels() -> None:
         {"cat": "kernel", "name": "nvjet", "ts": 70, "dur": 8, "args": {"External id": 2}},
         {"cat": "kernel", "name": "splitKreduce", "ts": 80, "dur": 1, "args": {"External id": 2}},
     ]
-    (row,) = operations(events, "tf32")  # ReLU launched nothing that was seen
+    (row,) = operations(events, "tf32", "gpu")  # ReLU launched nothing that was seen
     assert row["shapes"] == [[4, 8], [8, 2]]
     assert (row["operation"], row["dtype"], row["calls"]) == ("mm", "bf16", 2)
     assert row["seconds"] == pytest.approx(16e-6)
     assert row["kernels"] == pytest.approx({"nvjet": 15e-6, "splitKreduce": 1e-6})
 
 
+def test_a_gpu_whose_kernels_nobody_saw_has_no_operations() -> None:
+    assert operations([op("mm", 0, 50, 1)], "tf32", "gpu") == []
+
+
 def test_fp32_is_what_it_was_multiplied_as() -> None:
-    (row,) = operations([op("mm", 0, 1, 1)], "tf32")
+    (row,) = operations([op("mm", 0, 1, 1)], "tf32", "cpu")
     assert row["dtype"] == "tf32"
 
 

@@ -368,6 +368,12 @@ def test_what_is_recorded_whole_elsewhere_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="recorded already") as caught:
         begin(Request(("cache",), 20.0, tmp_path / "third", device="cpu", lacking_in=main), quiet)
     assert caught.value.exit_code == 0
+    # What is needed together is measured together.
+    both = begin(
+        Request(("cache,depthwise",), 20.0, tmp_path / "fifth", device="cpu", lacking_in=main),
+        quiet,
+    )
+    assert {entry.case.sweep for entry in both.planned} == {"cache", "depthwise"}
     # A case that has no time yet is not recorded.
     write_table(recorded.folder, [*rows[:-1], {**rows[-1], "status": "error"}])
     again = begin(Request(names, 20.0, tmp_path / "fourth", device="cpu", lacking_in=main), quiet)
