@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -43,26 +43,23 @@ class Timed:
 
 @dataclass(frozen=True)
 class Match:
-    """One pair, by the positions of its cases."""
+    """One pair, by the positions of its cases; the time ``beside`` adds to that ``against``."""
 
     against: int
     following: int
     work: float = 1.0
     claim: float = math.nan
     words: Mapping[str, str] = field(default_factory=dict)
+    beside: int | None = None
 
 
 Pairing = Callable[..., Iterator[Match]]
 
 
 def switch(
-    cases: Sequence[Timed], machine: Machine, axis: str, against: str, following: Sequence[str],
-    per: str = "",
-) -> Iterator[Match]:  # fmt: skip
-    """Cases that are the same but for ``axis``: config, dtype, layout, groups or implementation.
-
-    ``depthwise`` stands for as many groups as channels. ``per = "flops"`` compares speeds.
-    """
+    cases: Sequence[Timed], machine: Machine, axis: str, against: str, following: Sequence[str]
+) -> Iterator[Match]:
+    """Cases that are the same but for ``axis``: config, dtype or layout."""
     found: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         value, key = _switched(case, axis)
@@ -70,9 +67,28 @@ def switch(
     for options in found.values():
         for value in following:
             if against in options and value in options:
-                a, b = options[against], options[value]
-                work = _work(cases[a], cases[b], per)
-                yield Match(a, b, work, words={"value": value})
+                yield Match(options[against], options[value], words={"value": value})
+
+
+def separable(cases: Sequence[Timed], machine: Machine) -> Iterator[Match]:
+    """Speed of a depthwise convolution and the pointwise one that makes it separable, together,
+    against that of the dense one.
+    """
+    kinds: dict[Any, dict[str, int]] = defaultdict(dict)
+    for i, case in enumerate(cases):
+        conv = case.workload
+        if isinstance(conv, Conv):
+            shape = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
+            if conv.groups == 1:
+                kind = "pointwise" if conv.r == conv.s == 1 else "dense"
+            else:
+                kind = "depthwise" if conv.groups == conv.c else "grouped"
+            kinds[(*shape, case.config, case.gpu)][kind] = i
+    for found in kinds.values():
+        if {"depthwise", "pointwise", "dense"} <= found.keys():
+            depth, point, dense = (found[k] for k in ("depthwise", "pointwise", "dense"))
+            flops = cases[depth].workload.flops + cases[point].workload.flops
+            yield Match(depth, dense, cases[dense].workload.flops / flops, beside=point)
 
 
 def rounded(
@@ -226,7 +242,8 @@ def ridge(cases: Sequence[Timed], machine: Machine) -> Iterator[Match]:
 
 
 PAIRINGS: dict[str, Pairing] = {
-    f.__name__: f for f in (switch, rounded, padded, doubled, threshold, edge, intensity, ridge)
+    f.__name__: f
+    for f in (switch, separable, rounded, padded, doubled, threshold, edge, intensity, ridge)
 }
 """By the name that ``rules.toml`` calls them."""
 
@@ -234,7 +251,20 @@ PAIRINGS: dict[str, Pairing] = {
 def pairs_of(
     cases: Sequence[Timed], matches: Sequence[Match], by: Sequence[str], predicted: Array
 ) -> Pairs:
-    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds by case."""
+    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds by case.
+
+    Two cases whose times add are one case more.
+    """
+    cases, matches = list(cases), list(matches)
+    for number, match in enumerate(matches):
+        if match.beside is not None:
+            parts = [cases[match.against], cases[match.beside]]
+            seconds = sum(part.seconds for part in parts)
+            error = math.hypot(*(part.seconds * part.error for part in parts)) / seconds
+            matches[number] = replace(match, against=len(cases))
+            cases.append(replace(parts[0], seconds=seconds, error=error))
+            together = predicted[match.against] + predicted[match.beside]
+            predicted = np.append(predicted, together)
     a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
     work = np.log([match.work for match in matches])
     return Pairs(
@@ -272,10 +302,6 @@ def _switched(case: Timed, axis: str) -> tuple[str, Any]:
     config = case.config
     if axis == "config":
         value, config = config, ""
-    elif axis == "groups" and isinstance(workload, Conv):
-        depthwise = 1 < workload.groups == workload.c
-        value = "depthwise" if depthwise else str(workload.groups)
-        values.pop("groups")
     else:
         value = str(values.pop(axis, ""))
     # Another dtype may be another library's.
@@ -303,7 +329,7 @@ def _along(
 
 def _work(a: Timed, b: Timed, per: str) -> float:
     """How much more of ``per`` the second case does."""
-    return getattr(b.workload, per) / getattr(a.workload, per) if per else 1.0
+    return float(getattr(b.workload, per) / getattr(a.workload, per))
 
 
 def _counts(gemm: Gemm, machine: Machine) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def _judged(
     rule: Rule, evidence: Evidence, cases: list[Timed], matches: list[Match], predicted: Array
 ) -> Judged:
     if rule.claim is not None:
-        matches = [Match(m.against, m.following, m.work, rule.claim, m.words) for m in matches]
+        matches = [replace(match, claim=rule.claim) for match in matches]
     pairs = pairs_of(cases, matches, rule.by, predicted)
     finding = judge(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):

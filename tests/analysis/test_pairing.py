@@ -22,6 +22,7 @@ from analysis.pairing import (
     pairs_of,
     ridge,
     rounded,
+    separable,
     switch,
     threshold,
 )
@@ -55,11 +56,20 @@ def test_another_dtype_may_be_another_librarys() -> None:
     assert match.words == {"value": "bf16"}
 
 
-def test_depthwise_and_dense_are_compared_by_their_speeds() -> None:
-    shape = "8,64,14,14,64,3,3,1,1,1,{},bf16"
-    cases = [case(Conv.parse(shape.format(groups))) for groups in (64, 1, 4)]
-    (match,) = switch(cases, H100, "groups", "depthwise", ["1"], per="flops")
-    assert (match.against, match.following, match.work) == (0, 1, 64.0)
+def test_a_depthwise_and_a_pointwise_convolution_stand_together_against_the_dense() -> None:
+    shapes = ("3,3,1,1,1,64", "3,3,1,1,1,1", "1,1,1,0,1,1", "3,3,1,1,1,4")
+    cases = [
+        case(Conv.parse(f"8,64,14,14,64,{shape},bf16"), seconds=seconds)
+        for shape, seconds in zip(shapes, (2e-5, 4e-5, 1e-5, 9e-5), strict=True)
+    ]
+    (match,) = separable(cases, H100)
+    assert (match.against, match.beside, match.following) == (0, 2, 1)
+    pairs = pairs_of(cases, [match], ["dtype"], np.array([1.0, 2.0, 3.0, 4.0]))
+    flops = [c.workload.flops for c in cases]
+    speeds = (flops[0] + flops[2]) / 3e-5, flops[1] / 4e-5
+    assert math.exp(pairs.log_ratio[0]) == pytest.approx(speeds[1] / speeds[0])
+    assert math.exp(pairs.log_predicted[0]) == pytest.approx(4 / 2 * match.work)
+    assert pairs.error[pairs.against[0]] == pytest.approx(math.hypot(2, 1) / 3 * 0.01)
 
 
 def test_times_of_two_gpus_are_no_pair() -> None:
