@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.evidence import Effect
 from analysis.load import Recording, find_recording, load
 from analysis.plots.style import NEUTRAL, panels, save
+from analysis.records import write_records
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all
 from analysis.tensorcores import Step, model_rules, read_models, text
 from kernels.errors import UserError
@@ -88,15 +87,7 @@ def write_rules(evident: Evident, rows: Sequence[Judged]) -> list[Path]:
     machine = recordings[0].machine
     dates = sorted({recording.run["run"][:10] for recording in recordings})
     caption = f"{recordings[0].caption().rpartition(' ')[0]} {' and '.join(dates)}"
-    records = [row.to_json() for row in rows]
-    document = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "rules.json", document + "\n")
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(records[0])
-    for record in records:
-        writer.writerow(["" if value is None else value for value in record.values()])
-    write_whole(folder / "rules.csv", buffer.getvalue())
+    write_records(folder, "rules", [row.to_json() for row in rows])
     write_whole(folder / "rules.md", markdown(rows, machine, caption))
     written = [folder / "rules.md"]
     if steps:
@@ -158,7 +149,7 @@ def figures(row: Judged) -> str:
     """``1.12× [1.10, 1.14]``; a dash where nothing was measured."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
-    return f"{row.effect:.2f}× [{row.lo:.2f}, {row.hi:.2f}]"
+    return str(Effect(row.effect, row.lo, row.hi, row.cases))
 
 
 def sheet_data(rows: Sequence[Judged]) -> pd.DataFrame:

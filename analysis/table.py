@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 
 from analysis.measured import read_measurements
 from analysis.recommend import Advice, advise_all
+from analysis.records import write_records
 from analysis.tidy import Analysis
 from kernels.problem import Gemm
 from sweeps.store import write_whole
@@ -47,17 +45,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
     """recommendations.csv and .json in full; .md with what is worth changing."""
     folder = analysis.recording.folder
-    records = [answer.to_json() for answer in advice]
-    write_whole(
-        folder / "recommendations.json",
-        json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-    )
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(records[0] if records else [])
-    for record in records:
-        writer.writerow(["" if value is None else value for value in record.values()])
-    write_whole(folder / "recommendations.csv", buffer.getvalue())
+    write_records(folder, "recommendations", [answer.to_json() for answer in advice])
     write_whole(folder / "recommendations.md", markdown(analysis, advice))
 
 

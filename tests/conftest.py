@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers are as many as the cores. Threads of each worker's BLAS beside them made the suite
-    # a third as fast; NumPy reads this when it is first imported.
+    # The workers are as many as the cores: threads of each worker's BLAS beside them only fight for
+    # those. NumPy reads this when it is first imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis

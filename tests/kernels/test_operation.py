@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -41,6 +43,14 @@ operations = st.one_of(
 )  # fmt: skip
 
 
+def _normalised(operation: Operation) -> float:
+    """Over how many values a normalisation goes; no end of them for the others."""
+    if not isinstance(operation, Layer):
+        return math.inf
+    pixels = operation.n * operation.h * operation.w
+    return {"layernorm": operation.c, "batchnorm": pixels}.get(operation.op, math.inf)
+
+
 @settings(max_examples=150)
 @given(operation=operations)
 def test_the_libraries_compute_what_the_reference_does(operation: Operation) -> None:
@@ -50,8 +60,8 @@ def test_the_libraries_compute_what_the_reference_does(operation: Operation) -> 
     for config in [*library.configs(operation, machine), LibraryConfig(offset=1)]:
         operands = random_operands(operation, "cpu")
         result = library.prepare(operation, [operands], config)(0)
-        # The variance of two or three values that all but agree is rounding noise in 16 bits.
-        if operation.op in ("layernorm", "batchnorm") and operation.dtype == "bf16":
+        # The variance of a few values that all but agree is rounding noise in 16 bits.
+        if operation.dtype == "bf16" and _normalised(operation) < 8:
             continue
         assert check(operation, operands, result).ok, (config, operation)
 
