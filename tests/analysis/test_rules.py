@@ -19,16 +19,18 @@ from analysis.source import read_source
 from kernels.config import ceil_div, large_tile
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
-from kernels.operation import Layer, Workload
+from kernels.operation import Layer, Lstm, Workload
 from kernels.problem import Gemm
 from sweeps.case import Case
+from sweeps.expand import expand
 from sweeps.spec import all_sweeps
 
 IDS = """
     align-gemm align-worth align-linear align-conv pad-first-conv pad-vocab pad-sequence
     channels-256 wave tile bigger batch-intensity intensity-table small-dim dtype-speed
     half-traffic nhwc autotune fuse-inputs fuse-time dense-conv wider reduced-reduction
-    aligned-memory rnn memory-bound launch-bound balance amdahl tc-used
+    aligned-memory rnn rnn-minibatch rnn-hidden rnn-persistent memory-bound launch-bound balance
+    amdahl tc-used
 """.split()  # noqa: SIM905  as the list of the field's advice has them
 VERDICT = re.compile(r"holds|holds, weaker|no longer|no effect|not measured here|depends: .+")
 NOISE = 0.03
@@ -116,6 +118,27 @@ def test_a_planted_step_of_a_wave_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert sum(row.verdict.startswith("holds") for row in found) >= 90
     assert sum((row.lo or 0) <= 1.3 <= (row.hi or 0) for row in found) >= 90
     assert {row.cases for row in found} == {len(edges)}
+
+
+def test_planted_laws_of_recurrent_layers_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rule's own law is found in the sweep that tests it, without the other two's."""
+    monkeypatch.setattr("analysis.rules.calibrate", Uncalibrated)
+    sweep = all_sweeps()["lstm"]
+    cases = expand(sweep, H100, lambda *_: "cudnn", lambda *_: [""])
+
+    def law(workload: Workload) -> float:
+        assert isinstance(workload, Lstm)
+        slow = (1.5 if workload.hidden % 32 else 1.0) * (1.3 if workload.minibatch <= 128 else 1.0)
+        return workload.flops / 1e14 * slow
+
+    by_id = {row.id: row for row in plant(tmp_path, cases, law, 0)}
+    found = {name: by_id[f"rnn-{name}"] for name in ("persistent", "minibatch", "hidden")}
+    assert found["persistent"].effect == pytest.approx(1.5, rel=0.05)
+    assert found["minibatch"].effect == pytest.approx(1.3, rel=0.05)
+    assert found["hidden"].effect == pytest.approx(1.0, rel=0.05)
+    assert [row.verdict for row in found.values()] == ["holds", "holds", "no effect"]
 
 
 def _waves(m: int, bm: int, bn: int) -> int:
