@@ -1,8 +1,8 @@
 """Fit the time model to a machine's own measurements, and say how wrong it is.
 
-Every problem belongs to one of two halves. What is fitted to each half predicts the other, so each
-row has a prediction from a fit that never saw it, and the error figures are honest. The fit that is
-kept comes from all rows.
+Every problem belongs to one of three parts. What is fitted to two of them predicts the third, so
+each row has a prediction from a fit that never saw it, and the error figures are honest. The fit
+that is kept comes from all rows.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Calibration:
         """calibration.json: constants, error figures and rows used, group by group."""
         return {
             "machine": self.model.machine.slug,
-            "protocol": "two halves of the problems, each predicted by a fit to the other",
+            "protocol": "three parts of the problems, each predicted by a fit to the others",
             "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
         }
 
@@ -88,7 +88,7 @@ def calibrate_query(
     machine: Machine,
     query: Query,
     seconds: Array,
-    folds: int = 2,
+    folds: int = 3,
     starts: Callable[[str], Constants] | None = None,
     algorithms: Sequence[str] | None = None,
 ) -> Calibration:
@@ -156,8 +156,9 @@ def fit_group(
     if len(seconds) < LEAST_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return constants, None
     everything = Inputs.of(machine, query)
-    log_ratio = np.log(seconds / everything.estimate(constants).time)
-    return constants, fit_residual(everything.features(constants), log_ratio)
+    guess = everything.estimate(constants)
+    log_ratios = np.log(seconds / guess.time)
+    return constants, fit_residual(everything.features(constants, guess), log_ratios)
 
 
 def _judge(

@@ -7,6 +7,7 @@ measurements gets the shipped constants of its generation, and an interval that 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from analysis.load import problems_of
 from analysis.residual import Residual
-from kernels.config import HAND_WRITTEN, tile_count
+from kernels.config import HAND_WRITTEN, tail_efficiency, tile_count
 from kernels.constants import Constants, default_constants
 from kernels.estimate import (
     ALGORITHMS,
@@ -27,7 +28,6 @@ from kernels.estimate import (
     Estimate,
     Shapes,
     Tiles,
-    candidate_times,
     estimate,
     fastest,
 )
@@ -41,7 +41,7 @@ V100, but 67 % of T4's and none of L4's."""
 
 
 _DESIGN = 5  # features, the first ones
-_LARGE_TILES = ((128, 128), (256, 128), (128, 256))
+_USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
 
 NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""
@@ -126,8 +126,8 @@ class Fit:
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
         """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes.
 
-        ``spreads`` are those of the two predictions: what is far from every measurement is less
-        certain.
+        ``spreads`` are those of the two predictions: where the residual's trees disagree, both
+        are less certain.
         """
         both = math.hypot(*spreads)
         if near:
@@ -234,7 +234,7 @@ class Inputs:
         guess = self.estimate(constants)
         if residual is None:
             return guess, np.ones(len(guess.time))
-        log_ratio, spread = residual.predict(self.features(constants))
+        log_ratio, spread = residual.predict(self.features(constants, guess))
         return replace(guess, time=guess.time * np.exp(log_ratio)), spread
 
     def estimate(self, constants: Constants) -> Estimate:
@@ -257,32 +257,37 @@ class Inputs:
 
     def design(self, constants: Constants) -> Array:
         """What rows to measure are spread over: the sizes, the time and the intensity."""
-        return self.features(constants)[:, :_DESIGN]
+        return self.features(constants, self.estimate(constants))[:, :_DESIGN]
 
-    def features(self, constants: Constants) -> Array:
+    def features(self, constants: Constants, guess: Estimate) -> Array:
         """What a residual may depend on, a row a case.
 
-        Logs of the sizes, of the estimate and of the intensity over the ridge point; the powers of
-        two that divide the sizes, since a library looks at them; how far each of its tiles is
-        behind the best one; what a last wave of three large tiles leaves idle. For a convolution
-        also its images, their size, filter, stride and alignment, what Winograd's tiles waste, and
-        how far its algorithms are behind.
+        Logs of the sizes, of the estimate and of the intensity over the ridge point; each two
+        sizes' product and ratio; what binds the estimate, and its tile, waves and efficiencies;
+        what a last wave of the usual tiles leaves idle; the powers of two that divide the sizes,
+        since a library looks at them. For a convolution also its images, their size, filter, stride
+        and alignment, what Winograd's tiles waste, and how far its algorithms are behind.
+
+        Args:
+            constants: those of the estimate.
+            guess: :meth:`estimate` by them.
         """
         s, machine = self.shapes, self.machine
-        peak = machine.peak(self.dtype)
-        times, _ = candidate_times(s, self._library, machine, peak, constants)
-        best = times.min(axis=1)
         flops = 2 * s.batch * s.m * s.n * s.k * s.density
-        columns = [np.log2(s.m), np.log2(s.n), np.log2(s.k), np.log(best)]
-        columns.append(np.log(flops / peak * machine.bandwidth / s.bytes))
-        for bm, bn in _LARGE_TILES:
-            rounds = tile_count(s.m, s.n, bm, bn, s.batch) / machine.sms
-            columns.append(np.log(np.ceil(rounds) / np.maximum(rounds, 1.0)))
+        ridge = machine.peak(self.dtype) / machine.bandwidth
+        sizes = np.log2([s.m, s.n, s.k])
+        columns = [*sizes, np.log(guess.time), np.log(flops / s.bytes / ridge)]
+        for one, other in itertools.combinations(sizes, 2):
+            columns += [one + other, one - other]
+        columns += [getattr(guess, name) / guess.time for name in LIMITS]
+        columns += [np.log2(part) for part in (guess.bm, guess.bn, guess.split, guess.tiles)]
+        columns += [np.log2(guess.waves), guess.tile_efficiency, guess.tail_efficiency]
+        for bm, bn in _USUAL_TILES:
+            columns.append(tail_efficiency(tile_count(s.m, s.n, bm, bn, s.batch), machine.sms))
         columns += [_twos(size) for size in (s.m, s.n, s.k)]
-        behind = np.clip(np.log(times / best[:, None]), 0.0, 1.0)
-        return np.column_stack([*columns, behind, *self._conv_features(constants, best)])
+        return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
-    def _conv_features(self, constants: Constants, best: Array) -> list[Array]:
+    def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
         if not isinstance(self.problems[0], Conv):
             return []
         sizes = [
@@ -292,11 +297,11 @@ class Inputs:
         ]
         images, height, width, *others = np.array(sizes, dtype=float).T
         columns = [np.log2(column) for column in (images, height * width, *others)]
-        for name, shapes in self.ways.items():
-            tile = ALGORITHMS[name]
+        ways = (self.shapes, *self.ways.values())
+        columns += [np.log(self._by(way, constants).time / guess.time) for way in ways]
+        for tile in (ALGORITHMS[name] for name in self.ways):
             padded = np.ceil(height / tile) * np.ceil(width / tile) * tile**2
             columns.append(np.log(padded / (height * width)))
-            columns.append(np.clip(np.log(self._by(shapes, constants).time / best), -1.0, 1.0))
         return columns
 
 

@@ -94,17 +94,18 @@ def curve_report(curve: Sequence[Point], floor: Errors | None) -> str:
 def value_report(worth: Value) -> str:
     """What following the advice is worth."""
     ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
-    claims = (
-        ""
-        if worth.overclaimed is None
-        else (f"; {worth.overclaimed:.0%} of all moves gained less than the least that was claimed")
-    )
-    return (
-        f"\n\nchoose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"
-        f"\npad, {worth.pads} shapes: {worth.moved} moved, mean gain {worth.gain:.2%} (in "
-        f"hindsight {worth.hindsight:.2%}), {worth.loss_p95:.1%} slower at the 95th percentile, "
-        f"{worth.found:.0%} of those that could gain 5 % moved{claims}"
-    )
+    lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"]
+    lines += [
+        f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} moved, mean gain "
+        f"{pad.gain:.2%} (in hindsight {worth.hindsight:.2%}), {pad.loss_p95:.1%} slower at the "
+        f"95th percentile, {pad.found:.0%} of those that could gain 5 % moved"
+        for name, pad in worth.padding.items()
+    ]
+    if worth.overclaimed is not None:
+        lines.append(
+            f"{worth.overclaimed:.0%} of the advice's moves gained less than the least claimed"
+        )
+    return "".join(f"\n{line}" for line in ["", *lines])
 
 
 def _errors(name: str, errors: Errors) -> str:

@@ -10,7 +10,7 @@ where it is certain, its best guess; and the asked shape, the biggest and the be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ import numpy as np
 from analysis.measured import Measurements, kind_of
 from analysis.model import group_of
 from analysis.nearby import sizes_of
-from analysis.recommend import decide
+from analysis.recommend import LEAST_GAIN, decide
 from analysis.validate import Validation
 from kernels.errors import UserError
+from kernels.estimate import Array
 
 _LEAST_FLOPS = 1e9
 _REACH = 0.15
@@ -30,29 +31,39 @@ DRAWS = 500
 
 
 @dataclass(frozen=True)
+class Padding:
+    """What one way to pad is worth; gains are fractions.
+
+    ``gain`` is the mean over all shapes, moved or not, ``loss_p95`` the 95th percentile of what
+    the way costs, and ``found`` the share moved of those that could gain 5 %.
+    """
+
+    moved: int
+    gain: float
+    loss_p95: float
+    found: float
+
+
+@dataclass(frozen=True)
 class Value:
     """Means over draws; gains and regrets are fractions.
 
-    ``regret`` maps a way to choose to its mean regret. ``gain`` is the mean gain of padding by the
-    product's rule, ``hindsight`` that of the best padding there is, ``loss_p95`` the 95th
-    percentile of what it costs, ``found`` the share moved of those that could gain 5 %, and
-    ``overclaimed`` the share of moves, to pad or to choose, that gained less than the lower end of
-    what was claimed.
+    ``regret`` maps a way to choose to its mean regret, ``padding`` a way to pad to its worth.
+    ``hindsight`` is the mean gain of the best padding there is, and ``overclaimed`` the share of
+    the advice's moves, to pad or to choose, that gained less than the lower end of what was
+    claimed.
     """
 
     neighbourhoods: int
     regret: dict[str, float]
     pads: int
-    moved: int
-    gain: float
+    padding: dict[str, Padding]
     hindsight: float
-    loss_p95: float
-    found: float
     overclaimed: float | None
 
     def to_json(self) -> dict[str, Any]:
         """For JSON."""
-        return vars(self).copy()
+        return asdict(self)
 
 
 def value(found: Validation, draws: int = DRAWS) -> Value:
@@ -90,27 +101,38 @@ def value(found: Validation, draws: int = DRAWS) -> Value:
         if taken != i:
             own, other = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
             claims.append((claimed, other / own - 1))
-    gains, could = [], []
-    moved = []
+    could: list[float] = []
+    moves: dict[str, list[int]] = {"advice": [], "best_guess": []}
     for i in below:
         members = rows.near(i, 0.0)
         taken, claimed = rows.decide(i, members, "pad")
-        gains.append(rows.seconds[i] / rows.seconds[taken] - 1)
+        likely = min(members, key=rows.predicted.__getitem__)
+        worthwhile = rows.predicted[i] / rows.predicted[likely] - 1 >= LEAST_GAIN
+        moves["advice"].append(taken)
+        moves["best_guess"].append(likely if worthwhile else i)
         could.append(rows.seconds[i] / rows.seconds[members].min() - 1)
-        moved.append(taken != i)
         if taken != i:
-            claims.append((claimed, gains[-1]))
-    gain, best, went = np.array(gains), np.array(could), np.array(moved)
+            claims.append((claimed, rows.seconds[i] / rows.seconds[taken] - 1))
     return Value(
         neighbourhoods=len(around),
         regret={name: float(np.mean(values)) for name, values in regrets.items()},
         pads=len(below),
-        moved=int(went.sum()),
-        gain=float(gain.mean()),
-        hindsight=float(best.mean()),
-        loss_p95=float(np.quantile(-gain, 0.95)),
-        found=float(went[best >= _COULD].mean()) if (best >= _COULD).any() else 0.0,
+        padding={way: _padding(rows.seconds, below, to, could) for way, to in moves.items()},
+        hindsight=float(np.mean(could)),
         overclaimed=float(np.mean([real < low for low, real in claims])) if claims else None,
+    )
+
+
+def _padding(
+    seconds: Array, below: Sequence[int], to: Sequence[int], could: Sequence[float]
+) -> Padding:
+    moved, gain = np.not_equal(below, to), seconds[below] / seconds[to] - 1
+    gainful = np.array(could) >= _COULD
+    return Padding(
+        moved=int(moved.sum()),
+        gain=float(gain.mean()),
+        loss_p95=float(np.quantile(-gain, 0.95)),
+        found=float(moved[gainful].mean()) if gainful.any() else 0.0,
     )
 
 

@@ -35,16 +35,18 @@ def test_a_model_that_knows_the_law_regrets_little_and_finds_most(tmp_path: Path
     assert worth.regret["advice"] < worth.regret["as_asked"]
     assert worth.overclaimed is not None
     assert worth.overclaimed < 0.1
-    assert worth.loss_p95 < 0.005
-    assert 0 <= worth.gain <= worth.hindsight
+    for pad in worth.padding.values():
+        assert pad.loss_p95 < 0.005
+        assert 0 <= pad.gain <= worth.hindsight
+    assert worth.padding["advice"].moved <= worth.padding["best_guess"].moved
     assert "neighbourhoods, mean regret: advice" in value_report(worth)
 
 
 def test_noise_is_not_followed(tmp_path: Path) -> None:
     """Where times jump by 10 % from shape to shape, nothing that is claimed is certain."""
     worth = value(validated(tmp_path, noise=0.1), draws=100)
-    assert worth.moved <= 5
-    assert worth.loss_p95 < 0.02
+    assert worth.padding["advice"].moved <= 5
+    assert worth.padding["advice"].loss_p95 < 0.02
 
 
 def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
