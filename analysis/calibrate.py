@@ -112,15 +112,18 @@ def calibrate_query(
         member = groups == group
         dtype = group.split()[-1]
         start = starts(dtype) if starts else default_constants(machine.generation, dtype)
-        pieces = []
+        pieces, least = [], len(seconds)
         for own in range(folds):
             unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
             if len(unseen):
+                least = min(least, len(seen))
                 fitted = fit_group(machine, query.take(seen), seconds[seen], start, known[seen])
                 inputs = Inputs.of(machine, query.take(unseen))
                 pieces.append((unseen, *inputs.predict(*fitted)))
         some = query.take(np.flatnonzero(member))
         fitted = fit_group(machine, some, seconds[member], start, known[member])
+        if least < LEAST_RESIDUAL_ROWS:  # then no part was predicted with a residual, to judge it
+            fitted = fitted[0], None
         where = np.concatenate([at for at, _, _ in pieces])
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
@@ -145,7 +148,7 @@ def _fold(problem: Problem, folds: int) -> int:
 def fit_group(
     machine: Machine, query: Query, seconds: Array, start: Constants, known: NDArray[Any]
 ) -> tuple[Constants, Residual | None]:
-    """Physical constants first, then what they miss, if that helps on rows left out.
+    """Physical constants first, then what they miss, if that is foreseen of rows left out.
 
     Rows that were computed by an algorithm without a law (an FFT) teach the residual alone.
     """

@@ -289,6 +289,27 @@ def test_one_mishap_does_not_teach_a_residual_about_its_neighbours() -> None:
     assert wrong.mean() < 0.25 * np.abs(smooth).mean()
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
+def test_what_slows_some_rows_alone_is_learned_and_no_mishap(share: float) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 1, (600, 6))
+    slow = x[:, 2] < share
+    found = fit_residual(x, 0.3 * slow + 0.01 * rng.standard_normal(600))
+    assert found is not None
+    mean, _ = found.predict(rng.uniform(0, 1, (500, 6)) * [1, 1, 0.8 * share, 1, 1, 1])
+    assert np.abs(mean - 0.3).mean() < 0.03
+
+
+def test_trees_that_agree_in_everything_still_doubt_a_little() -> None:
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.integers(0, 2, 200), rng.uniform(0, 1, 200)]).astype(float)
+    found = fit_residual(x, 0.3 * x[:, 0])
+    assert found is not None
+    _, spread = found.predict(rng.uniform(0, 1, (200, 2)))
+    assert spread.min() > 0
+    assert spread.max() < 100
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
 def test_a_residual_survives_features_that_say_everything_or_nothing(scale: float) -> None:
     rng = np.random.default_rng(0)
