@@ -26,7 +26,7 @@ _OUTLYING = 4.0  # standard deviations, estimated so
 _FOLDS = 5  # of the rows, each left out once, of a fifth of the trees
 _TREES = 64  # twice as many are better by a hundredth of the error
 _LEAF = 2  # rows at least: one alone would be believed with all its noise
-_DECIMALS = 5  # of what the trees grow from, so that what is written grows the same again
+_DECIMALS = 5  # of what the trees grow from: written, it grows the same again by the same NumPy
 _LEAST_DOUBT = 0.005  # of a log ratio: no machine repeats itself better
 
 
