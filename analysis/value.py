@@ -4,7 +4,8 @@
 dimension, how far is the recommended shape's speed from the best in hindsight? *Pad*: over shapes
 with a measured neighbour that contains them, what does following the advice gain, how often does it
 cost, and how many that could gain does it find? Beside the product's own rule, which moves only
-where it is certain, its best guess; and the asked shape, the biggest and the best in hindsight.
+where it is certain, its best guess, which moves wherever a gain worth having is predicted; and the
+asked shape, the biggest and the best in hindsight.
 """
 
 from __future__ import annotations
