@@ -18,11 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.cache import get_cache_manager
 
 from kernels.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.config import TileConfig
@@ -234,28 +236,15 @@ def _facts(job: _Job) -> _Facts:
     return replace(main, **largest)
 
 
-_inspected: dict[str, _Facts] = {}  # of kernels that this process has compiled: helpers recur
-
-
 def _inspect(call: Call, warps: int) -> _Facts:
-    """Compile one launch and read its PTX and the log of the very ``ptxas`` run that made it.
-
-    Running ``ptxas`` again with other options would give other registers; the resource dump of
-    the binary hides spills.
-    """
-    knobs = triton.knobs
-    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
-        knobs.nvidia.dump_ptxas_log = True
-        knobs.compilation.always_compile = True  # a kernel from the cache would leave no log
-        kernel = call.warmup()
-    if kernel.hash in _inspected:
-        return _inspected[kernel.hash]
+    """Compile one launch and read its PTX and what ``ptxas`` said of it."""
+    kernel, log = _compiled(call)
     ptx = kernel.asm["ptx"]
-    registers = re.search(r"Used (\d+) registers", log.getvalue())
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log.getvalue())
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if registers is None or spills is None:
         raise RuntimeError("ptxas wrote no resource report.")
-    facts = _Facts(
+    return _Facts(
         inner_loop(ptx, warps),
         registers=int(registers.group(1)),
         spill_bytes=int(spills.group(1)) + int(spills.group(2)),
@@ -263,8 +252,37 @@ def _inspect(call: Call, warps: int) -> _Facts:
         bulk_copies=BULK_COPY in ptx,
         moves_registers="setmaxnreg" in ptx,
     )
-    _inspected[kernel.hash] = facts
-    return facts
+
+
+def _compiled(call: Call) -> tuple[Any, str]:
+    """A launch's kernel and the log of the very ``ptxas`` run that made it.
+
+    Running ``ptxas`` again with other options would give other registers; the resource dump of
+    the binary hides spills. So the log is kept beside the kernel in Triton's cache, and a kernel
+    that is there without one, from a launch, is compiled again.
+    """
+    kernel, log = _warmed(call)
+    cache = get_cache_manager(kernel.hash)
+    if not log:
+        kept = cache.get_file(_LOG)
+        if kept:
+            return kernel, Path(kept).read_text(encoding="utf-8")
+        call.kernel.device_caches.clear()  # what this process has compiled
+        kernel, log = _warmed(call, anew=True)
+    cache.put(log, _LOG, binary=False)
+    return kernel, log
+
+
+_LOG = "ptxas.log"
+
+
+def _warmed(call: Call, anew: bool = False) -> tuple[Any, str]:
+    """A launch's kernel, and what ``ptxas`` said if it ran."""
+    knobs = triton.knobs
+    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = anew
+        return call.warmup(), log.getvalue()
 
 
 def _shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:

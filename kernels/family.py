@@ -219,12 +219,12 @@ def input_precision(dtype: str) -> str:
 
 
 def _interpreter_lack() -> str | None:
-    """Triton 3.6's interpreter turns one-element arrays into integers, which NumPy 2.5 refuses."""
+    """Triton 3.6's interpreter turns one-element arrays into integers, which NumPy 2.4 refuses."""
     triton_version, numpy_version = (
         tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, np.__version__)
     )
-    if triton_version < (3, 7) and numpy_version >= (2, 5):
-        return f"the interpreter of Triton {triton.__version__} needs a NumPy older than 2.5."
+    if triton_version < (3, 7) and numpy_version >= (2, 4):
+        return f"the interpreter of Triton {triton.__version__} needs a NumPy older than 2.4."
     return None
 
 

@@ -154,10 +154,13 @@ def _ask(python: str | Path, code: str) -> str:
 def install(lacks: list[str], pins: Path) -> bool:
     """Install what is missing; False with one sentence if that fails."""
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet",
+    # pip compiles bytecode on one core, which is half of its time: left to the line below.
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile",
            "--disable-pip-version-check", "-c", str(pins), *lacks]  # fmt: skip
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
+        compile_all = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]
+        subprocess.run(compile_all, capture_output=True, check=False)  # of bad files nobody imports
         return True
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
     _say(

@@ -14,7 +14,7 @@ import pytest
 from analysis.calibrate import calibrate
 from analysis.load import load, problems_of
 from analysis.model import Query
-from analysis.recommend import LEAST_GAIN
+from analysis.recommend import LEAST_GAIN, Advice
 from analysis.report import five_lines
 from analysis.rulebook import evidence_of, judge_evidence
 from analysis.table import build_table
@@ -38,6 +38,12 @@ def analysed(folder: Path) -> Analysis:
     return analyse(load(folder))
 
 
+@functools.cache
+def table_of(folder: Path) -> list[Advice]:
+    """And so does advice on all its shapes."""
+    return build_table(analysed(folder))
+
+
 def test_there_is_a_recording() -> None:
     assert RECORDED
 
@@ -46,7 +52,7 @@ def test_there_is_a_recording() -> None:
 def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     analysis = analysed(folder)
     assert not analysis.recording.damaged
-    advice = build_table(analysis)
+    advice = table_of(folder)
     with open(folder / "recommendations.csv", encoding="utf-8", newline="") as file:
         published = {(row["question"], row["shape"]): row for row in csv.DictReader(file)}
     assert {(answer.question, answer.problem.spec()) for answer in advice} == set(published)
@@ -96,8 +102,7 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_a_recording_has_its_five_lines(folder: Path) -> None:
-    analysis = analysed(folder)
-    assert len(five_lines(analysis, build_table(analysis))) == 5
+    assert len(five_lines(analysed(folder), table_of(folder))) == 5
 
 
 RULES = [
