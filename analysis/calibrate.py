@@ -41,6 +41,7 @@ LEAST_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
 
 _CONSTANTS_FROM = 800  # rows: more cost seconds each and move the error by a tenth of a point
+_STEP = 1e-7  # by which a constant is moved to see what it does
 _PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
 _OUTSIDE = 0.05  # of the log ratios, on either side of the interval
@@ -263,9 +264,16 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         guess = inputs.estimate(constants(x)).time
         return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
 
+    def slopes(x: Array) -> Array:
+        # So small a step moves no case to another tile: the search for it is made once.
+        settled = inputs.settled(inputs.estimate(constants(x)))
+        log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
+        return np.vstack([(log_time[1:] - log_time[0]).T / _STEP, _PRIOR * np.eye(len(x))])
+
+    steps = _STEP * np.eye(len(names))
     inside = np.clip(origin, low + 1e-6, high - 1e-6)
     solved = least_squares(
-        residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
+        residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
     )
     return constants(solved.x)
 

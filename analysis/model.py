@@ -251,6 +251,14 @@ class Inputs:
             guess = guess.where(other, open_ | (self.known == name))
         return guess
 
+    def settled(self, guess: Estimate) -> Inputs:
+        """The same cases, each on the tile and by the algorithm that an estimate found for it."""
+        shapes = self.shapes
+        for name, theirs in self.ways.items():
+            shapes = shapes.where(theirs, guess.algorithm == list(ALGORITHMS).index(name))
+        tiles = Tiles(guess.bm, guess.bn, guess.split)
+        return replace(self, shapes=shapes, tiles=tiles, ways={})
+
     def _by(self, shapes: Shapes, constants: Constants) -> Estimate:
         peak = self.machine.peak(self.dtype)
         return fastest(shapes, self._library, self.machine, peak, constants)

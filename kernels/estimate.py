@@ -91,6 +91,10 @@ class Shapes:
         """The shapes at ``where``: a slice, an index array or ``np.newaxis`` expressions."""
         return Shapes(*(getattr(self, f.name)[where] for f in fields(self)))
 
+    def where(self, other: Shapes, condition: NDArray[np.bool_]) -> Shapes:
+        """``other`` where the condition holds, and this one elsewhere."""
+        return Shapes(*_either(self, other, condition))
+
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     element = DTYPE_BYTES[problem.dtype]
@@ -180,9 +184,13 @@ class Estimate:
 
     def where(self, other: Estimate, condition: NDArray[np.bool_]) -> Estimate:
         """``other`` where the condition holds, and this one elsewhere."""
-        names = [f.name for f in fields(self)]
-        pairs = ((getattr(other, name), getattr(self, name)) for name in names)
-        return Estimate(*(np.where(condition, theirs, ours) for theirs, ours in pairs))
+        return Estimate(*_either(self, other, condition))
+
+
+def _either(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
+    """The arrays of ``other`` where the condition holds, and those of ``one`` elsewhere."""
+    names = [f.name for f in fields(one)]
+    return [np.where(condition, getattr(other, name), getattr(one, name)) for name in names]
 
 
 def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
