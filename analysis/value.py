@@ -10,6 +10,7 @@ asked shape, the biggest and the best in hindsight.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,7 +29,8 @@ _LEAST_FLOPS = 1e9
 _REACH = 0.15
 _LEAST_MEMBERS = 4
 _COULD = 0.05  # gain from which on a shape could have gained
-DRAWS = 500
+DRAWS = 4000
+"""Of each kind: the gain of 500 paddings scatters by a fifth of a percent from draw to draw."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ def value(found: Validation, draws: int = DRAWS) -> Value:
     rows = _Rows(found)
     rng = np.random.default_rng(found.seed)
     order = [int(i) for i in rng.permutation(len(rows.flops))]
-    around = [i for i in order if len(rows.near(i, -_REACH)) >= _LEAST_MEMBERS][:draws]
-    below = [i for i in order if len(rows.near(i, 0.0)) > 1][:draws]
+    crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _LEAST_MEMBERS)
+    padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
+    around, below = (list(itertools.islice(found, draws)) for found in (crowded, padded))
     if not around or not below:
         raise UserError(f"{found.source.name} has too few neighbours to judge advice by.")
     regrets: dict[str, list[float]] = {}
