@@ -3,7 +3,8 @@
 A pair is two cases of one run, one *against* a piece of advice and one *following* it; its ratio is
 the time of the first over that of the second, times the work of the second over that of the first
 where more is computed. Above 1, following the advice is faster. An effect is the geometric mean of
-the ratios of some pairs.
+the ratios of some pairs. Where a claim is about a gain, such as one dtype's speed-up over another,
+a pair has a *control*: two more cases, whose ratio divides its own.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Pairs:
     cases; ``against`` and ``following`` index them, so that pairs may share a case. ``log_work``
     is what a ratio is multiplied by, ``log_claim`` what a source promises of the ratio (NaN where
     it gives no number), ``log_predicted`` what the model says of it, ``group`` what a pair is of.
+    ``control`` are two more columns of cases, if pairs have a control.
     """
 
     log_time: Array
@@ -50,21 +52,33 @@ class Pairs:
     log_claim: Array
     log_predicted: Array
     group: Sequence[str]
+    control: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self.against)
 
     @property
+    def contrast(self) -> csr_array:
+        """The sign with which each case (columns) counts in each pair (rows)."""
+        signed = [(1.0, self.against), (-1.0, self.following)]
+        if self.control is not None:
+            signed += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
+        signs = np.repeat([sign for sign, _ in signed], len(self))
+        rows = np.tile(np.arange(len(self)), len(signed))
+        columns = np.concatenate([cases for _, cases in signed])
+        return csr_array((signs, (rows, columns)), shape=(len(self), len(self.log_time)))
+
+    @property
     def log_ratio(self) -> Array:
         """Of each pair."""
-        return self.log_time[self.against] - self.log_time[self.following] + self.log_work
+        return self.contrast @ self.log_time + self.log_work
 
     def take(self, where: NDArray[np.intp]) -> Pairs:
         """Some of the pairs, of the same cases."""
         return Pairs(
             self.log_time, self.error, self.against[where], self.following[where],
             self.log_work[where], self.log_claim[where], self.log_predicted[where],
-            [self.group[i] for i in where],
+            [self.group[i] for i in where], None if self.control is None else self.control[where],
         )  # fmt: skip
 
     def by_group(self) -> dict[str, Pairs]:
@@ -98,7 +112,7 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
 
     The mean is a weighted sum of log times, in which a case that many pairs share weighs as often.
     With independent errors of equal size s, the scatter of the ratios around their mean estimates
-    s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D takes the difference of each pair.
+    s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D is the contrast of each pair.
     The degrees of freedom are Satterthwaite's. That knows errors of cases alone, which cancel
     where one pair ends as the next begins; true differences between the pairs do not, so the mean
     is also taken as one of independent ratios. Where the measured intervals say that it is less
@@ -106,29 +120,22 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     """
     n = len(pairs)
     ratios = pairs.log_ratio
-    rows = np.arange(n)
-    difference = csr_array(
-        (
-            np.concatenate([np.ones(n), -np.ones(n)]),
-            (np.concatenate([rows, rows]), np.concatenate([pairs.against, pairs.following])),
-        ),
-        shape=(n, len(pairs.log_time)),
-    )
-    weights = np.asarray(difference.sum(axis=0)).ravel() / n
+    contrast = pairs.contrast
+    weights = np.asarray(contrast.sum(axis=0)).ravel() / n
     known = np.where(weights != 0, pairs.error, 0.0)
     half = norm.ppf(1 - level / 2) * float(np.sqrt(np.sum((weights * known) ** 2)))
     if n >= _SCATTER_FROM or not np.isfinite(half):
-        half = np.nanmax([half, _scatter(ratios, difference, weights, level)])
+        half = np.nanmax([half, _scatter(ratios, contrast, weights, level)])
         half = max(half, _independent(ratios, level))
     mean = float(ratios.mean())
     value, lo, hi = (float(np.exp(x)) for x in (mean, mean - half, mean + half))
     return Effect(value, lo, hi, n)
 
 
-def _scatter(ratios: Array, difference: csr_array, weights: Array, level: float) -> float:
+def _scatter(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
     """Half the interval of the mean ratio, from the scatter of the ratios; infinite for one."""
     n = len(ratios)
-    sigma = difference @ difference.T
+    sigma = contrast @ contrast.T
     ones = np.ones(n)
     across = sigma @ ones
     traced = sigma.trace() - ones @ across / n

@@ -43,7 +43,10 @@ class Timed:
 
 @dataclass(frozen=True)
 class Match:
-    """One pair, by the positions of its cases; the time ``beside`` adds to that ``against``."""
+    """One pair, by the positions of its cases; the time ``beside`` adds to that ``against``.
+
+    ``control`` are two more cases, against and following: their ratio divides that of the pair.
+    """
 
     against: int
     following: int
@@ -51,6 +54,7 @@ class Match:
     claim: float = math.nan
     words: Mapping[str, str] = field(default_factory=dict)
     beside: int | None = None
+    control: tuple[int, int] | None = None
 
 
 Pairing = Callable[..., Iterator[Match]]
@@ -151,18 +155,28 @@ def doubled(
 
 def threshold(
     cases: Sequence[Timed], machine: Machine, dims: Sequence[str], small: int, large: int,
-    claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (),
+    claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (), over: str = "",
 ) -> Iterator[Match]:  # fmt: skip
-    """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on."""
+    """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on.
+
+    Where any case is of the dtype ``over``, speed-ups over it are compared instead of speeds.
+    """
+    alike = [_switched(case, "dtype")[1] for case in cases]  # whatever the dtype
+    slow = {alike[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
     for dim, members in _along(cases, dims):
         for values in members.values():
             enough = min((v for v in values if v >= large), default=None)
             for v, i in values.items():
                 if dtypes and cases[i].workload.dtype not in dtypes:
                     continue
-                if enough is not None and least <= v <= small:
-                    b = values[enough]
+                if enough is None or not least <= v <= small:
+                    continue
+                b = values[enough]
+                if not slow:
                     yield Match(i, b, _work(cases[i], cases[b], "flops"), claim, {"dim": dim})
+                elif alike[i] in slow and alike[b] in slow:
+                    control = slow[alike[i]], slow[alike[b]]
+                    yield Match(i, b, 1.0, claim, {"dim": dim}, control=control)
 
 
 def edge(cases: Sequence[Timed], machine: Machine, kind: str) -> Iterator[Match]:
@@ -267,16 +281,20 @@ def pairs_of(
             predicted = np.append(predicted, together)
     a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
     work = np.log([match.work for match in matches])
-    return Pairs(
+    controls = [match.control for match in matches if match.control is not None]
+    pairs = Pairs(
         log_time=np.log([case.seconds for case in cases]),
         error=np.array([case.error for case in cases]),
         against=a,
         following=b,
         log_work=work,
         log_claim=np.log([match.claim for match in matches]),
-        log_predicted=np.log(predicted[a]) - np.log(predicted[b]) + work,
+        log_predicted=work,
         group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
+        control=np.array(controls, dtype=np.intp) if controls else None,
     )
+    # The model does not know every operation: NaN stays with the pairs that have it.
+    return replace(pairs, log_predicted=replace(pairs, log_time=np.log(predicted)).log_ratio)
 
 
 _SIDES = ("against", "following")

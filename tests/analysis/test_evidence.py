@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,25 @@ def test_an_interval_holds_where_one_pair_ends_as_the_next_begins_and_ratios_dif
         e = effect(pairs)
         found += e.lo <= np.exp(0.2) <= e.hi
     assert found >= 0.9 * 300
+
+
+def test_a_speed_up_is_as_uncertain_as_its_four_cases() -> None:
+    """Pairs of which each has a control of its own; then the interval is that of four errors."""
+    contained, wider = 0, 0
+    for seed in range(DRAWS):
+        pairs = planted(4.0, seed, shared=24)
+        noise = NOISE * np.random.default_rng(seed + DRAWS).standard_normal(48)
+        controlled = replace(
+            pairs,
+            log_time=np.concatenate([pairs.log_time, noise + np.repeat([np.log(2.0), 0.0], 24)]),
+            error=np.full(96, NOISE),
+            control=np.column_stack([np.arange(48, 72), np.arange(72, 96)]),
+        )
+        plain, both = effect(pairs), effect(controlled)
+        contained += both.lo <= 2.0 <= both.hi
+        wider += both.hi / both.lo > plain.hi / plain.lo
+    assert contained >= 90
+    assert wider >= 90
 
 
 def test_more_pairs_say_more() -> None:

@@ -133,6 +133,21 @@ def test_few_rows_against_enough() -> None:
     assert not list(threshold(cases, H100, ["m"], 127, 128, dtypes=["fp16"]))
 
 
+def test_a_speed_up_is_compared_where_the_slow_dtype_was_measured() -> None:
+    sizes = ((64, 4096, 4096), (1024, 4096, 4096), (64, 8192, 4096), (1024, 8192, 4096))
+    fast, slow = gemms(*sizes), gemms(*sizes[:2], dtype="fp32")
+    times = (2e-5, 4e-5, 1e-5, 1e-5, 6e-5, 4.8e-4)  # 3 times as fast at 64 rows, 12 times at 1024
+    cases = [replace(c, seconds=t) for c, t in zip((*fast, *slow), times, strict=True)]
+    (match,) = threshold(cases, H100, ["m"], 128, 1024, dtypes=["bf16"], over="fp32")
+    assert (match.against, match.following, match.control) == (0, 1, (4, 5))
+    pairs = pairs_of(cases, [match], ["dtype"], np.array(times) ** 2)
+    assert math.exp(pairs.log_ratio[0]) == pytest.approx(12 / 3)
+    assert math.exp(pairs.log_predicted[0]) == pytest.approx((12 / 3) ** 2)
+    found = list(threshold(cases[:4], H100, ["m"], 128, 1024, dtypes=["bf16"], over="fp32"))
+    assert {m.control for m in found} == {None}  # nothing in fp32: speeds
+    assert {m.work for m in found} == {16.0}
+
+
 def test_edges_are_those_of_the_large_tile_and_nothing_far_past_them() -> None:
     # 256 × 128 tiles: 16 · 8 = 128 fill 132 SMs once, 17 · 8 = 136 take a second wave.
     cases = gemms((4096, 1024, 4096), (4097, 1024, 4096), (4400, 1024, 4096))
