@@ -115,8 +115,9 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D is the contrast of each pair.
     The degrees of freedom are Satterthwaite's. That knows errors of cases alone, which cancel
     where one pair ends as the next begins; true differences between the pairs do not, so the mean
-    is also taken as one of independent ratios. Where the measured intervals say that it is less
-    certain still, they hold: the widest of the three counts.
+    is also taken as one of independent ratios, and where pairs share a control, as one of
+    independent controls. Where the measured intervals say that it is less certain still, they hold:
+    the widest counts.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
@@ -127,6 +128,8 @@ def effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     if n >= _SCATTER_FROM or not np.isfinite(half):
         half = np.nanmax([half, _scatter(ratios, contrast, weights, level)])
         half = max(half, _independent(ratios, level))
+        if pairs.control is not None:
+            half = max(half, _independent(_means(ratios, pairs.control[:, 1]), level))
     mean = float(ratios.mean())
     value, lo, hi = (float(np.exp(x)) for x in (mean, mean - half, mean + half))
     return Effect(value, lo, hi, n)
@@ -153,6 +156,13 @@ def _independent(ratios: Array, level: float) -> float:
     if n < 2:
         return float("inf")
     return float(t.ppf(1 - level / 2, n - 1) * ratios.std(ddof=1) / np.sqrt(n))
+
+
+def _means(ratios: Array, of: NDArray[np.intp]) -> Array:
+    """The mean ratio of each value of ``of``; the ratios themselves where there is but one."""
+    _, which = np.unique(of, return_inverse=True)
+    means = np.bincount(which, ratios) / np.bincount(which)
+    return means if len(means) > 1 else ratios
 
 
 @dataclass(frozen=True)

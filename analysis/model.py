@@ -218,7 +218,8 @@ class Inputs:
             tiles = Tiles(*np.array(rows, dtype=np.float64).T)
         ways = {}
         # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
-        if isinstance(first, Conv) and first.dtype == "fp32" and machine.kind == "gpu":
+        library = config_type is None and machine.kind == "gpu"
+        if library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:
                 ways[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
         if known is None:

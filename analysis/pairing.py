@@ -159,24 +159,38 @@ def threshold(
 ) -> Iterator[Match]:  # fmt: skip
     """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on.
 
-    Where any case is of the dtype ``over``, speed-ups over it are compared instead of speeds.
+    With ``over``, a dtype, it is the speed-ups over it that are compared, of pairs that were also
+    measured in it, and the claim is about those. Where there are none, speeds are compared.
     """
-    alike = [_switched(case, "dtype")[1] for case in cases]  # whatever the dtype
-    slow = {alike[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
+    found = []
     for dim, members in _along(cases, dims):
         for values in members.values():
             enough = min((v for v in values if v >= large), default=None)
             for v, i in values.items():
                 if dtypes and cases[i].workload.dtype not in dtypes:
                     continue
-                if enough is None or not least <= v <= small:
-                    continue
-                b = values[enough]
-                if not slow:
-                    yield Match(i, b, _work(cases[i], cases[b], "flops"), claim, {"dim": dim})
-                elif alike[i] in slow and alike[b] in slow:
-                    control = slow[alike[i]], slow[alike[b]]
-                    yield Match(i, b, 1.0, claim, {"dim": dim}, control=control)
+                if enough is not None and least <= v <= small:
+                    b = values[enough]
+                    work, words = _work(cases[i], cases[b], "flops"), {"dim": dim, "of": "speed"}
+                    found.append(Match(i, b, work, math.nan if over else claim, words))
+    yield from _speed_ups(cases, found, over, claim) or found
+
+
+def _speed_ups(
+    cases: Sequence[Timed], matches: Sequence[Match], over: str, claim: float
+) -> list[Match]:
+    """The matches whose two cases were measured in another dtype too, which is their control."""
+    alike = [_switched(case, "dtype")[1] for case in cases]  # whatever the dtype
+    others = {alike[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
+    return [
+        Match(
+            match.against, match.following, 1.0, claim, {**match.words, "of": "speed-up"},
+            control=(others[alike[match.against]], others[alike[match.following]]),
+        )
+        for match in matches
+        if cases[match.against].workload.dtype != over
+        and {alike[match.against], alike[match.following]} <= others.keys()
+    ]  # fmt: skip
 
 
 def edge(cases: Sequence[Timed], machine: Machine, kind: str) -> Iterator[Match]:
@@ -289,12 +303,12 @@ def pairs_of(
         following=b,
         log_work=work,
         log_claim=np.log([match.claim for match in matches]),
-        log_predicted=work,
+        log_predicted=np.full(len(matches), np.nan),
         group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
-    # The model does not know every operation: NaN stays with the pairs that have it.
-    return replace(pairs, log_predicted=replace(pairs, log_time=np.log(predicted)).log_ratio)
+    foreseen = replace(pairs, log_time=np.log(predicted)).log_ratio
+    return replace(pairs, log_predicted=foreseen)
 
 
 _SIDES = ("against", "following")

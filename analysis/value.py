@@ -84,7 +84,7 @@ def value(found: Validation, draws: int = DRAWS) -> Value:
     order = [int(i) for i in rng.permutation(len(rows.flops))]
     crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _LEAST_MEMBERS)
     padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
-    around, below = (list(itertools.islice(found, draws)) for found in (crowded, padded))
+    around, below = (list(itertools.islice(some, draws)) for some in (crowded, padded))
     if not around or not below:
         raise UserError(f"{found.source.name} has too few neighbours to judge advice by.")
     regrets: dict[str, list[float]] = {}

@@ -239,41 +239,45 @@ def _facts(job: _Job) -> _Facts:
 def _inspect(call: Call, warps: int) -> _Facts:
     """Compile one launch and read its PTX and what ``ptxas`` said of it."""
     kernel, log = _compiled(call)
-    ptx = kernel.asm["ptx"]
-    registers = re.search(r"Used (\d+) registers", log)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    if registers is None or spills is None:
+    found = _RESOURCES.search(log)
+    if found is None:
         raise RuntimeError("ptxas wrote no resource report.")
+    ptx = kernel.asm["ptx"]
+    stores, loads, registers = map(int, found.groups())
     return _Facts(
         inner_loop(ptx, warps),
-        registers=int(registers.group(1)),
-        spill_bytes=int(spills.group(1)) + int(spills.group(2)),
+        registers=registers,
+        spill_bytes=stores + loads,
         shared_bytes=kernel.metadata.shared,
         bulk_copies=BULK_COPY in ptx,
         moves_registers="setmaxnreg" in ptx,
     )
 
 
+_LOG = "ptxas.log"
+_RESOURCES = re.compile(
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads\b.*?\bUsed (\d+) registers", re.DOTALL
+)
+
+
 def _compiled(call: Call) -> tuple[Any, str]:
     """A launch's kernel and the log of the very ``ptxas`` run that made it.
 
     Running ``ptxas`` again with other options would give other registers; the resource dump of
-    the binary hides spills. So the log is kept beside the kernel in Triton's cache, and a kernel
-    that is there without one, from a launch, is compiled again.
+    the binary hides spills. So the log is kept beside the kernel in Triton's cache. A kernel that
+    is there without one, from a launch, or without its PTX, is compiled again.
     """
     kernel, log = _warmed(call)
     cache = get_cache_manager(kernel.hash)
     if not log:
         kept = cache.get_file(_LOG)
-        if kept:
-            return kernel, Path(kept).read_text(encoding="utf-8")
+        log = Path(kept).read_text(encoding="utf-8") if kept else ""
+        if "ptx" in kernel.asm and _RESOURCES.search(log):
+            return kernel, log
         call.kernel.device_caches.clear()  # what this process has compiled
         kernel, log = _warmed(call, anew=True)
     cache.put(log, _LOG, binary=False)
     return kernel, log
-
-
-_LOG = "ptxas.log"
 
 
 def _warmed(call: Call, anew: bool = False) -> tuple[Any, str]:

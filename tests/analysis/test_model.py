@@ -241,6 +241,14 @@ def test_explanations_are_one_line_for_every_limit() -> None:
     assert "Winograd over 4x4 outputs" in explain(row)
 
 
+@pytest.mark.parametrize("config", ["", "bm=128;bn=128;bk=32;stages=3;warps=8;group=8;split=1"])
+def test_a_kernel_of_ours_is_not_taken_for_winograds(config: str) -> None:
+    conv = Conv.parse("32,256,28,28,256,3,3,1,1,1,1,fp32,nhwc")
+    query = replace(Query.plain([conv], "triton-conv"), configs=[config])
+    row = Model(known_machine("nvidia-a100-pcie-80gb")).predict(query).frame().iloc[0]
+    assert row["algorithm"] == "implicit-gemm"
+
+
 def test_groups() -> None:
     assert group_of("cublas", Gemm(1, 1, 1, "tf32")) == "cublas gemm tf32"
     conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp16,nhwc,wgrad")

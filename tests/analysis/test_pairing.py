@@ -138,14 +138,18 @@ def test_a_speed_up_is_compared_where_the_slow_dtype_was_measured() -> None:
     fast, slow = gemms(*sizes), gemms(*sizes[:2], dtype="fp32")
     times = (2e-5, 4e-5, 1e-5, 1e-5, 6e-5, 4.8e-4)  # 3 times as fast at 64 rows, 12 times at 1024
     cases = [replace(c, seconds=t) for c, t in zip((*fast, *slow), times, strict=True)]
-    (match,) = threshold(cases, H100, ["m"], 128, 1024, dtypes=["bf16"], over="fp32")
+    (match,) = threshold(cases, H100, ["m"], 128, 1024, claim=4.0, over="fp32")
     assert (match.against, match.following, match.control) == (0, 1, (4, 5))
+    assert (match.claim, match.words["of"]) == (4.0, "speed-up")
     pairs = pairs_of(cases, [match], ["dtype"], np.array(times) ** 2)
     assert math.exp(pairs.log_ratio[0]) == pytest.approx(12 / 3)
     assert math.exp(pairs.log_predicted[0]) == pytest.approx((12 / 3) ** 2)
-    found = list(threshold(cases[:4], H100, ["m"], 128, 1024, dtypes=["bf16"], over="fp32"))
-    assert {m.control for m in found} == {None}  # nothing in fp32: speeds
-    assert {m.work for m in found} == {16.0}
+    lonely = case(Gemm(1, 768, 3072, "fp32"))  # of the slow dtype, but of no pair's shape
+    for speeds in (cases[:4], [*cases[:4], lonely]):
+        found = list(threshold(speeds, H100, ["m"], 128, 1024, claim=4.0, over="fp32"))
+        assert [(m.against, m.following, m.work) for m in found] == [(0, 1, 16.0), (2, 3, 16.0)]
+        assert {(m.control, m.words["of"]) for m in found} == {(None, "speed")}
+        assert all(math.isnan(m.claim) for m in found)  # of speeds nobody claims it
 
 
 def test_edges_are_those_of_the_large_tile_and_nothing_far_past_them() -> None:

@@ -189,10 +189,10 @@ if __name__ == "__main__":
 """
 
 
-def outside_the_interpreter(script: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def outside_the_interpreter(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, str(script)], env={**environment, "PYTHONPATH": str(ROOT), **more},
+        [sys.executable, str(script), *arguments], env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -207,6 +207,9 @@ def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> Non
 
 
 CACHED = """
+import sys
+from pathlib import Path
+
 import triton
 from kernels.compilecheck import _compile, _Job, _TargetDriver
 from kernels.config import SplitConfig
@@ -215,30 +218,40 @@ from kernels.machine import machine_of_arch
 from kernels.problem import Gemm
 from kernels.registry import all_implementations
 
+def damage(pattern, harm):
+    for path in Path(sys.argv[1]).glob(pattern):
+        harm(path)
+
 if __name__ == "__main__":
     compiled = []
+    triton.knobs.cache.dir = sys.argv[1]
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: compiled.append(not cache_hit)
     family, problem = all_implementations()["triton-splitk"], Gemm(4096, 4096, 4096, "bf16")
     config = SplitConfig(64, 64, 64, 3, 4, split=2)
     triton.runtime.driver.set_active(_TargetDriver(machine_of_arch("sm_90")))
     calls = family.ahead(problem, meta_operands(problem), config)
-    rows = []
-    for _ in range(3):
+    for call in calls:
+        call.warmup()  # as a launch would
+    rows, counts = [], []
+    for harm in (None, None, lambda: damage("*/ptxas.log", lambda path: path.write_text("")),
+                 lambda: damage("*/*.ptx", Path.unlink), None):
+        if harm:
+            harm()
         for call in calls:
             call.kernel.device_caches.clear()
-            if not rows:
-                call.warmup()
         rows.append(_compile(_Job("triton-splitk", config, problem, 16, "sm_90")))
-    print(rows[0].ok, rows[0].registers > 0, rows[0] == rows[1] == rows[2], sum(compiled))
+        counts.append(sum(compiled))
+    print(rows[0].ok, rows[0].registers > 0, all(row == rows[0] for row in rows), *counts)
 """
 
 
 def test_a_kernel_in_the_cache_tells_what_it_told_when_compiled(tmp_path: Path) -> None:
-    """Two kernels: compiled by a launch, again for the compiler's log, and never after that."""
+    """Two kernels are compiled again for a log that a launch did not keep, or that was damaged."""
     script = tmp_path / "cached.py"
     script.write_text(CACHED)
-    answer = outside_the_interpreter(script, TRITON_CACHE_DIR=str(tmp_path / "cache"))
-    assert answer.stdout.split() == ["True", "True", "True", "4"], answer.stdout + answer.stderr
+    answer = outside_the_interpreter(script, str(tmp_path / "cache"))
+    told = ["True", "True", "True", "4", "4", "6", "8", "8"]
+    assert answer.stdout.split() == told, answer.stdout + answer.stderr
 
 
 SASS = """

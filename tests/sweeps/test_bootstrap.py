@@ -118,6 +118,28 @@ def test_an_environment_that_cannot_be_made_leaves_the_old_one(
     assert [path.name for path in bootstrap.VENV.parent.iterdir()] == [".venv"]
 
 
+def test_what_is_installed_has_its_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    really_run = subprocess.run
+
+    def pip_or_run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        if "pip" not in command:
+            return really_run(command, **how)
+        assert "--no-compile" in command
+        (packages / "good.py").write_text("answer = 42\n")
+        (packages / "bad.py").write_text("print 'Python 2'\n")  # some packages carry such files
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(subprocess, "run", pip_or_run)
+    assert bootstrap.install(["good>=1"], tmp_path / "constraints.txt")
+    assert [path.name.partition(".")[0] for path in packages.rglob("*.pyc")] == ["good"]
+
+
 def test_asking_for_the_cpu_keeps_the_environment(
     stage: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
