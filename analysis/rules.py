@@ -188,7 +188,7 @@ def _products(case: Timed) -> Sequence[tuple[int, Any]]:
 def judge_all(
     evidence: Sequence[Evidence], others: Mapping[str, Judged] | None = None
 ) -> list[Judged]:
-    """A row for every rule, each from the evidence that has most pairs of it.
+    """A row for every rule, each from the evidence that says most of it.
 
     Args:
         evidence: of one machine; pairs of several runs are never mixed.
@@ -200,13 +200,18 @@ def judge_all(
             rows.append(others[rule.id])
             continue
         found = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
-        best = max(found, key=lambda item: len(item[2]), default=None)
+        best = max(found, key=lambda item: _weight(item[2]), default=None)
         if best is None or not best[2]:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
             rows.append(not_measured(rule, on_gpu))
         else:
             rows.append(_judged(rule, *best))
     return rows
+
+
+def _weight(matches: Sequence[Match]) -> tuple[bool, int]:
+    """Pairs with a control say what a claim is about; those of another run without say less."""
+    return any(match.control is not None for match in matches), len(matches)
 
 
 def not_measured(rule: Rule, on_gpu: bool = False) -> Judged:

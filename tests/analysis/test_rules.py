@@ -13,6 +13,7 @@ from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.load import load
 from analysis.model import Model
+from analysis.pairing import Timed
 from analysis.rulebook import evidence_of, judge_evidence, lines, sheet_data, write_rules
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all, rule_sweeps
 from analysis.source import read_source
@@ -237,6 +238,27 @@ def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> Non
     evident = evidence_of(H100.slug, tmp_path)
     assert [recording.folder for recording in evident.recordings] == [newer]
     assert evident.folder == tmp_path / H100.slug
+
+
+def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
+    """A claim of speed-ups, where one run measured fp32 and another, with more pairs, did not."""
+
+    def run(dtypes: Sequence[str], widths: Sequence[int]) -> Evidence:
+        seconds = {("bf16", 64): 1e-5, ("bf16", 1024): 2e-5, ("fp32", 64): 2e-5}
+        cases = [
+            Timed(Gemm(m, n, 4096, dtype), "cublas", "", "cold", "skinny",
+                  seconds.get((dtype, m), 1.6e-4), 0.01)
+            for dtype in dtypes for n in widths for m in (64, 1024)
+        ]  # fmt: skip
+        return Evidence(H100, cases, np.array([case.seconds for case in cases]))
+
+    told, silent = run(["bf16", "fp32"], [4096]), run(["bf16"], [2048, 4096, 8192])
+    (row,) = (r for r in judge_all([silent, told]) if r.id == "small-dim")
+    assert (row.verdict, row.cases) == ("holds", 1)
+    assert row.effect == pytest.approx(8 / 2)  # twice as fast with 64 rows, 8 times with 1024
+    (row,) = (r for r in judge_all([silent]) if r.id == "small-dim")
+    assert (row.cases, row.effect) == (3, pytest.approx(1024 / 64 / 2))
+    assert "promised 4" not in row.reason  # of speeds it is not
 
 
 def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
