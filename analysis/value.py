@@ -30,7 +30,7 @@ _REACH = 0.15
 _LEAST_MEMBERS = 4
 _COULD = 0.05  # gain from which on a shape could have gained
 DRAWS = 4000
-"""Of each kind: the gain of 500 paddings scatters by a fifth of a percent from draw to draw."""
+"""Of each kind; the mean gain of a few hundred paddings is mostly the luck of the draw."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _ask(python: str | Path, code: str) -> str:
 def install(lacks: list[str], pins: Path) -> bool:
     """Install what is missing; False with one sentence if that fails."""
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
-    # pip compiles bytecode on one core, which is half of its time: left to the line below.
+    # pip would compile bytecode on one core; the line below does it on all.
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile",
            "--disable-pip-version-check", "-c", str(pins), *lacks]  # fmt: skip
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)

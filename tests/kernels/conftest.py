@@ -1,4 +1,4 @@
-"""Two things that Triton's interpreter does for nothing, left out: it takes half the time then.
+"""Two things that Triton's interpreter does for nothing, left out to save much of its time.
 
 Where Triton is missing, or its insides are not the ones meant here, all stays as it is.
 """
