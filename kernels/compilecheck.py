@@ -129,7 +129,9 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
         for alignment in (_ALIGNED, _MISALIGNED)
         for op in family.ops
         for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
-        for config in family.configs(problem, machine)[: None if every_candidate else 1]
+        for config in family.configs(problem, machine, every_candidate)[
+            : None if every_candidate else 1
+        ]
         if isinstance(config, TileConfig)
     ]
 

@@ -36,6 +36,11 @@ class Config:
             values[key] = word == "on" if word in ("on", "off") else int(word)
         return cls(**values)
 
+    @property
+    def experimental(self) -> str | None:
+        """What of this config compilers have been seen to crash or hang on; None: nothing."""
+        return None
+
 
 def _word(value: int | bool) -> str:
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
@@ -127,6 +132,11 @@ class PersistentConfig(TileConfig):
     specialize: bool = False
 
     @property
+    def experimental(self) -> str | None:
+        """Warp specialisation: tritonbench#1094 switched it off on Hopper, the compiler crashed."""
+        return "warp specialisation" if self.specialize else None
+
+    @property
     def accumulators(self) -> int:
         """Specialised, a second group of as many warps takes half of the sums."""
         return super().accumulators // (2 if self.specialize else 1)
@@ -145,6 +155,12 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
     "triton-conv": SplitConfig,
 }
 """How each hand-written family is tuned, for those who read configs without Triton."""
+
+
+def experimental_feature(implementation: str, config: str) -> str | None:
+    """What of an implementation's config, given as text, is experimental; None: nothing."""
+    kind = HAND_WRITTEN.get(implementation)
+    return kind.parse(config).experimental if kind and config else None
 
 
 # --- Tiles and waves -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import platform
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -74,8 +75,6 @@ def _this_gpu(gpu: int) -> Device:
             f"{built}: point PYTHON at a PyTorch that is built for it, or use DEVICE=cpu.",
             exit_code=1,
         )
-    # Some versions of PyTorch and CUDA do not tell the clocks.
-    clock, memory_clock = (getattr(p, name, 0) for name in ("clock_rate", "memory_clock_rate"))
     machine = from_properties(
         DeviceProperties(
             name=p.name,
@@ -85,14 +84,19 @@ def _this_gpu(gpu: int) -> Device:
             l2_bytes=p.L2_cache_size,
             shared_sm_bytes=p.shared_memory_per_multiprocessor,
             shared_cta_bytes=p.shared_memory_per_block_optin,
-            boost_mhz=clock / 1e3,
-            memory_mhz=memory_clock / 1e3,
+            boost_mhz=told_khz(p, "clock_rate") / 1e3,
+            memory_mhz=told_khz(p, "memory_clock_rate") / 1e3,
             bus_bits=p.memory_bus_width,
         )
     )
     # The cache that is really there: an H200's is 50 or 60 MB, whatever the datasheet says.
     machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
+
+
+def told_khz(properties: Any, name: str) -> float:
+    """A clock of a device's properties in kHz; 0 where this PyTorch and CUDA do not tell it."""
+    return float(getattr(properties, name, 0))
 
 
 def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:

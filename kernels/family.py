@@ -102,8 +102,13 @@ class TritonFamily:
             return f"{machine.name} has no {problem.dtype} arithmetic."
         return _toolchain_lack()
 
-    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
-        """Valid candidates, the one of the smallest estimated time first."""
+    def configs(
+        self, problem: Workload, machine: Machine, experimental: bool = False
+    ) -> list[Config | None]:
+        """Valid candidates, the one of the smallest estimated time first.
+
+        Experimental ones stay out unless they are asked for: no GPU has shown them to be sound.
+        """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile is right
             return [self.config_type(64, 64, 64, stages=1, warps=1, group=4)]
@@ -111,6 +116,7 @@ class TritonFamily:
             config
             for config in self.candidates(problem, machine)
             if config.invalid(problem.dtype, machine) is None
+            and (experimental or config.experimental is None)
         ]
         constants = default_constants(machine.generation, problem.dtype)
         time = self.seconds(problem, valid, machine, constants)

@@ -55,8 +55,13 @@ class Implementation(Protocol):
         """None if it computes the problem on the machine, or why not, as a sentence."""
         ...
 
-    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
-        """Candidate configs, the one that it would choose first; None is the library's own."""
+    def configs(
+        self, problem: Workload, machine: Machine, experimental: bool = False
+    ) -> list[Config | None]:
+        """Candidate configs, the one that it would choose first; None is the library's own.
+
+        Those that are experimental are among them only where they are asked for.
+        """
         ...
 
     def parse_config(self, text: str) -> Config | None:

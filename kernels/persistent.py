@@ -151,9 +151,6 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Each tile, one CTA an SM; the large ones also with a warp that only copies.
 
-        Of two configs of one tile the plain one ranks first, until a GPU has shown what the other
-        is worth.
-
         Where tf32 is not K-major in memory, the compiler turns it in shared memory on its way to
         the Tensor Cores: room for two stages is left for that, and no warp is specialised, which
         Triton 3.7 fails to compile then. Larger tf32 tiles than 128×128 spill with it on sm_100,

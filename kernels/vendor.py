@@ -83,7 +83,9 @@ class Library:
             return f"PyTorch does not give {problem.dtype} {problem.op} to {self.name}."
         return None
 
-    def configs(self, problem: Workload, machine: Machine) -> list[Config | None]:
+    def configs(
+        self, problem: Workload, machine: Machine, experimental: bool = False
+    ) -> list[Config | None]:
         """The library's own choice; cuDNN also with its autotuner, a series also fused."""
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,23 +23,23 @@ from kernels.reference import check
 from kernels.registry import library_for
 from sweeps.arena import Arena, ArenaFullError, set_bytes
 from sweeps.case import Case
-from sweeps.clock import CpuClock, CudaClock
+from sweeps.clock import CpuClock, CudaClock, nothing
 from sweeps.fold import CANARY, History
 from sweeps.rounds import PoisonedError, Ready, Refused, Visit
 from sweeps.sampler import Sampler, Subject
 from sweeps.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
-from sweeps.trace import Kernel, kernel_columns, trace_cpu, trace_gpu
+from sweeps.trace import Kernel, LaunchOnce, kernel_columns, trace_cpu, trace_gpu
 
 _MOST_SETS = 512
 _ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
 _FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
-_TOGETHER_SECONDS = 30.0  # what compiling or tracing a chunk of cases may take
+_TOGETHER_SECONDS = 30.0  # what compiling a chunk of cases or reading a trace may take
 
 
 class TorchBench:
     """Cases on one device through PyTorch."""
 
-    careful = False
+    careful: Collection[str] = frozenset()
 
     def __init__(
         self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case]
@@ -93,30 +94,60 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
     ) -> Iterator[Ready | Refused]:
-        """Compile all, then check and warm up each; name the kernels of all at the end.
+        """Compile all, then check and warm up each.
 
         A case whose facts are known from an earlier process is not checked again.
         """
-        if not self.careful:
-            self._compile(cases, visit)
-        ready: list[tuple[Case, Launch, Subject, dict[str, Any]]] = []
+        self._compile([case for case in cases if case.id not in self.careful], visit)
         for case in cases:
-            visit(case.id, _FIRST_SECONDS)
+            visit([case.id], _FIRST_SECONDS)
             try:
-                result = self._ready(case, known.get(case.id, History()))
+                yield self._ready(case, known.get(case.id, History()))
             except Exception as error:  # whatever a library or a compiler throws is a row
                 yield Refused(case, *self.failure(error))
-                continue
-            if isinstance(result, Refused):
-                yield result
-            else:
-                ready.append((case, *result))
-        unnamed = [(case, launch) for case, launch, _, facts in ready if "kernel" not in facts]
-        kernels = self._named(unnamed, visit)
-        for case, _, subject, facts in ready:
-            if "kernel" not in facts:
-                facts = {**facts, **kernel_columns(next(kernels))}
-            yield Ready(case, subject, facts)
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """The kernels of one launch of each case: on a GPU from one profiler session.
+
+        The profiler may be refused, or a launch may fail: names are good to have, and times do
+        not depend on them.
+        """
+        if self.gpu is None:
+            for case in cases:
+                visit([case.id], _FIRST_SECONDS)
+                kernels: list[Kernel] | None = []
+                with suppress(Exception):
+                    kernels = trace_cpu(self._warmed(case))
+                yield case, kernel_columns(kernels or [])
+            return
+        traced: list[list[Kernel] | None] = [[] for _ in cases]
+        try:
+            traced = trace_gpu(self._warmed_launches(cases, visit))
+        except PoisonedError:
+            raise
+        except Exception:  # the profiler is not permitted
+            pass
+        for case, kernels in zip(cases, traced, strict=True):
+            if kernels is not None:
+                yield case, kernel_columns(kernels)
+
+    def _warmed_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
+        """A launch of each case, made when its turn comes; what cannot be made does nothing."""
+        for case in cases:
+            visit([case.id], _FIRST_SECONDS)
+            try:
+                launch = self._warmed(case)
+            except Exception as error:
+                self.failure(error)  # a broken context ends this process here
+                launch = nothing
+            yield launch
+        visit([], _TOGETHER_SECONDS)  # reading the trace
+
+    def _warmed(self, case: Case) -> LaunchOnce:
+        """One launch of a case, which has been launched before: what it loads once, it has."""
+        launch = self._launch(case, implementations()[case.implementation], 1)
+        launch(0)
+        return functools.partial(launch, 0)
 
     def canary(self) -> Subject | None:
         """A product that is bound by arithmetic, in the machine's fastest common dtype."""
@@ -134,7 +165,10 @@ class TorchBench:
         return Gemm(size, size, size, dtype)
 
     def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
-        """Let every implementation compile its cases of this chunk on all CPU cores."""
+        """Let every implementation compile its cases of this chunk on all CPU cores.
+
+        What fails here fails again, as a row of its own, when the case is prepared.
+        """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
             by_name.setdefault(case.implementation, []).append(case)
@@ -145,19 +179,18 @@ class TorchBench:
                 for case in members
                 if implementation.supports(case.problem, self.machine) is None
             ]
-            visit("", _TOGETHER_SECONDS)
-            implementation.compile_ahead(wanted)
+            visit([case.id for case in members], _TOGETHER_SECONDS)
+            with suppress(Exception):
+                implementation.compile_ahead(wanted)
 
-    def _ready(
-        self, case: Case, history: History
-    ) -> tuple[Launch, Subject, dict[str, Any]] | Refused:
+    def _ready(self, case: Case, history: History) -> Ready | Refused:
         implementation = implementations()[case.implementation]
         reason = implementation.supports(case.problem, self.machine)
         if reason is not None:
             return Refused(case, "unsupported", reason)
         facts = dict(history.facts)
         launch = self._launch(case, implementation, 1)
-        if not facts:
+        if "rel_error" not in facts:
             operands = self._arena.sets(case.problem, 1)[0]
             operands.out.fill_(math.nan)  # what is not written is not right
             outcome = check(case.problem, operands, launch(0))
@@ -173,10 +206,18 @@ class TorchBench:
             launch = self._launch(case, implementation, sets)
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         subject = Subject(
-            case.id, launch.bare, sets, case.mode, case.cache, launch.settings, launch.paced, taken
+            case.id,
+            launch.bare,
+            sets,
+            case.mode,
+            case.cache,
+            launch.settings,
+            launch.paced,
+            taken,
+            len(history.exposed),
         )
         self.sampler.fit(subject, seconds)
-        return launch, subject, facts
+        return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
         self._arena.capacity(case.problem)  # raises where not even one set fits
@@ -184,26 +225,6 @@ class TorchBench:
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
         )
-
-    def _named(
-        self, unnamed: Sequence[tuple[Case, Launch]], visit: Visit
-    ) -> Iterator[list[Kernel]]:
-        """The kernels of each case's launch: all in one pass, or one by one if careful."""
-        if self.careful:
-            for case, launch in unnamed:
-                visit(case.id, _FIRST_SECONDS)
-                yield from self._trace([launch])
-        elif unnamed:
-            visit("", _TOGETHER_SECONDS)
-            yield from self._trace([launch for _, launch in unnamed])
-
-    def _trace(self, launches: Sequence[Launch]) -> list[list[Kernel]]:
-        """The kernels of each launch; none where the profiler is not permitted."""
-        calls = [functools.partial(launch, 0) for launch in launches]
-        try:
-            return trace_gpu(calls) if self.gpu is not None else [trace_cpu(c) for c in calls]
-        except Exception:  # names are good to have; times do not depend on them
-            return [[] for _ in calls]
 
     def failure(self, error: Exception) -> tuple[str, str]:
         """``oom`` or ``error``, after giving memory back and finding the context alive."""

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
+
+from sweeps.gate import Gate, Spin, open_gate
 
 LaunchCall = Callable[[int], object]
 
-_FIRST_QUEUE_SECONDS = 2e-5
-_LONGEST_SPIN = 0.02
-"""Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin would be long enough."""
+_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,10 @@ class Timing:
 
     seconds: float
     hidden: bool = True
+
+
+def nothing() -> None:
+    """What precedes a batch that needs no preparation."""
 
 
 class Clock(Protocol):
@@ -37,12 +41,22 @@ class Clock(Protocol):
     """How many launches may be in flight at once."""
 
     def time(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+        self,
+        launch: LaunchCall,
+        indices: Sequence[int],
+        before: Callable[[], object] = nothing,
+        settle: float = 0.0,
+        paced: bool = False,
     ) -> Timing:
-        """Launch once on each operand set of ``indices`` and time it, after ``settle`` seconds.
+        """Launch once on each operand set of ``indices`` and time it.
 
-        ``settle`` seconds of the same launches come first, unmeasured and without a pause.
-        ``paced`` asks for the time at the host's own pace, gaps and all.
+        Args:
+            launch: launches once on the set of an index.
+            indices: the sets, in order.
+            before: what each attempt begins with, unmeasured: a cache flush, say. A batch that is
+                timed again begins with it again.
+            settle: seconds of the same launches that come first, unmeasured and without a pause.
+            paced: asks for the time at the host's own pace, gaps and all.
         """
         ...
 
@@ -66,9 +80,15 @@ class CpuClock:
     most_launches = 100_000
 
     def time(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+        self,
+        launch: LaunchCall,
+        indices: Sequence[int],
+        before: Callable[[], object] = nothing,
+        settle: float = 0.0,
+        paced: bool = False,
     ) -> Timing:
         """Time the batch on the calling thread."""
+        before()
         begin = time.perf_counter_ns()
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
             launch(indices[0])
@@ -86,59 +106,93 @@ class CpuClock:
 
 
 class CudaClock:
-    """CUDA events around launches that queue behind a spinning kernel.
+    """CUDA events around launches that queue behind a closed gate (:mod:`sweeps.gate`).
 
-    The host needs longer to launch a small kernel than the GPU to run it. So the GPU is kept
-    spinning while the batch is queued, and the batch then runs back to back. If the spin was over
-    before the last launch was queued, gaps may show: the spin is made longer and the batch is
-    timed again. Events resolve about half a microsecond and cost about one: 0.4 % of a batch.
+    If the batch began before its last launch was queued, gaps between the launches may show: it is
+    timed again, up to four times, from what comes ``before`` it on. Events resolve about half a
+    microsecond and cost about one: 0.4 % of a batch.
     """
 
     batch_seconds = 3e-4
     most_launches = 900  # the driver blocks at about a thousand pending launches
 
-    def __init__(self, torch: Any, device: str) -> None:
+    def __init__(
+        self, torch: Any, device: str, make_gate: Callable[[Any], Gate] = open_gate
+    ) -> None:
         """``torch`` is the module, so that tests can run the logic on a fake of it."""
         self._torch = torch
         self._cuda = torch.cuda
         self._device = device
         # What one launch takes on the host: learned of each, because they differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
-        self._cycles_per_second = self._spin_rate()
         self._product: Any = None
+        self.wake()  # what a spin learns of the clock, it learns at the clock of work
+        self._gate = make_gate(torch)
+        self._spin = self._gate if isinstance(self._gate, Spin) else None
+        # Launches that the host's flag could not hold: they wait for the device.
+        self._spun: WeakSet[LaunchCall] = WeakSet()
 
     def time(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+        self,
+        launch: LaunchCall,
+        indices: Sequence[int],
+        before: Callable[[], object] = nothing,
+        settle: float = 0.0,
+        paced: bool = False,
     ) -> Timing:
         """Time the batch on the current stream; try up to four times to hide its gaps."""
-        for _ in range(4):
-            timing, spin = self._once(launch, indices, settle, paced)
-            if timing.hidden or spin >= _LONGEST_SPIN:
+        if launch not in self._queue_seconds:
+            self._launch_first(launch, indices[0])
+        for _ in range(_TRIES):
+            before()
+            if settle:
+                self._settle(launch, indices, settle)
+            timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
+            if timing.hidden:
                 break
+            self._spun.add(launch)
         return timing
 
-    def _once(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float, paced: bool
-    ) -> tuple[Timing, float]:
+    def _gate_of(self, launch: LaunchCall) -> Gate:
+        if launch not in self._spun:
+            return self._gate
+        if self._spin is None:
+            self._spin = Spin(self._torch)
+        return self._spin
+
+    def _launch_first(self, launch: LaunchCall, index: int) -> None:
+        """Launch once with the gate open.
+
+        A first use may load a module, which waits for the device: behind a closed gate, for ever.
+        """
+        begin = self.now()
+        launch(index)
+        self._queue_seconds[launch] = self.now() - begin
+        self._cuda.synchronize(self._device)
+
+    def _once(self, launch: LaunchCall, indices: Sequence[int], gate: Gate | None) -> Timing:
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        known = self._queue_seconds.get(launch, _FIRST_QUEUE_SECONDS)
-        spin = min(5e-5 + known * len(indices), _LONGEST_SPIN)
-        if settle:
-            self._settle(launch, indices, settle)
-        elif not paced:
-            self._cuda._sleep(int(spin * self._cycles_per_second))
+        known = self._queue_seconds[launch]
+        if gate is not None:
+            gate.close(known * len(indices))
         queued = self.now()
         begin.record()
-        for index in indices:
-            launch(index)
-        end.record()
-        # Once the first event has happened the spin is over: it must not have, yet.
-        hidden = paced or bool(settle) or not begin.query()
+        try:
+            for index in indices:
+                launch(index)
+            end.record()
+            # Once the first event has happened the gate is open: it must not have, yet.
+            hidden = gate is None or not begin.query()
+        finally:
+            if gate is not None:  # whatever a launch throws, the stream must not stay held
+                gate.open()
         each = (self.now() - queued) / len(indices)
         # A launch that waited for the device looks slow; the next, quicker one forgets it.
         self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)
         end.synchronize()
-        return Timing(begin.elapsed_time(end) * 1e-3, hidden), spin
+        if gate is not None:
+            gate.learn(begin, hidden)
+        return Timing(begin.elapsed_time(end) * 1e-3, hidden)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
         """Keep the device busy, one batch running and one queued behind it."""
@@ -170,16 +224,3 @@ class CudaClock:
     def now(self) -> float:
         """``time.monotonic``."""
         return time.monotonic()
-
-    def _spin_rate(self) -> float:
-        """Cycles of the spinning kernel in a second, at the clock of the moment."""
-        cycles = 2_000_000
-        begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        best = 0.0
-        for _ in range(5):  # the first loads the kernel, and an idle GPU's clock has to rise
-            begin.record()
-            self._cuda._sleep(cycles)
-            end.record()
-            end.synchronize()
-            best = max(best, cycles / max(begin.elapsed_time(end) * 1e-3, 1e-6))
-        return best

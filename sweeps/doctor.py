@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels import implementations
-from kernels.device import Device, software
+from kernels.device import Device, software, told_khz
 from kernels.machine import known_machines
 from kernels.problem import Gemm
 from sweeps.telemetry import nvml_handle, open_nvml
@@ -96,7 +96,7 @@ def _examine_gpu(device: Device) -> Iterator[Finding]:
 def _compare_facts(device: Device) -> Iterator[Finding]:
     """Whether the device agrees with its table: SMs fused off, slower memory."""
     p = torch.cuda.get_device_properties(device.gpu)
-    bandwidth = 2 * p.memory_clock_rate * 1e3 * p.memory_bus_width / 8
+    bandwidth = 2 * told_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
     for what, table, own in (
         ("SMs", device.machine.sms, p.multi_processor_count),
         ("bytes/s", device.machine.bandwidth, bandwidth),

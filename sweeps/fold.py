@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sweeps.plan import Planned
+from sweeps.sampler import MAX_EXPOSED
 from sweeps.schema import SCHEMA
-from sweeps.statistics import converged, median, median_interval
+from sweeps.statistics import converged, finished, median, median_interval
 from sweeps.store import Event
 
 CANARY = "canary"
@@ -22,6 +23,8 @@ class History:
     """Everything that is known of one case."""
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    exposed: list[Event] = field(default_factory=list)
+    """Samples in which gaps between launches may show: they count for nothing."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     outcome: Event | None = None
     too_long: bool = False
@@ -34,26 +37,42 @@ class History:
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds a launch of those samples."""
+        """Seconds per launch of those samples."""
         return [sample["s"] for sample in self.best]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to be timed."""
+        over = self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED
+        return over or finished(self.seconds)
+
+    @property
+    def named(self) -> bool:
+        """Whether its kernels are known, or it is known that nobody can name them."""
+        return "kernel" in self.facts
+
+    def add(self, event: Event) -> None:
+        """Take in what happened to the case."""
+        match event["event"]:
+            case "sample" if event.get("hidden", True):
+                self.samples[event.get("gpu")].append(event)
+            case "sample":
+                self.exposed.append(event)
+            case "facts":
+                self.facts = {**self.facts, **event["facts"]}
+            case "outcome":
+                self.outcome = event
+            case "too-long":
+                self.too_long = True
+            case "crash":
+                self.crashes += 1
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
     """Sort events by case. The canary is a case like any other."""
     known: dict[str, History] = defaultdict(History)
     for event in events:
-        history = known[event["case"]]
-        match event["event"]:
-            case "sample":
-                history.samples[event.get("gpu")].append(event)
-            case "facts":
-                history.facts = event["facts"]
-            case "outcome":
-                history.outcome = event
-            case "too-long":
-                history.too_long = True
-            case "crash":
-                history.crashes += 1
+        known[event["case"]].add(event)
     return known
 
 
@@ -70,14 +89,25 @@ def fold_rows(
     rows = []
     for entry in planned:
         history = known.get(entry.case.id)
-        if history is None or not (history.outcome or history.best):
+        if history is None or not (history.outcome or history.best or history.exposed):
             continue
         row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
         if history.outcome is not None:
             rows.append({**row, **_failed(history.outcome)})
+        elif not history.best:
+            rows.append({**row, **_failed(_only_exposed(history))})
         else:
             rows.append({**row, **_measured(entry, history)})
     return rows
+
+
+def _only_exposed(history: History) -> Event:
+    """The outcome of a case whose every sample has launch gaps in it."""
+    message = (
+        f"gaps between launches show in all {len(history.exposed)} samples: launching waits for "
+        "the device (is CUDA_LAUNCH_BLOCKING set?), or takes longer than can be hidden."
+    )
+    return {**history.exposed[-1], "status": "error", "message": message}
 
 
 def _failed(outcome: Event) -> dict[str, Any]:
@@ -93,10 +123,10 @@ def _measured(entry: Planned, history: History) -> dict[str, Any]:
     middle, interval = median(seconds), median_interval(seconds)
     problem = entry.case.problem
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
-    gaps = sum(not sample.get("hidden", True) for sample in samples)
+    gaps = len(history.exposed)
     row: dict[str, Any] = {
         "status": "ok",
-        "message": f"launch gaps show in {gaps} of {len(samples)} samples." if gaps else "",
+        "message": f"launch gaps show in {gaps} more samples, which are left out." if gaps else "",
         "time_utc": _utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),

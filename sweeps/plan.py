@@ -19,13 +19,23 @@ from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
 from sweeps.case import Case
+from sweeps.compiling import compilers, kernel_key
 from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.statistics import CHECKPOINTS
 
 _SAMPLES = CHECKPOINTS[0]
 _LARGEST_SHARE = 0.02  # of the budget, for one case
-_PREPARE_SECONDS = {"cpu": 0.025, "gpu": 0.02}  # operands, check, warm-up, kernel names
-_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its spin and its flush
+_PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, check, warm-up
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
+
+# What else a GPU's cases take. No GPU has shown these yet: they are what readers of PyTorch's and
+# Triton's sources expect of an H200.
+_WAKE_SECONDS = 0.3 / 64  # the device is woken after each chunk
+_CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
+_AUTOTUNE_SECONDS = 0.6  # its autotuner builds and times ten of them
+_COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the processes that compile share them
+
+_NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
 
 
 @dataclass(frozen=True)
@@ -53,26 +63,41 @@ class Plan:
     left_out: Mapping[str, int]
 
 
+def naming_reserve(cases: int, budget: float) -> float:
+    """Seconds of a budget that are left for naming the cases' kernels: a tenth of it at most.
+
+    A process has to start for that, and to launch each case once more.
+    """
+    return min(_NAMING_SHARE * budget, _NAMING_START + _NAMING_SECONDS * cases)
+
+
 def make_plan(
-    sweeps: Mapping[str, Sequence[Case]], machine: Machine, budget: float, shards: int = 1
+    sweeps: Mapping[str, Sequence[Case]],
+    machine: Machine,
+    budget: float,
+    shards: int = 1,
+    in_order: bool = False,
 ) -> Plan:
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
-    The sweep that has had the least time gives the next case, so every sweep is represented.
+    The sweep that has had the least time gives the next case, so every sweep is represented; or,
+    ``in_order``, a sweep begins when the one before it is over.
     """
-    queues = {name: _with_costs(_spread_out(cases), machine) for name, cases in sweeps.items()
-              if cases}  # fmt: skip
+    compiled: set[tuple[object, ...]] = set()
+    queues = {name: _with_costs(_spread_out(cases), machine, compiled)
+              for name, cases in sweeps.items() if cases}  # fmt: skip
     planned: list[Planned] = []
     left_out = dict.fromkeys(queues, 0)
     spent = dict.fromkeys(queues, 0.0)
     total = 0.0
     while queues:
-        name = min(queues, key=spent.__getitem__)
+        name = next(iter(queues)) if in_order else min(queues, key=spent.__getitem__)
         next_one = queues[name].popleft()
         if not queues[name]:
             del queues[name]
         cost = next_one.expected
-        if cost > _LARGEST_SHARE * budget or total + cost > budget * shards:
+        timing = budget - naming_reserve(len(planned) // shards, budget)
+        if cost > _LARGEST_SHARE * budget or total + cost > timing * shards:
             left_out[name] += 1
             continue
         spent[name] += cost
@@ -88,8 +113,13 @@ def _spread_out(cases: Sequence[Case]) -> list[Case]:
     return [cases[i] for i in order]
 
 
-def _with_costs(cases: Sequence[Case], machine: Machine) -> deque[Planned]:
-    """Each case with the seconds of six samples and their preparation."""
+def _with_costs(
+    cases: Sequence[Case], machine: Machine, compiled: set[tuple[object, ...]]
+) -> deque[Planned]:
+    """Each case with the seconds of six samples and their preparation.
+
+    ``compiled`` are the kernels that earlier cases have compiled; those of these are added.
+    """
     launch = expected_seconds([case.problem for case in cases], machine)
     planned: deque[Planned] = deque()
     for case, seconds in zip(cases, launch, strict=True):
@@ -100,8 +130,22 @@ def _with_costs(cases: Sequence[Case], machine: Machine) -> deque[Planned]:
             batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
         # A check and a few first launches come before the samples.
         cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
+        if machine.kind == "gpu":
+            cost += _gpu_seconds(case, compiled)
         planned.append(Planned(case, cost))
     return planned
+
+
+def _gpu_seconds(case: Case, compiled: set[tuple[object, ...]]) -> float:
+    """What a GPU's case costs beside its launches: the settling device, plans, compiling."""
+    seconds = _WAKE_SECONDS
+    if case.implementation == "cudnn":
+        seconds += _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
+    key = kernel_key(case)
+    if key is not None and key not in compiled:
+        compiled.add(key)
+        seconds += _COMPILE_SECONDS / max(1, compilers())
+    return seconds
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:

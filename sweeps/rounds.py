@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from sweeps.case import Case
 from sweeps.fold import CANARY, History
 from sweeps.plan import Planned
 from sweeps.sampler import Sampler, Subject
-from sweeps.statistics import CHECKPOINTS, finished
+from sweeps.statistics import CHECKPOINTS
 from sweeps.store import Event
 
 _T = TypeVar("_T")
@@ -59,13 +59,21 @@ class Bench(Protocol):
 
     sampler: Sampler
     gpu: int | None
-    careful: bool
-    """Do nothing for several cases at once: a process died doing that, nobody knows of which."""
+    careful: Collection[str]
+    """Ids of cases that are only handled one by one: a process died handling them together."""
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
     ) -> Iterator[Ready | Refused]:
-        """Check and warm up cases; ``visit`` is called before each that may take the process."""
+        """Check and warm up cases; ``visit`` is called before what may take the process."""
+        ...
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """The columns that name each case's kernels, in any order.
+
+        A case of which records were lost is left out: another process may have them. One whose
+        kernels nobody can name has an empty ``kernel``.
+        """
         ...
 
     def failure(self, error: Exception) -> tuple[str, str]:
@@ -81,8 +89,9 @@ class Bench(Protocol):
         ...
 
 
-Visit = Callable[[str, float], None]
-"""Told the id of the case that is about to run, and the seconds that this should take."""
+Visit = Callable[[Sequence[str], float], None]
+"""Told the ids of the cases that are about to run (none where the work belongs to no case), and the
+seconds that this should take."""
 
 
 class Rounds:
@@ -112,7 +121,9 @@ class Rounds:
             visit: is told before every visit of a case.
             seed: of the shuffles, for tests.
         """
-        self._waiting = deque(e for e in planned if not _closed(known.get(e.case.id)))
+        self._waiting = deque(
+            e for e in planned if e.case.id not in known or not known[e.case.id].closed
+        )
         self._known = known
         self._bench = bench
         self._sampler = bench.sampler
@@ -140,7 +151,7 @@ class Rounds:
                     continue  # all of them were refused
                 return "budget" if self._waiting else "done"
             if admitted:
-                self._aside("", self._sampler.wake)
+                self._aside(None, self._sampler.wake)
             due = self._due()
             self._random.shuffle(due)
             for subject in due:
@@ -206,7 +217,7 @@ class Rounds:
         return len(chosen)
 
     def _take(self, subject: Subject) -> None:
-        self._visit(subject.key, subject.cost)
+        self._visit([subject.key], subject.cost)
         try:
             sample = self._sampler.sample(subject)
         except Exception as error:
@@ -216,8 +227,10 @@ class Rounds:
             return
         self._left -= sample.cost
         reading = sample.reading
+        # A burst is over before the board's power has moved: what it reads is its neighbours'.
+        power = reading.power_w if subject.mode == "sustained" else None
         sensors = {
-            "sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c,
+            "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
         }  # fmt: skip
         self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
@@ -237,9 +250,9 @@ class Rounds:
                 self._canary, self._watching = None, False
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
-    def _aside(self, name: str, work: Callable[[], _T]) -> _T | None:
+    def _aside(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do what belongs to no case, on the budget; None if it fails: the cases go on."""
-        self._visit(name, _ASIDE_SECONDS)
+        self._visit([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
         result = None
         try:
@@ -248,19 +261,36 @@ class Rounds:
             self._bench.failure(error)
         cost = self._sampler.now() - begin
         self._left -= cost
-        self._report("aside", name, cost)
+        self._report("aside", name or "", cost)
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        where = {} if self._bench.gpu is None else {"gpu": self._bench.gpu}
-        self._tell(
-            {"event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
-             "worker": self._worker, **where}
-        )  # fmt: skip
+        self._tell(an_event(self._bench, self._worker, event, case, cost, **more))
 
 
-def _closed(history: History | None) -> bool:
-    """Whether nothing is left to do for a case."""
-    if history is None:
-        return False
-    return history.outcome is not None or history.too_long or finished(history.seconds)
+def an_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
+    """What happened to a case, when, where and at what cost in seconds."""
+    where = {} if bench.gpu is None else {"gpu": bench.gpu}
+    return {
+        "event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
+        "worker": worker, **where,
+    }  # fmt: skip
+
+
+def name_kernels(
+    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
+) -> None:
+    """Tell the names of the cases' kernels. It loads a profiler: nothing may be timed afterwards.
+
+    Args:
+        cases: those that have times and no names yet.
+        bench: where they run.
+        worker: the shard's name, for the events.
+        tell: is given every event.
+        visit: is told before every visit.
+    """
+    begin = bench.sampler.now()
+    for case, facts in bench.name(cases, visit):
+        now = bench.sampler.now()
+        tell(an_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
+        begin = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kernels.config import experimental_feature
 from kernels.errors import UserError
-from sweeps.fold import canary_report, fold_rows, histories, spent_seconds
-from sweeps.plan import Planned
+from sweeps.case import Case
+from sweeps.compiling import compiling
+from sweeps.fold import History, canary_report, fold_rows, spent_seconds
+from sweeps.plan import Planned, naming_reserve
 from sweeps.progress import Reporter
-from sweeps.statistics import finished
 from sweeps.store import (
     Event,
     SampleLog,
@@ -39,6 +42,7 @@ _LEAST_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
 _CRASHES = 2  # that a case may cause: it is retried once
 _IDLE_CRASHES = 3  # of children in a row that took no sample
+_NAMINGS = 3  # processes that may try to name the kernels
 _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +68,7 @@ class Run:
 class _Child:
     process: BaseProcess
     connection: Connection
-    case: str = ""  # the one it is visiting
+    cases: tuple[str, ...] = ()  # those that it is visiting
     since: float = field(default_factory=time.monotonic)  # when that visit began
     patience: float = _START_SECONDS
     samples: int = 0
@@ -116,9 +120,10 @@ class _Tally:
     """How far a shard is, kept up to date event by event."""
 
     def __init__(self, planned: Sequence[Planned], events: Sequence[Event]) -> None:
-        self._mine = {entry.case.id for entry in planned}
-        self._samples: dict[str, list[float]] = {}
-        self._finished: set[str] = set()
+        self.histories = {entry.case.id: History() for entry in planned}
+        self._others: dict[str, History] = defaultdict(History)
+        self._seen: set[str] = set()
+        self._closed: set[str] = set()
         self.spent = 0.0
         for event in events:
             self.add(event)
@@ -126,23 +131,31 @@ class _Tally:
     def add(self, event: Event) -> None:
         self.spent += event.get("cost", 0.0)
         case = event["case"]
-        if case not in self._mine:
-            return
-        if event["event"] == "sample":
-            samples = self._samples.setdefault(case, [])
-            samples.append(event["s"])
-            if finished(samples):
-                self._finished.add(case)
-        elif event["event"] in ("outcome", "too-long"):
-            self._finished.add(case)
+        history = self.histories.get(case, self._others[case])
+        history.add(event)
+        if case in self.histories:
+            if event["event"] == "sample":
+                self._seen.add(case)
+            if history.closed:
+                self._closed.add(case)
 
     @property
     def complete(self) -> bool:
-        return self._finished == self._mine
+        return len(self._closed) == len(self.histories)
+
+    def all(self) -> dict[str, History]:
+        return {**self._others, **self.histories}
+
+    def unnamed(self) -> list[str]:
+        """Cases that have times, and kernels that nobody has asked for."""
+        return [
+            case for case, history in self.histories.items()
+            if history.best and history.outcome is None and not history.named
+        ]  # fmt: skip
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        seen = len(self._finished.union(self._samples))
-        reporter.update(self.spent, budget, seen, len(self._finished), len(self._mine))
+        seen = len(self._closed | self._seen)
+        reporter.update(self.spent, budget, seen, len(self._closed), len(self.histories))
 
 
 class _Supervisor:
@@ -154,43 +167,77 @@ class _Supervisor:
     ) -> None:  # fmt: skip
         self._run = run
         self._log = log
-        self._events = events
         self._reporter = reporter
         self._note = note
         self._tally = _Tally(run.planned, events)
         self._idle_crashes = 0
-        self._careful = False
-
-    @property
-    def _measured(self) -> bool:
-        return any(event["event"] == "sample" for event in self._events)
+        self._careful: set[str] = set()
+        self._measured = any(event["event"] == "sample" for event in events)
 
     def supervise(self) -> str:
-        run, announced = self._run, False
-        while not self._tally.complete:
-            if self._tally.spent >= run.budget:
+        with compiling(self._run.arguments, self._waiting()):
+            end = self._measure()
+        self._name()
+        return end
+
+    def _waiting(self) -> list[Case]:
+        histories = self._tally.histories
+        return [e.case for e in self._run.planned if not histories[e.case.id].closed]
+
+    def _measure(self) -> str:
+        run, tally, announced = self._run, self._tally, False
+        budget = run.budget - naming_reserve(len(run.planned), run.budget)
+        while not tally.complete:
+            if tally.spent >= budget:
                 return "budget"
             if not announced:
                 announced = True
-                left = run.budget - self._tally.spent
-                self._note(f"Measuring {len(run.planned)} cases for at most {left:.0f} s …")
-            child = self._start()
-            try:
-                end = self._listen(child)
-            finally:
-                child.connection.close()
-                child.process.kill()
-                child.process.join()
+                self._note(
+                    f"Measuring {len(run.planned)} cases for at most {budget - tally.spent:.0f} s …"
+                )
+            end = self._follow(self._order(run.planned, budget))
             if end is not None:
                 return end
         return "done"
 
-    def _start(self) -> _Child:
+    def _name(self) -> None:
+        """Name the kernels of what was timed, in processes that time nothing.
+
+        A profiler slows the launches of the process that loads it, even after it was used. What
+        one process lost is asked of another, and in the end nobody is asked again.
+        """
+        for _ in range(_NAMINGS):
+            unnamed = set(self._tally.unnamed())
+            if not unnamed:
+                return
+            self._note(f"Naming the kernels of {len(unnamed)} cases …")
+            entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
+            self._follow(self._order(entries, self._run.budget, naming=True))
+        for case in self._tally.unnamed():
+            self._give_up_naming(case)
+
+    def _give_up_naming(self, case: str) -> None:
+        self._record({"event": "facts", "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "facts": {"kernel": ""}})  # fmt: skip
+
+    def _order(self, planned: Sequence[Planned], budget: float, naming: bool = False) -> Order:
         run = self._run
-        order = Order(
-            run.bench, run.arguments, run.planned, histories(self._events), run.worker,
-            run.budget, self._tally.spent, self._careful,
+        return Order(
+            run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
+            self._tally.spent, frozenset(self._careful), naming,
         )  # fmt: skip
+
+    def _follow(self, order: Order) -> str | None:
+        """Start a child and listen to it; None: it died, and another should go on."""
+        child = self._start(order)
+        try:
+            return self._listen(child, order.naming)
+        finally:
+            child.connection.close()
+            child.process.kill()
+            child.process.join()
+
+    def _start(self, order: Order) -> _Child:
         context = get_context("spawn")  # a fork would share CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -200,22 +247,22 @@ class _Supervisor:
         theirs.close()
         return _Child(process, ours)
 
-    def _listen(self, child: _Child) -> str | None:
-        """Follow one child to its end. None: it died, and another should go on."""
+    def _listen(self, child: _Child, naming: bool) -> str | None:
+        crashed = self._crashed_naming if naming else self._crashed
         while True:
             if not child.connection.poll(child.patience):
                 child.process.kill()
-                self._crashed(child, f"it hung for {child.patience:.0f} s")
+                crashed(child, f"it hung for {child.patience:.0f} s")
                 return None
             try:
                 kind, *content = child.connection.recv()
             except (EOFError, ConnectionResetError):
                 child.process.join()
-                self._crashed(child, _how_it_died(child.process.exitcode))
+                crashed(child, _how_it_died(child.process.exitcode))
                 return None
             match kind:
                 case "visit":
-                    child.case, expected = content
+                    child.cases, expected = content
                     child.since = time.monotonic()
                     child.patience = max(self._run.least_patience, _PATIENCE * expected)
                 case "event":
@@ -224,7 +271,9 @@ class _Supervisor:
                 case "end":
                     return str(content[0])
                 case "poisoned":
-                    self._crashed(child, str(content[0]))
+                    crashed(child, str(content[0]))
+                    return None
+                case _ if naming:  # names are good to have; times do not depend on them
                     return None
                 case _:
                     what = (
@@ -236,18 +285,18 @@ class _Supervisor:
 
     def _record(self, event: Event) -> None:
         self._log.append(event)
-        self._events.append(event)
+        self._measured |= event["event"] == "sample"
         self._tally.add(event)
         self._tally.report(self._reporter, self._run.budget)
 
     def _crashed(self, child: _Child, how: str) -> None:
         """Charge the case in flight; its second crash is its outcome.
 
-        Where several cases were in flight at once, the next child takes them one by one.
+        Where several cases were in flight at once, the next child takes those one by one.
         """
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
-        if not child.case:
-            self._careful = True
+        if len(child.cases) != 1:
+            self._careful.update(child.cases)
             if self._idle_crashes >= _IDLE_CRASHES:
                 raise UserError(
                     f"The measuring process ended {_IDLE_CRASHES} times before its first case "
@@ -255,15 +304,50 @@ class _Supervisor:
                     exit_code=1,
                 )
             return
-        where = {"case": child.case, "worker": self._run.worker}
+        (case,) = child.cases
         cost = round(time.monotonic() - child.since, 6)
+        where = {"case": case, "worker": self._run.worker}
         self._record({"event": "crash", **where, "cost": cost, "message": how})
-        crashes = histories(self._events)[child.case].crashes
+        crashes = self._tally.all()[case].crashes
         self._note(f"the measuring process ended while visiting a case: {how}.")
-        if crashes >= _CRASHES:
-            message = f"the process ended {crashes} times while visiting it: {how}."
-            self._record({"event": "outcome", **where, "cost": 0.0, "status": "error",
-                          "message": message, "at": time.time()})  # fmt: skip
+        feature = self._feature(case)
+        if crashes >= _CRASHES or feature:
+            times = f"{crashes} times " if crashes > 1 else ""
+            self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
+        if feature:
+            self._trip(feature, how)
+
+    def _crashed_naming(self, child: _Child, how: str) -> None:
+        if len(child.cases) == 1:
+            self._give_up_naming(*child.cases)
+        self._note(f"the process that names kernels ended: {how}.")
+
+    def _feature(self, case: str) -> tuple[str, str] | None:
+        """The implementation and the experimental feature of a case's config, if it has one."""
+        for entry in self._run.planned:
+            if entry.case.id == case:
+                return _feature(entry.case)
+        return None
+
+    def _trip(self, feature: tuple[str, str], how: str) -> None:
+        """One crash of an experimental feature is enough: nothing else tries it in this run."""
+        implementation, what = feature
+        message = (
+            f"not tried: {implementation} with {what} ended the process in another case ({how})."
+        )
+        for entry in self._run.planned:
+            history = self._tally.histories[entry.case.id]
+            if _feature(entry.case) == feature and not history.closed:
+                self._fail(entry.case.id, "unsupported", message)
+
+    def _fail(self, case: str, status: str, message: str) -> None:
+        self._record({"event": "outcome", "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "status": status, "message": message, "at": time.time()})  # fmt: skip
+
+
+def _feature(case: Case) -> tuple[str, str] | None:
+    what = experimental_feature(case.implementation, case.config)
+    return (case.implementation, what) if what else None
 
 
 def _how_it_died(exit_code: int | None) -> str:

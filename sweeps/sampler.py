@@ -7,13 +7,14 @@ whether it must be taken again because the hardware slowed itself down.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from sweeps.clock import Clock, LaunchCall, Timing
-from sweeps.statistics import finished
+from sweeps.statistics import CHECKPOINTS, finished
 from sweeps.telemetry import RETRY, Reading, Telemetry
 
 PROTOCOL = 1
@@ -22,6 +23,8 @@ PROTOCOL = 1
 SUSTAINED_SETTLE = 0.3
 SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3
+MAX_EXPOSED = CHECKPOINTS[0]
+"""Samples with launch gaps in them after which a case is given up: they never enter a median."""
 
 
 @dataclass
@@ -41,13 +44,14 @@ class Subject:
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
     paced: bool = False
     samples: list[float] = field(default_factory=list)
+    exposed: int = 0  # samples that were not taken over: gaps between their launches may show
     launches: int = 0  # of a batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
 
     @property
     def finished(self) -> bool:
-        """Whether the stopping rule is content."""
-        return finished(self.samples)
+        """Whether the stopping rule is content, or too many samples were no good."""
+        return finished(self.samples) or self.exposed >= MAX_EXPOSED
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Sampler:
         return self._flush_seconds
 
     def sample(self, subject: Subject) -> Sample:
-        """Take one sample and append it to the subject's.
+        """Take one sample and append it to the subject's, if it hid the gaps between its launches.
 
         A sample during which the hardware slowed itself down is taken again after a pause, three
         times at most; then it stands, and its reasons with it. A machine that stays slow is not
@@ -147,7 +151,10 @@ class Sampler:
         self._stays_slow = throttled
         seconds = timing.seconds / subject.launches
         cost = clock.now() - begin
-        subject.samples.append(seconds)
+        if timing.hidden:
+            subject.samples.append(seconds)
+        else:
+            subject.exposed += 1
         subject.cost = cost
         return Sample(subject.key, seconds, subject.launches, cost, reading, timing.hidden)
 
@@ -165,9 +172,8 @@ class Sampler:
         with subject.settings():
             if subject.mode == "sustained":
                 return clock.time(launch, indices, settle=SUSTAINED_SETTLE)
-            if subject.cache == "cold":
-                self._flush()
-            else:
+            before: Callable[[], object] = self._flush
+            if subject.cache == "warm":
                 indices = [0] * subject.launches
-                clock.time(launch, [0])
-            return clock.time(launch, indices, paced=subject.paced)
+                before = functools.partial(launch, 0)
+            return clock.time(launch, indices, before=before, paced=subject.paced)

@@ -58,8 +58,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "grid": (_TEXT, "its grid of CTAs"),
     "kernels": (_TEXT, "every kernel of one launch with its share of the time, JSON"),
     "tensor_cores": (_FLAG, "whether the main kernel uses Tensor Cores, if its name says"),
-    "sm_mhz": (_REAL, "SM clock while the samples were taken, median; empty without NVML"),
-    "power_w": (_REAL, "board power around them, a one-second average on most cards; watts"),
+    "sm_mhz": (_REAL, "SM clock around the samples (NVML, 20 Hz), median; empty without NVML"),
+    "power_w": (
+        _REAL,
+        "board power at the moment, of sustained rows alone (a burst is too short); watts",
+    ),
     "temp_c": (_REAL, "GPU temperature; °C"),
     "throttled": (_TEXT, "reasons for which the clock was held back, joined by ;"),
 }

@@ -12,7 +12,8 @@
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
 ``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
-four that it ranks first, ``all``, or one spelt out. The other operations are ``layer`` (an axis of
+four that it ranks first, ``all``, ``experimental`` for those that ``all`` leaves out, or one spelt
+out. The other operations are ``layer`` (an axis of
 that name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
 
 Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,

@@ -36,6 +36,8 @@ from sweeps.store import (
 )  # fmt: skip
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+EXPERIMENTAL = "experimental"
+"""A sweep's word for the candidates that an implementation does not offer by itself."""
 _SAME_SOFTWARE = ("torch", "driver")
 """A run never goes on with another version of these."""
 
@@ -131,7 +133,10 @@ def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
             return [declared]
         if implementation.supports(problem, machine) is not None:
             return [""]  # becomes one row that says why
-        configs = implementation.configs(problem, machine)[:count]
+        experimental = declared == EXPERIMENTAL
+        configs = implementation.configs(problem, machine, experimental)[:count]
+        if experimental:
+            configs = [config for config in configs if config and config.experimental]
         return ["" if config is None else str(config) for config in configs]
 
     return expand(sweep, machine, library_for, configured)
@@ -140,10 +145,10 @@ def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
 def _candidates(declared: str) -> int | None:
     """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
 
-    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all``
-    (None) every one.
+    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all`` and
+    ``experimental`` (None) every one.
     """
-    match = re.fullmatch(r"best (\d+)|(all|)", declared)
+    match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
     if match is None:
         return 0
     return int(match.group(1)) if match.group(1) else None if declared else 1

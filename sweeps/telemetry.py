@@ -32,6 +32,10 @@ RETRY = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", 
 products: it is recorded."""
 
 
+_Raw = tuple[float, float | None, float | None, float | None, int]
+"""Moment, SM clock, power, temperature, throttle reasons."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """What was true around a span of time; None or empty where nobody knows."""
@@ -66,9 +70,8 @@ class NvmlTelemetry(Telemetry):
         """``nvml`` is the module pynvml (or a fake of it), ``handle`` its handle of the GPU."""
         self._nvml = nvml
         self._handle = handle
-        self._readings: deque[tuple[float, float | None, float | None, float | None, int]] = deque(
-            maxlen=_KEEP
-        )
+        self._readings: deque[_Raw] = deque(maxlen=_KEEP)
+        self._lock = threading.Lock()  # the thread appends while others read
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="telemetry")
 
@@ -85,8 +88,10 @@ class NvmlTelemetry(Telemetry):
 
     def between(self, begin: float, end: float) -> Reading:
         """Medians over the span; every throttle reason that was seen in it."""
-        span: list[tuple[float, float | None, float | None, float | None, int]] = []
-        for reading in reversed(self._readings):
+        with self._lock:
+            readings = list(self._readings)
+        span: list[_Raw] = []
+        for reading in reversed(readings):
             if reading[0] < begin - _PERIOD and span:
                 break
             if reading[0] <= end + _PERIOD:
@@ -109,11 +114,27 @@ class NvmlTelemetry(Telemetry):
     def _read(self) -> None:
         nvml, handle = self._nvml, self._handle
         clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        power = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)  # milliwatts
+        power = self._power()
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         watts = None if power is None else power / 1e3
-        self._readings.append((time.monotonic(), clock, watts, temperature, int(reasons or 0)))
+        with self._lock:
+            self._readings.append((time.monotonic(), clock, watts, temperature, int(reasons or 0)))
+
+    def _power(self) -> float | None:
+        """Milliwatts at this moment.
+
+        ``nvmlDeviceGetPowerUsage`` is an average of a second from Ampere on (but on GA100), and
+        the field is the moment's; on what has no such field, the call is.
+        """
+        nvml = self._nvml
+        try:
+            (field,) = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+            if field.nvmlReturn == nvml.NVML_SUCCESS:
+                return float(field.value.uiVal)
+        except (nvml.NVMLError, AttributeError):  # an older driver, or an older binding
+            pass
+        return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
     def _ask(self, question: Any, *arguments: Any) -> float | None:
         """One answer; None where the card or its driver does not give it."""

@@ -6,13 +6,14 @@ names). On a CPU, oneDNN and MKL name their kernels on stdout when asked to be v
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from kernels.names import read_name
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 LaunchOnce = Callable[[], object]
-_DELIMITER = "spin_kernel"  # what torch.cuda._sleep runs
+_MARK = "rooftile launch "
+_SACRIFICED = 64
+"""Launches at the start of a session whose records may be lost: session k loses about k."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +71,27 @@ def parse_verbose(text: str) -> list[Kernel]:
     return kernels
 
 
-def trace_gpu(launches: Sequence[LaunchOnce]) -> list[list[Kernel]]:
-    """The kernels of each launch, all from one profiler session.
+def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
+    """The kernels of each launch, all from one profiler session; None where records were lost.
 
-    A short spin before each launch marks where it begins. A launch that fails has no kernels.
+    A process should do this once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records of
+    a session, more with each session (pytorch#192021). A launch that fails has no kernels.
+
+    Args:
+        launches: taken one by one, so that what each needs can be made when its turn comes.
     """
+    count = 0
 
     def work() -> None:
-        for launch in launches:
-            torch.cuda._sleep(1000)
-            with suppress(Exception):
+        nonlocal count
+        for count, launch in enumerate(launches, 1):
+            with torch.profiler.record_function(f"{_MARK}{count - 1}"), suppress(Exception):
                 launch()
         torch.cuda.synchronize()
 
-    events = profiled(work, [torch.profiler.ProfilerActivity.CUDA])
-    return split_trace(events, len(launches))
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    events = profiled(work, activities)
+    return split_trace(events, count)
 
 
 def profiled(
@@ -90,6 +99,10 @@ def profiled(
 ) -> list[dict[str, Any]]:
     """The events of PyTorch's trace of some work, with the operations' shapes."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        if torch.profiler.ProfilerActivity.CUDA in activities:
+            for _ in range(_SACRIFICED):
+                torch.cuda._sleep(1000)
+            torch.cuda.synchronize()
         work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -98,25 +111,80 @@ def profiled(
         return events
 
 
-def split_trace(events: Sequence[dict[str, Any]], count: int) -> list[list[Kernel]]:
-    """Sort a trace's kernels into ``count`` launches, each begun by the spinning kernel."""
-    ran = sorted(
-        (event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"]
-    )
-    launches: list[list[Kernel]] = []
+def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
+    """Sort a trace's kernels into ``count`` marked launches; None where kernels are missing.
+
+    A mark is a span of host time. The calls that launched kernels lie within it, and each kernel
+    carries the number of its call (``correlation``), so that a kernel whose record was lost takes
+    nothing with it but itself: its call is left without a kernel.
+    """
+    marks = _Marks(events)
+    calls: dict[Any, int] = {}
+    operations: dict[Any, int] = {}
+    for event in events:
+        arguments = event.get("args", {})
+        mark = marks.at(event)
+        if mark is None:
+            continue
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "Launch" in event["name"]:
+            calls[arguments.get("correlation")] = mark
+        elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
+            operations[arguments["External id"]] = mark
+    ran = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
+    launches: list[list[Kernel] | None] = [[] for _ in range(count)]
+    answered = set()
     for event in ran:
-        if _DELIMITER in event["name"]:
-            launches.append([])
-        elif launches:
-            grid = tuple(event.get("args", {}).get("grid", ()))
-            launches[-1].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
-    return launches if len(launches) == count else [[] for _ in range(count)]
+        arguments = event.get("args", {})
+        call = arguments.get("correlation")
+        # Where the call itself was not recorded, the operation around it may have been.
+        mark = calls.get(call, operations.get(arguments.get("External id")))
+        if mark is not None and mark < count and (kernels := launches[mark]) is not None:
+            kernels.append(
+                Kernel(event["name"], event["dur"] * 1e-6, tuple(arguments.get("grid", ())))
+            )
+            answered.add(call)
+    for call, mark in calls.items():
+        if call not in answered and mark < count:
+            launches[mark] = None
+    return launches
+
+
+class _Marks:
+    """The marked spans of a trace, by thread and time."""
+
+    def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
+        spans = sorted(
+            (
+                float(e["ts"]),
+                float(e["ts"]) + float(e["dur"]),
+                int(e["name"][len(_MARK) :]),
+                e["tid"],
+            )
+            for e in events
+            if e.get("cat") == "user_annotation" and e["name"].startswith(_MARK)
+        )
+        self._starts = [span[0] for span in spans]
+        self._spans = spans
+
+    def at(self, event: Mapping[str, Any]) -> int | None:
+        """The number of the mark within which an event of the host began."""
+        if "ts" not in event:
+            return None
+        moment = float(event["ts"])
+        place = bisect.bisect_right(self._starts, moment) - 1
+        if place < 0:
+            return None
+        _, end, number, thread = self._spans[place]
+        return number if moment <= end and event.get("tid") == thread else None
 
 
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``."""
+    """The columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``.
+
+    Where nobody knows the kernels, ``kernel`` is empty and the others are left out.
+    """
     if not kernels:
-        return {}
+        return {"kernel": ""}
     total = sum(kernel.seconds for kernel in kernels) or 1.0
     shares: dict[str, float] = {}
     for kernel in kernels:

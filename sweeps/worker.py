@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import signal
 import sys
@@ -14,10 +13,9 @@ from typing import Any
 from kernels.errors import UserError
 from sweeps.fold import History
 from sweeps.plan import Planned
-from sweeps.rounds import Bench, PoisonedError, Rounds
+from sweeps.process import die_with_parent
+from sweeps.rounds import Bench, PoisonedError, Rounds, name_kernels
 from sweeps.store import Event
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -31,27 +29,33 @@ class Order:
     worker: str
     budget: float
     spent: float
-    careful: bool = False
+    careful: frozenset[str] = frozenset()
+    naming: bool = False  # the planned cases' kernels instead of timing them
 
 
 def work(connection: Connection, order: Order) -> None:
-    """Entry point of the child. Sends ("event", …), ("visit", id, seconds) and an end.
+    """Entry point of the child. Sends ("event", …), ("visit", ids, seconds) and an end.
 
     The end is ("end", why), ("failed", sentence) where nothing could be started, or
     ("poisoned", sentence) where the device's context broke.
     """
-    _die_with_parent()
+    die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides what they mean
         signal.signal(number, signal.SIG_IGN)
 
     def tell(event: Event) -> None:
         connection.send(("event", event))
 
-    def visit(case: str, seconds: float) -> None:
-        connection.send(("visit", case, seconds))
+    def visit(cases: Sequence[str], seconds: float) -> None:
+        connection.send(("visit", tuple(cases), seconds))
 
     try:
         bench = _make_bench(order)
+        if order.naming:
+            cases = [entry.case for entry in order.planned]
+            name_kernels(cases, bench, order.worker, tell, visit)
+            connection.send(("end", "done"))
+            return
         rounds = Rounds(
             order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit
         )
@@ -76,9 +80,3 @@ def _make_bench(order: Order) -> Bench:
     bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)
     bench.careful = order.careful
     return bench
-
-
-def _die_with_parent() -> None:
-    """On Linux: do not outlive a parent that was killed, least of all inside a hanging kernel."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

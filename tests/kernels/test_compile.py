@@ -267,7 +267,7 @@ if __name__ == "__main__":
     triton.runtime.driver.set_active(_TargetDriver(machine))
     family = all_implementations()["triton-persistent"]
     problem = Gemm(4096, 4096, 4096, "bf16")
-    config = next(c for c in family.configs(problem, machine) if c.specialize)
+    config = next(c for c in family.configs(problem, machine, True) if c.specialize)
     (call,) = family.ahead(problem, meta_operands(problem), config)
     sass = call.warmup().asm["sass"]
     print(*(word in sass for word in ("UTMALDG", "UTMASTG", "HGMMA", "USETMAXREG")))

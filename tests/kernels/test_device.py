@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernels import device
 from kernels.errors import UserError
+from sweeps import doctor
 
 
 @pytest.fixture
@@ -105,6 +107,23 @@ def test_gpus_are_picked_by_ordinal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selected.machine.l2_bytes == 62_914_560  # the device's own, not the datasheet's
     with pytest.raises(UserError, match="GPU 2 is not there; PyTorch sees 2"):
         device.select_device("auto", 2)
+
+
+def test_clocks_that_are_not_told_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some builds of PyTorch have no ``clock_rate`` and no ``memory_clock_rate``."""
+    silent = SimpleNamespace(**{n: v for n, v in vars(_Properties).items() if "clock" not in n})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: silent)
+    assert (silent.name, device.told_khz(silent, "clock_rate")) == ("NVIDIA H200", 0.0)
+    selected = device.select_device("auto", 0)
+    assert selected.machine.slug == "nvidia-h200"
+    findings = list(doctor._compare_facts(selected))
+    assert findings == []  # what is not told is not compared
+    slow = SimpleNamespace(**{**vars(silent), "memory_clock_rate": 2_619_000})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
+    (finding,) = doctor._compare_facts(selected)
+    assert "bytes/s" in finding.text
 
 
 @pytest.mark.parametrize(

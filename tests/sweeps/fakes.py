@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from kernels.problem import Gemm
 from sweeps.case import Case
-from sweeps.clock import LaunchCall, Timing
+from sweeps.clock import LaunchCall, Timing, nothing
 from sweeps.fold import CANARY, History
 from sweeps.plan import Planned
 from sweeps.rounds import PoisonedError, Ready, Refused, Visit
@@ -39,10 +40,19 @@ class FakeClock:
         self.seconds = 0.0
         self.batches: list[tuple[tuple[int, ...], float]] = []
         self.waking: list[float] = []
+        self.exposed = False  # whether gaps show in the batch at hand
 
     def time(
-        self, launch: LaunchCall, indices: Sequence[int], settle: float = 0.0, paced: bool = False
+        self,
+        launch: LaunchCall,
+        indices: Sequence[int],
+        before: Callable[[], object] = nothing,
+        settle: float = 0.0,
+        paced: bool = False,
     ) -> Timing:
+        first = before()
+        self.exposed = False
+        self.seconds += first if isinstance(first, float) else 0.0
         self.batches.append((tuple(indices), settle))
         took = 0.0
         for index in indices:
@@ -50,7 +60,8 @@ class FakeClock:
             assert isinstance(duration, float)
             took += duration
         self.seconds += took + settle
-        return Timing(took)
+        exposed, self.exposed = self.exposed, False
+        return Timing(took, not exposed)
 
     def wake(self) -> None:
         self.waking.append(self.seconds)
@@ -72,11 +83,12 @@ class FakeBench:
     """Cases whose M says what happens to them; see ``behaviours``.
 
     Behaviours: ok, wrong, oom, unsupported, raise, abort, abort-once, hang, poison,
-    raise-in-sample, abort-in-sample.
+    raise-in-sample, abort-in-sample, abort-together, abort-in-naming, lose-name, lose-name-always.
+    ``exposed`` says of which M launch gaps show, and in how many samples.
     """
 
     gpu: int | None = None
-    careful = False
+    careful: Collection[str] = frozenset()
 
     def __init__(
         self,
@@ -88,8 +100,12 @@ class FakeBench:
         folder: str = "",
         gpu: int | None = None,
         canary: str = "ok",
+        exposed: Mapping[int, int] | None = None,
+        sustained: Collection[int] = (),
     ) -> None:
         self.clock = FakeClock()
+        self._exposed = dict(exposed or {})
+        self._sustained = sustained
         self.sampler = Sampler(self.clock)
         self.gpu = gpu
         self.prepared: list[Case] = []
@@ -103,13 +119,14 @@ class FakeBench:
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
     ) -> Iterator[Ready | Refused]:
-        if not self.careful and "abort-together" in self._behaviours.values():
-            visit("", 0.01)
+        together = [one for one in cases if one.id not in self.careful]
+        if any(self._behaviour(one) == "abort-together" for one in together):
+            visit([one.id for one in together], 0.01)
             os.abort()
         for one in cases:
-            visit(one.id, 0.01)
+            visit([one.id], 0.01)
             self.prepared.append(one)
-            behaviour = self._behaviours.get(one.problem.m, "ok")  # type: ignore[union-attr]
+            behaviour = self._behaviour(one)
             if behaviour in ("wrong", "oom", "unsupported"):
                 facts = {"rel_error": 0.5} if behaviour == "wrong" else {}
                 yield Refused(one, behaviour, f"it is {behaviour}.", facts)
@@ -127,7 +144,32 @@ class FakeBench:
             )  # fmt: skip
             subject.launches = 1
             subject.cost = self._seconds * one.problem.m  # type: ignore[union-attr]
-            yield Ready(one, subject, {"rel_error": 1e-7, "kernel": "fake_kernel"})
+            if one.problem.m in self._sustained:  # type: ignore[union-attr]
+                subject.mode = "sustained"
+            subject.exposed = len(known[one.id].exposed) if one.id in known else 0
+            yield Ready(one, subject, {"rel_error": 1e-7})
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """Once a process has named, its cases are timed no more; a mark in the folder says so."""
+        for one in cases:
+            visit([one.id], 0.01)
+            behaviour = self._behaviour(one)
+            if behaviour == "abort-in-naming":
+                os.abort()
+            if behaviour == "lose-name" and not self._marked("lost"):
+                continue
+            if behaviour != "lose-name-always":
+                yield one, {"kernel": f"fake_kernel_{os.getpid()}"}
+
+    def _behaviour(self, one: Case) -> str:
+        return self._behaviours.get(one.problem.m, "ok")  # type: ignore[union-attr]
+
+    def _marked(self, what: str) -> bool:
+        """Whether this was asked before, in any process of the run."""
+        mark = os.path.join(self._folder, what)
+        there = os.path.exists(mark)
+        open(mark, "w").close()
+        return there
 
     def failure(self, error: Exception) -> tuple[str, str]:
         if isinstance(error, PoisonedError):
@@ -147,6 +189,10 @@ class FakeBench:
         law = noisy(self._seconds * one.problem.m, self._spread)  # type: ignore[union-attr]
 
         def launch(index: int) -> object:
+            left = self._exposed.get(one.problem.m, 0)  # type: ignore[union-attr]
+            self.clock.exposed = left > 0
+            if left:
+                self._exposed[one.problem.m] = left - 1  # type: ignore[union-attr]
             if self._real_seconds:
                 time.sleep(self._real_seconds)
             if behaviour == "raise-in-sample":
@@ -160,11 +206,8 @@ class FakeBench:
     def _misbehave(self, behaviour: str) -> None:
         if behaviour == "abort":
             os.abort()
-        if behaviour == "abort-once":
-            mark = os.path.join(self._folder, "aborted")
-            if not os.path.exists(mark):
-                open(mark, "w").close()
-                os.abort()
+        if behaviour == "abort-once" and not self._marked("aborted"):
+            os.abort()
         if behaviour == "hang":
             time.sleep(3600)
 
@@ -185,16 +228,24 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
+    NVML_SUCCESS = 0
+    NVML_FI_DEV_POWER_INSTANT = 186
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
 
-    def __init__(self, refuse: tuple[str, ...] = (), **answers: Any) -> None:
+    def __init__(
+        self, refuse: tuple[str, ...] = (), instant: int | None = None, **answers: Any
+    ) -> None:
         self.refuse = refuse
+        # A field has a status of its own: 3 is NVML_ERROR_NOT_SUPPORTED.
+        value = SimpleNamespace(uiVal=instant)
+        self.field = SimpleNamespace(nvmlReturn=0 if instant else 3, value=value)
         self.reasons = 0
         self.answers: dict[str, Any] = {
             "ClockInfo": 1980, "MaxClockInfo": 1980, "PowerUsage": 612_000, "Temperature": 55,
             "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
-            "EccMode": (1, 1), "ComputeRunningProcesses": [], **answers,
+            "FieldValues": [self.field], "EccMode": (1, 1), "ComputeRunningProcesses": [],
+            **answers,
         }  # fmt: skip
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

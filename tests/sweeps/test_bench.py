@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from kernels import implementations
 from kernels.device import this_cpu
 from kernels.machine import of_cpu
 from kernels.problem import Gemm
@@ -16,7 +19,8 @@ from sweeps.arena import set_bytes
 from sweeps.bench import TorchBench
 from sweeps.case import Case
 from sweeps.fold import CANARY
-from sweeps.rounds import Ready, Refused
+from sweeps.rounds import PoisonedError, Ready, Refused
+from sweeps.trace import Kernel
 
 CPU = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
 GEMM = Gemm(64, 64, 64, "fp32")
@@ -27,18 +31,17 @@ def bench(*cases: Case, **machine: int) -> TorchBench:
     return TorchBench(replace(CPU, **machine), "cpu", None, cases)  # type: ignore[arg-type]
 
 
-def prepare(one: TorchBench, *cases: Case) -> tuple[list[Ready | Refused], list[str]]:
-    visited: list[str] = []
-    return list(one.prepare(cases, {}, lambda case, seconds: visited.append(case))), visited
+def prepare(one: TorchBench, *cases: Case) -> tuple[list[Ready | Refused], list[tuple[str, ...]]]:
+    visited: list[tuple[str, ...]] = []
+    return list(one.prepare(cases, {}, lambda ids, seconds: visited.append(tuple(ids)))), visited
 
 
-def test_a_case_is_checked_named_and_ready() -> None:
+def test_a_case_is_checked_and_ready() -> None:
     (ready,), visited = prepare(bench(SMALL), SMALL)
     assert isinstance(ready, Ready)
     assert ready.facts["rel_error"] < 1e-5
     assert ready.subject.launches >= 1
-    assert visited[0] == ""  # compiled together
-    assert SMALL.id in visited
+    assert visited == [(SMALL.id,), (SMALL.id,)]  # compiled, then prepared
 
 
 def test_what_cannot_be_timed_is_refused_with_a_sentence() -> None:
@@ -86,30 +89,85 @@ def test_a_cold_burst_uses_no_set_twice(monkeypatch: pytest.MonkeyPatch) -> None
     assert 2 <= ready.subject.launches <= ready.subject.sets
 
 
-def test_without_names_there_are_still_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def named(one: TorchBench, *cases: Case) -> dict[str, str]:
+    return {case.id: facts["kernel"] for case, facts in one.name(cases, lambda ids, seconds: None)}
+
+
+def test_kernels_are_named_apart_from_timing() -> None:
+    other = replace(SMALL, problem=Gemm(96, 64, 64, "fp32"))
+    one = bench(SMALL, other)
+    (ready, _), _ = prepare(one, SMALL, other)
+    assert isinstance(ready, Ready)
+    assert "kernel" not in ready.facts
+    assert set(named(one, SMALL, other)) == {SMALL.id, other.id}
+
+
+def test_a_case_whose_kernels_cannot_be_named_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(launch: object) -> list[object]:
         raise RuntimeError("the profiler is not permitted")
 
     monkeypatch.setattr(bench_module, "trace_cpu", refuse)
-    (ready,), _ = prepare(bench(SMALL), SMALL)
-    assert isinstance(ready, Ready)
-    assert "kernel" not in ready.facts
+    assert named(bench(SMALL), SMALL) == {SMALL.id: ""}
 
 
-def test_being_careful_does_everything_case_by_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[int] = []
+def test_a_gpu_s_cases_share_one_session_and_lost_ones_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second launch cannot be prepared, the third one's records are lost."""
+    sizes = (64, 96, 128, 160)
+    cases = [replace(SMALL, problem=Gemm(m, 64, 64, "fp32")) for m in sizes]
+    one = bench(*cases)
+    one.gpu = 0
+    real = one._launch
+    sessions: list[int] = []
 
-    def count(launch: object) -> list[object]:
-        traced.append(1)
-        return []
+    def launch(case: Case, implementation: Any, sets: int) -> Any:
+        if case is cases[1]:
+            raise ValueError("no such config")
+        return real(case, implementation, sets)
 
-    monkeypatch.setattr(bench_module, "trace_cpu", count)
+    def trace(launches: Iterable[Callable[[], object]]) -> list[list[Kernel] | None]:
+        sessions.append(len([launch() for launch in launches]))
+        return [[Kernel("gemm", 1e-6)], [], None, [Kernel("other", 1e-6)]]
+
+    monkeypatch.setattr(one, "_launch", launch)
+    monkeypatch.setattr(one, "failure", lambda error: ("error", str(error)))
+    monkeypatch.setattr(bench_module, "trace_gpu", trace)
+    assert named(one, *cases) == {cases[0].id: "gemm", cases[1].id: "", cases[3].id: "other"}
+    assert sessions == [4]
+
+    def poisoned(error: Exception) -> tuple[str, str]:
+        raise PoisonedError("illegal memory access")
+
+    monkeypatch.setattr(one, "failure", poisoned)
+    with pytest.raises(PoisonedError):
+        named(one, *cases)
+
+
+def test_what_a_process_died_of_together_is_done_one_by_one() -> None:
     other = replace(SMALL, problem=Gemm(96, 64, 64, "fp32"))
     one = bench(SMALL, other)
-    one.careful = True
+    one.careful = {SMALL.id}
     results, visited = prepare(one, SMALL, other)
-    assert len(results) == len(traced) == 2
-    assert visited == [SMALL.id, other.id, SMALL.id, other.id]  # never several at once
+    assert len(results) == 2
+    assert visited == [(other.id,), (SMALL.id,), (other.id,)]
+
+
+def test_a_compiler_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = bench(SMALL)
+
+    def fail(cases: object) -> None:
+        raise RuntimeError("no space left on device")
+
+    implementation = implementations()[SMALL.implementation]
+    monkeypatch.setattr(implementation, "compile_ahead", fail)
+    monkeypatch.setattr(
+        bench_module, "implementations", lambda: {SMALL.implementation: implementation}
+    )
+    (ready,), _ = prepare(one, SMALL)
+    assert isinstance(ready, Ready)
 
 
 def test_the_canary_has_its_place_even_among_small_cases() -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.machine import known_machine, of_cpu
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
+from sweeps import plan as plan_module
 from sweeps.case import Case
-from sweeps.plan import Planned, _spread_out, expected_seconds, make_plan
+from sweeps.plan import Planned, _spread_out, expected_seconds, make_plan, naming_reserve
 
 H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
@@ -75,6 +78,39 @@ def test_sustained_cases_are_expected_to_take_their_settling_time() -> None:
         p.case.mode: p.expected for p in make_plan({"s": [burst, sustained]}, H200, 600).planned
     }
     assert expected["sustained"] > 6 * 0.36 > expected["burst"]
+
+
+def test_sweeps_can_be_planned_one_after_the_other() -> None:
+    sweeps = {"first": sweep("first", *range(64, 128)), "second": sweep("second", 32, 48)}
+    names = [entry.case.sweep for entry in make_plan(sweeps, CPU, 600, in_order=True).planned]
+    assert names == ["first"] * 64 + ["second"] * 2
+
+
+def test_a_kernel_is_compiled_once_and_that_costs_its_first_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_module, "compilers", lambda: 4)
+    sizes = (512, 1024, 1537)  # two multiples of 16, and one that needs a kernel of its own
+    cases = [Case("s", Gemm(m, 512, 512, "bf16"), "triton-tiled", "bm=64;bn=64") for m in sizes]
+    library = [replace(case, implementation="cublas", config="") for case in cases]
+    ours, theirs = (
+        [entry.expected for entry in make_plan({"s": some}, H200, 600).planned]
+        for some in (cases, library)
+    )
+    extra = sorted(a - b for a, b in zip(ours, theirs, strict=True))
+    assert extra == pytest.approx([0.0, 0.5, 0.5], abs=1e-3)  # two seconds on one of four cores
+
+
+def test_autotuned_convolutions_cost_their_search() -> None:
+    conv = Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp16")
+    plain, tuned = Case("s", conv, "cudnn"), Case("s", conv, "cudnn", "autotune=on")
+    costs = {p.case.config: p.expected for p in make_plan({"s": [plain, tuned]}, H200, 60).planned}
+    assert costs["autotune=on"] > costs[""] + 0.5
+
+
+def test_naming_has_its_place_in_the_budget() -> None:
+    assert naming_reserve(3500, 600) == pytest.approx(22.5)
+    assert naming_reserve(3500, 60) == pytest.approx(6.0)  # a tenth at most
 
 
 def test_planned_cases_survive_json() -> None:

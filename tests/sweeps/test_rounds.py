@@ -11,9 +11,10 @@ from sweeps.case import Case
 from sweeps.fold import CANARY, histories
 from sweeps.plan import Planned
 from sweeps.rounds import CHUNK, PoisonedError, Rounds
-from sweeps.sampler import Subject
+from sweeps.sampler import Sampler, Subject
 from sweeps.statistics import CHECKPOINTS
 from sweeps.store import Event
+from sweeps.telemetry import Reading, Telemetry
 
 
 def go(
@@ -195,6 +196,36 @@ def test_samples_of_another_gpu_are_not_taken_over() -> None:
     ][:4]
     _, second, _ = go(cases, earlier=partial, gpu=1)
     assert samples_of(second)[cases[0].case.id] >= 6  # its own six, not two more
+
+
+def test_a_case_whose_launch_gaps_show_is_given_up_after_six_samples() -> None:
+    cases = planned(3)
+    _, events, _ = go(cases, exposed={1: 99, 2: 4})  # launches, two per warm sample
+    by_m = {entry.case.problem.m: entry.case.id for entry in cases}  # type: ignore[union-attr]
+    taken = {m: [e.get("hidden", True) for e in events if e["event"] == "sample"
+                 and e["case"] == case] for m, case in by_m.items()}  # fmt: skip
+    assert taken[1] == [False] * 6
+    assert taken[2].count(False) == 2
+    assert taken[2].count(True) in CHECKPOINTS  # the others are counted as if those were not
+    assert False not in taken[3]
+    _, more, device = go(cases, earlier=events)
+    assert device.prepared == []  # what was given up stays so
+    assert not samples_of(more)
+
+
+def test_power_is_told_of_sustained_work_alone() -> None:
+    class Sensors(Telemetry):
+        def between(self, begin: float, end: float) -> Reading:
+            return Reading(1980.0, 640.0, 60.0)
+
+    events: list[Event] = []
+    cases = planned(2)
+    bench = FakeBench([entry.case for entry in cases], sustained=(2,), canary="raise")
+    bench.sampler = Sampler(bench.clock, telemetry=Sensors())
+    Rounds(cases, {}, bench, "1/1", 1e6, 0.0, events.append, lambda ids, seconds: None).run()
+    powers = {e["case"]: e.get("power_w") for e in events if e["event"] == "sample"}
+    assert powers == {cases[0].case.id: None, cases[1].case.id: 640.0}
+    assert all(e["sm_mhz"] == 1980.0 for e in events if e["event"] == "sample")
 
 
 def test_the_canary_is_sampled_now_and_then() -> None:

@@ -17,8 +17,11 @@ import pytest
 from fakes import Silent, planned
 
 from kernels.errors import UserError
+from kernels.problem import Gemm
+from sweeps.case import Case
 from sweeps.fold import CANARY
 from sweeps.plan import Planned
+from sweeps.rounds import CHUNK
 from sweeps.runner import Run, carry_out, fold
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import SCHEMA
@@ -43,7 +46,7 @@ def carry(run: Run) -> tuple[str, list[str]]:
     """How it ended, and what was said beside the announcement of its beginning."""
     said: list[str] = []
     end = carry_out(run, Silent(), said.append)
-    return end, [text for text in said if not text.startswith("Measuring ")]
+    return end, [text for text in said if not text.startswith(("Measuring ", "Naming "))]
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:
@@ -105,6 +108,84 @@ def test_a_crash_while_several_cases_are_compiled_takes_them_one_by_one(tmp_path
     run = a_run(tmp_path, planned(4), behaviours={3: "abort-together"})
     assert carry(run)[0] == "done"
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def test_only_those_that_died_together_are_taken_one_by_one(tmp_path: Path) -> None:
+    """Case 3 takes the first chunk with it; the second chunk is prepared together again."""
+    run = a_run(tmp_path, planned(2 * CHUNK), behaviours={3: "abort-together"})
+    assert carry(run)[0] == "done"
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+
+
+def experimental(count: int) -> list[Planned]:
+    """The last ones of these are warp-specialised, and all are of the same family."""
+    configs = ("specialize=off", "specialize=on")
+    return [
+        Planned(Case("fake", Gemm(m, 64, 64, "bf16"), "triton-persistent", config), 0.01)
+        for m in range(1, count + 1)
+        for config in [configs[m > count // 2]]
+    ]
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "abort"])
+def test_one_crash_of_an_experimental_feature_is_the_last(tmp_path: Path, behaviour: str) -> None:
+    """Otherwise each of hundreds of cases would hang twice, for thirty seconds each time."""
+    cases = experimental(200)
+    end, warnings = carry(a_run(tmp_path, cases, behaviours={150: behaviour}))
+    assert end == "done"
+    assert len(warnings) == 1
+    rows = rows_of(tmp_path)
+    assert rows[150]["status"] == "error"
+    assert "the process ended while visiting it" in rows[150]["message"]
+    assert all(rows[m]["status"] == "ok" for m in range(1, 101))
+    later = [m for m, row in rows.items() if row["status"] == "unsupported"]
+    assert set(later) > set(range(2 * CHUNK + 1, 150)) | set(range(151, 201))
+    assert "triton-persistent with warp specialisation ended the process" in rows[200]["message"]
+    # Resuming does not try them again either.
+    assert carry(a_run(tmp_path, cases))[1] == []
+
+
+def names_of(folder: Path) -> dict[int, str]:
+    return {m: row["kernel"] for m, row in rows_of(folder).items()}
+
+
+def test_kernels_are_named_after_timing_by_a_process_that_times_nothing(tmp_path: Path) -> None:
+    carry(a_run(tmp_path, planned(5)))
+    events, _ = read_events(tmp_path)
+    named = [i for i, e in enumerate(events) if "kernel" in e.get("facts", {})]
+    assert min(named) > max(i for i, e in enumerate(events) if e["event"] == "sample")
+    (name,) = set(names_of(tmp_path).values())
+    assert name.startswith("fake_kernel_")
+    assert name != f"fake_kernel_{os.getpid()}"
+
+
+def test_a_name_that_was_lost_is_asked_of_another_process(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(5), behaviours={2: "lose-name"}, folder=str(tmp_path))
+    assert carry(run) == ("done", [])
+    names = names_of(tmp_path)
+    assert names[2].startswith("fake_kernel_")
+    assert names[2] != names[1]  # the process says who it is
+
+
+def test_a_name_that_nobody_has_is_empty_and_not_asked_for_again(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(3), behaviours={2: "lose-name-always"})
+    assert carry(run) == ("done", [])
+    assert names_of(tmp_path)[2] == ""
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    before = (tmp_path / "samples" / "1-of-1.jsonl").read_bytes()
+    carry(run)
+    assert (tmp_path / "samples" / "1-of-1.jsonl").read_bytes() == before
+
+
+def test_a_crash_while_naming_costs_a_name_and_no_time(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(4), behaviours={2: "abort-in-naming"})
+    end, warnings = carry(run)
+    assert (end, len(warnings)) == ("done", 1)
+    assert "names kernels ended: killed by SIGABRT" in warnings[0]
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    names = names_of(tmp_path)
+    assert names.pop(2) == ""
+    assert all(names.values())
 
 
 def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
@@ -193,6 +274,9 @@ from pathlib import Path
 from test_runner import a_run, planned
 from fakes import Silent
 from kernels.errors import UserError
+from kernels.problem import Gemm
+from sweeps.case import Case
+from sweeps.rounds import CHUNK
 from sweeps.runner import carry_out
 # limit
 if __name__ == "__main__":

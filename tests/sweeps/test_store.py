@@ -218,10 +218,32 @@ def test_rows_follow_the_plan_and_unreached_cases_have_none() -> None:
     assert [row["m"] for row in fold_rows("run", cases, events)] == [1, 3, 5]
 
 
-def test_gaps_that_show_are_said() -> None:
+def test_samples_whose_gaps_show_never_enter_a_median() -> None:
     (entry,) = planned(1)
-    events = [sample(entry.case.id, 1e-6, hidden=False), sample(entry.case.id, 1e-6)]
-    assert fold_rows("run", [entry], events)[0]["message"] == "launch gaps show in 1 of 2 samples."
+    exposed = [sample(entry.case.id, 9e-6, hidden=False) for _ in range(3)]
+    hidden = [sample(entry.case.id, 1e-6) for _ in range(6)]
+    (row,) = fold_rows("run", [entry], [*exposed, *hidden])
+    assert (row["status"], row["samples"]) == ("ok", 6)
+    assert row["time_us"] == row["time_hi_us"] == pytest.approx(1.0)
+    assert row["message"] == "launch gaps show in 3 more samples, which are left out."
+
+
+def test_a_case_of_which_every_sample_shows_gaps_is_an_error_with_the_reason() -> None:
+    (entry,) = planned(1)
+    (row,) = fold_rows("run", [entry], [sample(entry.case.id, 9e-6, hidden=False)] * 2)
+    assert row["status"] == "error"
+    assert "gaps between launches show in all 2 samples" in row["message"]
+    assert "time_us" not in row
+
+
+def test_facts_that_come_later_are_added() -> None:
+    (entry,) = planned(1)
+    facts = [
+        {"event": "facts", "case": entry.case.id, "facts": {"rel_error": 1e-7}},
+        {"event": "facts", "case": entry.case.id, "facts": {"kernel": "gemm"}},
+    ]
+    (row,) = fold_rows("run", [entry], [*facts, sample(entry.case.id, 1e-6)])
+    assert (row["rel_error"], row["kernel"]) == (1e-7, "gemm")
 
 
 def test_drift_is_the_canarys_last_quarter_over_its_first() -> None:

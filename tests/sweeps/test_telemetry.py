@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,40 @@ def test_a_span_without_a_reading_takes_the_last_one() -> None:
     sensors = NvmlTelemetry(FakeNvml(), "card")
     sensors._read()
     assert sensors.between(time.monotonic() + 100, time.monotonic() + 101).sm_mhz == 1980.0
+
+
+def test_reading_and_asking_at_once_does_no_harm() -> None:
+    """The deque grows while it is read: 3 of 300 calls used to raise."""
+    sensors = NvmlTelemetry(FakeNvml(), "card")
+    done = threading.Event()
+
+    def fill() -> None:
+        while not done.is_set():
+            sensors._read()
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    try:
+        for _ in range(300):
+            sensors.between(0.0, time.monotonic())
+    finally:
+        done.set()
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("nvml", "watts"),
+    [
+        (FakeNvml(instant=655_000), 655.0),  # the moment's, not the last second's
+        (FakeNvml(), 612.0),  # a card without the field: its usual answer is the moment's
+        (FakeNvml(refuse=("FieldValues",)), 612.0),
+        (FakeNvml(refuse=("FieldValues", "PowerUsage")), None),
+    ],
+)
+def test_power_is_that_of_the_moment(nvml: FakeNvml, watts: float | None) -> None:
+    sensors = NvmlTelemetry(nvml, "card")
+    sensors._read()
+    assert sensors.between(0.0, time.monotonic()).power_w == watts
 
 
 def test_what_the_card_refuses_is_empty_and_nothing_else_is() -> None:

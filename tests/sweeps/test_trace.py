@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,27 +36,138 @@ def test_verbose_output_is_read() -> None:
     ]
 
 
-def kernel_event(name: str, start: float, duration: float, grid: list[int]) -> dict[str, object]:
-    return {"cat": "kernel", "name": name, "ts": start, "dur": duration, "args": {"grid": grid}}
+def kernel_event(
+    name: str, start: float, correlation: int, duration: float = 1.0, **more: Any
+) -> dict[str, Any]:
+    arguments = {"grid": [4, 2, 1], "correlation": correlation, **more}
+    return {"cat": "kernel", "name": name, "ts": start, "dur": duration, "args": arguments}
+
+
+def marked(number: int, start: float) -> dict[str, Any]:
+    """The span of a launch on the host: ten microseconds."""
+    name = f"rooftile launch {number}"
+    return {"cat": "user_annotation", "name": name, "ts": start, "dur": 10.0, "tid": 5,
+            "args": {"External id": 100 + number}}  # fmt: skip
+
+
+def call(start: float, correlation: int, category: str = "cuda_runtime") -> dict[str, Any]:
+    name = {"cuda_runtime": "cudaLaunchKernelExC", "cuda_driver": "cuLaunchKernelEx"}[category]
+    return {"cat": category, "name": name, "ts": start, "dur": 2.0, "tid": 5,
+            "args": {"correlation": correlation}}  # fmt: skip
 
 
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
+NVJET = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
+SPLITK = "void cublasLt::splitKreduce_kernel<32>(int)"
+TRACE = [
+    *(call(i, i) for i in range(3)),  # what is sacrificed, outside of all marks
+    *(kernel_event(SPIN, 200.0 + i, i) for i in range(3)),
+    marked(0, 20.0), call(21.0, 10), call(24.0, 11),
+    marked(1, 40.0), call(41.0, 12, "cuda_driver"),
+    marked(2, 60.0),  # launches nothing
+    call(75.0, 13),  # warms up the next, between the marks
+    marked(3, 80.0), call(81.0, 14),
+    {"cat": "cpu_op", "name": "aten::mm", "ts": 81.0, "dur": 2.0, "tid": 5,
+     "args": {"External id": 7}},
+    # On the device everything runs later, and the order of launches is all that is left of time.
+    kernel_event(SPLITK, 308.0, 11), kernel_event("a_gemm", 302.0, 10, 5.0),
+    kernel_event(NVJET, 330.0, 12, 8.0), kernel_event("warm", 340.0, 13),
+    kernel_event("conv", 350.0, 14, 4.0),
+]  # fmt: skip
 
 
-def test_a_trace_is_split_by_the_spins_in_order_of_time() -> None:
-    events = [
-        kernel_event("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", 30.0, 8.0, [132, 1, 1]),
-        kernel_event(SPIN, 20.0, 1.0, [1, 1, 1]),
-        {"cat": "cpu_op", "name": "aten::mm", "ts": 1.0, "dur": 2.0},
-        kernel_event(SPIN, 1.0, 1.0, [1, 1, 1]),
-        kernel_event("warm", 0.5, 1.0, [1, 1, 1]),  # before the first mark
-        kernel_event("a_gemm", 2.0, 5.0, [4, 2, 1]),
-        kernel_event("void cublasLt::splitKreduce_kernel<32>(int)", 8.0, 1.0, [8, 1, 1]),
-    ]
-    first, second = split_trace(events, 2)
-    assert [k.name for k in first] == ["a_gemm", "void cublasLt::splitKreduce_kernel<32>(int)"]
-    assert second[0].grid == (132, 1, 1)
-    assert split_trace(events, 3) == [[], [], []]  # a mark is missing: no launch gets wrong kernels
+def names(launches: list[list[Kernel] | None]) -> list[list[str] | None]:
+    return [None if kernels is None else [k.name for k in kernels] for kernels in launches]
+
+
+def test_a_trace_is_sorted_by_the_calls_that_launched_its_kernels() -> None:
+    launches = split_trace(TRACE, 4)
+    assert names(launches) == [["a_gemm", SPLITK], [NVJET], [], ["conv"]]
+    assert launches[1] == [Kernel(NVJET, pytest.approx(8e-6), (4, 2, 1))]
+
+
+@pytest.mark.parametrize("lost", range(len(TRACE)))
+def test_a_record_that_is_lost_costs_its_own_launch_alone(lost: int) -> None:
+    """CUPTI loses the first kernel records of a session; whatever is lost, no name is wrong."""
+    whole = split_trace(TRACE, 4)
+    partial = split_trace([*TRACE[:lost], *TRACE[lost + 1 :]], 4)
+    event = TRACE[lost]
+    different = [i for i in range(4) if partial[i] != whole[i]]
+    assert len(different) <= 1
+    if event["cat"] == "kernel" and event["args"]["correlation"] in (10, 11, 12, 14):
+        assert partial[different[0]] is None  # counts disagree: ask another process
+    for i in different:
+        kernels = partial[i] or []
+        assert {k.name for k in kernels} <= {k.name for k in whole[i] or []}
+
+
+def test_the_first_records_of_a_session_are_lost_without_harm() -> None:
+    kernels = [event for event in TRACE if event["cat"] == "kernel"]
+    lost = [id(event) for event in kernels if event["name"] == SPIN]
+    assert split_trace([e for e in TRACE if id(e) not in lost], 4) == split_trace(TRACE, 4)
+
+
+def test_a_kernel_whose_call_was_not_recorded_is_found_by_its_operation() -> None:
+    events = [e for e in TRACE if e.get("args", {}).get("correlation") != 14]
+    events.append(kernel_event("conv", 350.0, 14, 4.0, **{"External id": 7}))
+    assert names(split_trace(events, 4))[3] == ["conv"]
+
+
+def test_threads_do_not_mix() -> None:
+    other = {**call(22.0, 50), "tid": 6}
+    events = [*TRACE, other, kernel_event("stray", 303.0, 50)]
+    assert split_trace(events, 4) == split_trace(TRACE, 4)
+
+
+class FakeProfiler:
+    """PyTorch's profiler around work that a list of host and device events stands for."""
+
+    def __init__(self, lose: int) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.lose = lose
+        self.now = 0.0
+
+    def launch(self, name: str) -> None:
+        self.now += 1.0
+        number = len(self.events)
+        self.events.append(call(self.now, number))
+        self.events.append(kernel_event(name, self.now + 1000.0, number))
+
+    @contextmanager
+    def record_function(self, name: str) -> Iterator[None]:
+        start = self.now + 0.5
+        yield
+        self.now += 1.0
+        span = {"ts": start, "dur": self.now - start, "tid": 5}
+        self.events.append({"cat": "user_annotation", "name": name, **span})
+
+    @contextmanager
+    def profile(self, **options: Any) -> Iterator[FakeProfiler]:
+        yield self
+
+    def export_chrome_trace(self, path: str) -> None:
+        kernels = [event for event in self.events if event["cat"] == "kernel"]
+        lost = {id(event) for event in kernels[: self.lose]}
+        left = [event for event in self.events if id(event) not in lost]
+        Path(path).write_text(json.dumps({"traceEvents": left}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("lose", [0, 1, 30, 64])
+def test_a_gpu_s_session_sacrifices_its_first_records(
+    monkeypatch: pytest.MonkeyPatch, lose: int
+) -> None:
+    profiler = FakeProfiler(lose)
+    monkeypatch.setattr(torch.profiler, "profile", profiler.profile)
+    monkeypatch.setattr(torch.profiler, "record_function", profiler.record_function)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: profiler.launch(SPIN), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def fails() -> None:
+        raise RuntimeError("no such kernel")
+
+    launches = [lambda i=i: profiler.launch(f"gemm_{i}") for i in range(20)]
+    traced = trace_gpu([*launches, fails])
+    assert names(traced) == [*([f"gemm_{i}"] for i in range(20)), []]
 
 
 def test_columns_name_the_main_kernel_its_tile_and_all_shares() -> None:
@@ -67,7 +182,7 @@ def test_columns_name_the_main_kernel_its_tile_and_all_shares() -> None:
     assert columns["grid"] == "64x1x2"
     assert columns["tensor_cores"] is True
     assert json.loads(columns["kernels"])[1] == ["nvjet_tst_64x8_64x16_2x1_v_bz_splitK_TNT", 0.9]
-    assert kernel_columns([]) == {}
+    assert kernel_columns([]) == {"kernel": ""}  # nobody knows it
 
 
 @pytest.mark.parametrize(
@@ -105,6 +220,7 @@ def test_stdout_is_given_back(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_real_gpu_launch_names_its_kernels() -> None:
     a = torch.randn(1024, 1024, device="cuda", dtype=torch.float16)
     first, second = trace_gpu([lambda: a @ a, lambda: a + a])
+    assert first is not None
     assert any("gemm" in k.name.lower() or "nvjet" in k.name for k in first)
     assert second
     assert first[0].grid

@@ -1,0 +1,161 @@
+"""Gates: they keep a GPU's stream from going on while the host queues a batch behind them.
+
+The host needs longer to launch a small kernel than the GPU to run it. Behind a closed gate the
+launches pile up, and when it opens they run back to back. There are two of them:
+
+- :class:`HostFlag` lets the stream wait for a word in the host's memory, which the host writes when
+  everything is queued. It lasts as long as the queueing does, whatever the clocks do.
+- :class:`Spin` runs a kernel that spins for a number of cycles. It needs to know in advance how
+  long the queueing will take and how fast the clock is; both are learned again with every batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+HOLD_LIMIT = 0.5
+"""Seconds after which a held stream goes on whatever the host does. A launch that waits for the
+device (the first use of a module, a synchronising allocation) would otherwise wait for ever."""
+
+_LONGEST_SPIN = 0.02
+"""Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin would be long enough."""
+
+_WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
+_DRIVER = "libcuda.so.1"
+
+
+class Gate(Protocol):
+    """What a clock needs to hold a stream."""
+
+    def close(self, seconds: float) -> None:
+        """Hold the current stream; queueing should take about ``seconds``."""
+        ...
+
+    def open(self) -> None:
+        """Everything is queued: let the stream go on."""
+        ...
+
+    def learn(self, first: Any, hidden: bool) -> None:
+        """The batch has run: ``first`` is the event at its beginning, ``hidden`` what came of it.
+
+        Called once the device has passed ``first``.
+        """
+        ...
+
+
+class HostFlag:
+    """Holds the stream until the host writes to a word of pinned memory.
+
+    Each batch waits for a ticket of its own, so that a late release of one never opens the next.
+    A thread releases a batch that has been held for :data:`HOLD_LIMIT` seconds. It needs Python's
+    global lock, which PyTorch and Triton give up while they launch; a launch that does not would
+    hang, and the run's parent ends such a process.
+    """
+
+    def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            torch: the module.
+            driver: the CUDA driver's library, as ctypes loads it.
+            now: seconds of the host.
+
+        Raises:
+            OSError: the driver cannot hold a stream like this.
+        """
+        self._cuda, self._driver, self._now = torch.cuda, driver, now
+        self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._word = ctypes.c_uint32.from_address(self._memory.data_ptr())
+        self._address = ctypes.c_uint64()
+        self._call(
+            "cuMemHostGetDevicePointer_v2",
+            ctypes.byref(self._address), ctypes.c_void_p(self._memory.data_ptr()), ctypes.c_uint(0),
+        )  # fmt: skip
+        self._ticket = 0
+        self._since: float | None = None  # when the stream was held; None while it is not
+        self.close(0.0)  # where the driver refuses, it refuses the first time
+        self.open()
+        threading.Thread(target=self._watch, daemon=True, name="gate").start()
+
+    def close(self, seconds: float) -> None:
+        """Queue the wait for the next ticket."""
+        self._ticket = (self._ticket + 1) % 2**32
+        self._since = self._now()
+        stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
+        ticket, how = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
+        self._call("cuStreamWaitValue32_v2", stream, self._address, ticket, how)
+
+    def open(self) -> None:
+        """Write the ticket."""
+        self._word.value = self._ticket
+        self._since = None
+
+    def learn(self, first: Any, hidden: bool) -> None:
+        """There is nothing to learn: the flag is held for as long as it takes."""
+
+    def check(self) -> None:
+        """Let the stream go on if it has been held for too long."""
+        since = self._since
+        if since is not None and self._now() - since > HOLD_LIMIT:
+            self.open()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(HOLD_LIMIT / 5)
+            self.check()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._driver, name)(*arguments)
+        if code:
+            self._since = None
+            raise OSError(f"{name} returned {code}")
+
+
+class Spin:
+    """Holds the stream by a kernel that spins for the seconds that queueing should take.
+
+    ``_sleep`` counts cycles, and a GPU's clock rises fivefold from idle to work, so the rate is
+    measured with every spin. A spin that was too short doubles the next ones.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        """``torch`` is the module; the device should be awake."""
+        self._cuda = torch.cuda
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._factor = 1.0
+        self._cycles = 2_000_000
+        self._rate = 1e9
+        for _ in range(3):  # the first loads the kernel
+            first = torch.cuda.Event(enable_timing=True)
+            self._start.record()
+            self._cuda._sleep(self._cycles)
+            first.record()
+            first.synchronize()
+            self.learn(first, hidden=True)
+
+    def close(self, seconds: float) -> None:
+        """Queue the spin."""
+        spin = min(self._factor * (5e-5 + seconds), _LONGEST_SPIN)
+        self._cycles = int(spin * self._rate)
+        self._start.record()
+        self._cuda._sleep(self._cycles)
+
+    def open(self) -> None:
+        """The spin ends by itself."""
+
+    def learn(self, first: Any, hidden: bool) -> None:
+        """The rate of this spin, and whether it was long enough."""
+        elapsed = self._start.elapsed_time(first) * 1e-3
+        self._rate = self._cycles / max(elapsed, 1e-6)
+        self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor
+
+
+def open_gate(torch: Any) -> Gate:
+    """The host's flag where the driver has it, else the spin."""
+    try:
+        return HostFlag(torch, ctypes.CDLL(_DRIVER))
+    except (OSError, AttributeError):  # no such library, no such function, or it refuses
+        return Spin(torch)
