@@ -35,15 +35,12 @@ def show_command(
     name: str, device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
 ) -> None:
     """Show a sweep's cases on this machine, their memory and the time they should take."""
-    from kernels.device import select_device
-    from sweeps.ceilings import measure_ceilings
+    from sweeps.ceilings import measured_device
     from sweeps.plan import expected_seconds, make_plan
     from sweeps.start import choose_sweeps, sweep_cases
 
     sweep = choose_sweeps([name])[name]
-    selected = select_device(device, gpu)
-    if selected.gpu is None:
-        selected = measure_ceilings(selected)
+    selected = measured_device(device, gpu)
     cases = sweep_cases(sweep, selected.machine)
     seconds = expected_seconds([case.problem for case in cases], selected.machine)
     total = sum(p.expected for p in make_plan({name: cases}, selected.machine, 1e9).planned)
@@ -58,6 +55,111 @@ def show_command(
     for case, time in zip(cases, seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {time * 1e6:12.1f} µs")
     print(f"{len(cases)} cases on {selected.machine.name}, about {total:.0f} s to measure them all")
+
+
+@app.command("plan")
+def plan_command(
+    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; all defaults if none.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="A GPU of machines.toml instead of this one.")
+    ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option("--cores", help="Of its host, which compile; as here if not given."),
+    ] = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Say what sweeps should take here, or on a GPU that is not here: cases and seconds."""
+    from kernels.machine import known_machine
+    from sweeps.ceilings import measured_device
+    from sweeps.start import DEFAULT_BUDGET, plan_rows
+
+    facts = known_machine(machine) if machine else measured_device(device, gpu).machine
+    budget_s = parse_seconds(budget) or DEFAULT_BUDGET[facts.kind]
+    rows = plan_rows(names or (), facts, budget_s, cores)
+    if json:
+        print_json(rows)
+        return
+    for row in rows:
+        print(
+            f"{row['name']:20} {row['cases']:5} cases, {row['planned']:5} in the plan, "
+            f"about {row['expected_s']:6.0f} s at six samples each"
+        )
+
+
+@app.command("machine")
+def machine_command(
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Say which machine this is and where its results go."""
+    from kernels.device import select_device, software
+    from sweeps.store import folder_for
+
+    selected = select_device(device, gpu)
+    facts = selected.machine
+    folder = folder_for(results, facts.slug)
+    if json:
+        print_json(
+            {"slug": facts.slug, "name": facts.name, "kind": facts.kind, "gpu": selected.gpu,
+             "folder": str(folder), "software": software(selected)}
+        )  # fmt: skip
+        return
+    print(f"{facts.name} ({facts.slug}): {folder}")
+
+
+@app.command("clock")
+def clock_command(
+    cases: Annotated[int | None, typer.Option("--cases", help="60 on a GPU, 11 on a CPU.")] = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Compare the sampler with the usual timer, two passes in two processes; writes clock.json."""
+    from sweeps.ceilings import measured_device
+    from sweeps.clockcheck import check_clock
+    from sweeps.store import folder_for, make_folder, write_json
+
+    selected = measured_device(device, gpu)
+    folder = folder_for(results, selected.machine.slug)
+    make_folder(folder)
+    report = check_clock(selected, cases or (11 if selected.gpu is None else 60), note)
+    write_json(folder / "clock.json", report)
+    if json:
+        print_json(report)
+        return
+    for name, timer in report["timers"].items():
+        print(
+            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case, two passes differ by "
+            f"{timer['passes_differ']:.2%}, {timer['over_sampler']:.3f}× the sampler's time"
+        )
+
+
+@app.command("anchors")
+def anchors_command(
+    cases: Annotated[int, typer.Option("--cases", help="How many.")] = 8,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Time a few recorded cases again: is this the same machine at the same speed?"""
+    from kernels.device import select_device
+    from sweeps.anchors import time_again
+    from sweeps.store import folder_for
+
+    selected = select_device(device, gpu)
+    report = time_again(selected, folder_for(results, selected.machine.slug), cases)
+    if json:
+        print_json(report)
+        return
+    print(report["sentence"])
 
 
 @app.command("doctor")
@@ -95,6 +197,10 @@ def run_command(
         Path | None,
         typer.Option("--lacking-in", help="Leave out sweeps that are recorded whole in here."),
     ] = None,
+    add: Annotated[
+        bool,
+        typer.Option("--add", help="Add these sweeps to the recording; measure only them now."),
+    ] = False,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     from sweeps.progress import Live
@@ -104,8 +210,10 @@ def run_command(
 
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        lacking_in,
+        lacking_in, add,
     )  # fmt: skip
+    if add and (fresh or not names):
+        raise UserError("--add takes the names of sweeps, and not --fresh.")
     started = begin(request, note)
     try:
         with Live() as live:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from kernels import implementations
-from kernels.device import Device
+from kernels.device import Device, select_device
 from kernels.machine import of_cpu
 from kernels.operands import random_operands
 from kernels.problem import Gemm
@@ -17,6 +17,12 @@ from sweeps.clock import CpuClock
 _PASSES = 20
 _SIZE = 1024
 _COPY_BYTES = 1 << 28
+
+
+def measured_device(kind: str, gpu: int) -> Device:
+    """The device that is asked for, a CPU with its ceilings measured."""
+    device = select_device(kind, gpu)
+    return measure_ceilings(device) if device.gpu is None else device
 
 
 def measure_ceilings(device: Device) -> Device:

@@ -23,9 +23,9 @@ _MAX_PROCESSES = 12
 _SPARED_CORES = 2  # one launches, one reads sensors and keeps the files
 
 
-def compilers() -> int:
-    """Processes that may compile beside a run on this host."""
-    return max(0, min(_MAX_PROCESSES, (os.cpu_count() or 1) - _SPARED_CORES))
+def compilers(cores: int | None = None) -> int:
+    """Processes that may compile beside a run, on a host of so many cores or on this one."""
+    return max(0, min(_MAX_PROCESSES, (cores or os.cpu_count() or 1) - _SPARED_CORES))
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:

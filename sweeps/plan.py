@@ -77,14 +77,17 @@ def make_plan(
     budget: float,
     shards: int = 1,
     in_order: bool = False,
+    cores: int | None = None,
 ) -> Plan:
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
     The sweep that has had the least time gives the next case, so every sweep is represented; or,
-    ``in_order``, a sweep begins when the one before it is over.
+    ``in_order``, a sweep begins when the one before it is over. ``cores`` are those of the host;
+    None: as many as here.
     """
+    compile_seconds = _COMPILE_SECONDS / max(1, compilers(cores))
     compiled: set[tuple[object, ...]] = set()
-    queues = {name: _with_costs(_spread_out(cases), machine, compiled)
+    queues = {name: _with_costs(_spread_out(cases), machine, compile_seconds, compiled)
               for name, cases in sweeps.items() if cases}  # fmt: skip
     planned: list[Planned] = []
     left_out = dict.fromkeys(queues, 0)
@@ -114,7 +117,10 @@ def _spread_out(cases: Sequence[Case]) -> list[Case]:
 
 
 def _with_costs(
-    cases: Sequence[Case], machine: Machine, compiled: set[tuple[object, ...]]
+    cases: Sequence[Case],
+    machine: Machine,
+    compile_seconds: float,
+    compiled: set[tuple[object, ...]],
 ) -> deque[Planned]:
     """Each case with the seconds of six samples and their preparation.
 
@@ -131,20 +137,20 @@ def _with_costs(
         # A check and a few first launches come before the samples.
         cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
         if machine.kind == "gpu":
-            cost += _gpu_seconds(case, compiled)
+            cost += _gpu_seconds(case)
+            key = kernel_key(case)
+            if key is not None and key not in compiled:
+                compiled.add(key)
+                cost += compile_seconds
         planned.append(Planned(case, cost))
     return planned
 
 
-def _gpu_seconds(case: Case, compiled: set[tuple[object, ...]]) -> float:
-    """What a GPU's case costs beside its launches: the settling device, plans, compiling."""
+def _gpu_seconds(case: Case) -> float:
+    """What a GPU's case costs beside its launches: the device that settles, cuDNN's plans."""
     seconds = _WAKE_SECONDS
     if case.implementation == "cudnn":
         seconds += _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
-    key = kernel_key(case)
-    if key is not None and key not in compiled:
-        compiled.add(key)
-        seconds += _COMPILE_SECONDS / max(1, compilers())
     return seconds
 
 

@@ -22,7 +22,7 @@ from kernels.vendor import LibraryConfig, switched
 from sweeps.models import MODELS, training_step
 from sweeps.sampler import PROTOCOL
 from sweeps.schema import SCHEMA
-from sweeps.store import write_whole
+from sweeps.store import write_json
 from sweeps.trace import profiled
 
 STEPS = 8
@@ -76,9 +76,7 @@ def is_profiled(folder: Path, device: Device) -> bool:
 
 def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write ``models.json``; returns its path."""
-    path = folder / "models.json"
-    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return path
+    return write_json(folder / "models.json", document)
 
 
 def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> list[dict[str, Any]]:

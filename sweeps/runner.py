@@ -23,7 +23,7 @@ from kernels.config import experimental_feature
 from kernels.errors import UserError
 from sweeps.case import Case
 from sweeps.compiling import compiling
-from sweeps.fold import History, canary_report, fold_rows, spent_seconds
+from sweeps.fold import History, canary_report, fold_rows, histories, spent_seconds
 from sweeps.plan import Planned, naming_reserve
 from sweeps.progress import Reporter
 from sweeps.store import (
@@ -110,10 +110,25 @@ def fold(folder: Path) -> dict[str, Any]:
             **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
             "damaged_lines": len(damaged),
         }
+        record["sweeps"] = _by_sweep(planned, rows, histories(events))
         record["spent_s"] = round(spent_seconds(events), 3)
         record["canary"] = canary_report(events)
         write_run(folder, record)
         return record
+
+
+def _by_sweep(
+    planned: Sequence[Planned], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
+) -> dict[str, dict[str, int]]:
+    """Of each sweep: cases planned, those with a time, and those that more time would bring on."""
+    counts: dict[str, dict[str, int]] = {}
+    for entry in planned:
+        count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
+        count["planned"] += 1
+        count["open"] += entry.case.id not in known or not known[entry.case.id].closed
+    for row in rows:
+        counts[row["sweep"]]["measured"] += row["status"] == "ok"
+    return counts
 
 
 class _Tally:
@@ -186,7 +201,8 @@ class _Supervisor:
 
     def _measure(self) -> str:
         run, tally, announced = self._run, self._tally, False
-        budget = run.budget - naming_reserve(len(run.planned), run.budget)
+        left = run.budget - tally.spent
+        budget = run.budget - naming_reserve(len(run.planned), left)
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"

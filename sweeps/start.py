@@ -21,6 +21,7 @@ from kernels.registry import library_for
 from sweeps.case import Case
 from sweeps.ceilings import measure_ceilings
 from sweeps.expand import expand
+from sweeps.fold import spent_seconds
 from sweeps.plan import Planned, make_plan
 from sweeps.runner import Run
 from sweeps.sampler import PROTOCOL
@@ -29,6 +30,7 @@ from sweeps.spec import Sweep, all_sweeps
 from sweeps.store import (
     folder_for,
     make_folder,
+    read_events,
     read_run,
     read_timed,
     set_aside,
@@ -57,6 +59,8 @@ class Request:
     lacking_in: Path | None = None
     """Leave out the sweeps that this machine's recording in another folder has whole, with all
     others that are needed together with them."""
+    add: bool = False
+    """Add the sweeps to the plan that is there, and measure them alone, for ``budget`` from now."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -88,8 +92,13 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
                 note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
                 make_folder(folder / "samples")
             write_run(folder, record)
+        elif request.add:
+            record = _extended(record, request, sweeps, folder)
+            write_run(folder, record)
     plan = record["plan"]
     planned = [Planned.from_json(row) for row in plan["cases"]]
+    if request.add:
+        planned = [entry for entry in planned if entry.case.sweep in sweeps]
     index, count = request.shard
     return Run(
         folder=folder,
@@ -142,6 +151,28 @@ def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
     return expand(sweep, machine, library_for, configured)
 
 
+def plan_rows(
+    names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
+) -> list[dict[str, Any]]:
+    """Of each sweep: its cases on a machine, and what of them a plan of ``budget`` seconds has.
+
+    ``cores`` are those of its host, which compile; None: as many as here.
+
+    Returns:
+        ``name``, ``cases``, ``planned``, and ``expected_s`` for six samples of each planned case.
+    """
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
+    plan = make_plan(cases, machine, budget, cores=cores)
+    rows: dict[str, dict[str, Any]]
+    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0}
+            for name, all_ in cases.items()}  # fmt: skip
+    for entry in plan.planned:
+        row = rows[entry.case.sweep]
+        row["planned"] += 1
+        row["expected_s"] += entry.expected
+    return list(rows.values())
+
+
 def _candidates(declared: str) -> int | None:
     """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
 
@@ -167,7 +198,8 @@ def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str
         record = read_run(folder)
         why = _outdated(record, device)
         if not why:
-            _check_same_plan(record["plan"], request)
+            if not request.add:
+                _check_same_plan(record["plan"], request)
             return record, ""
     _refuse_if_running(folder)
     return None, why
@@ -203,6 +235,35 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
             )
 
 
+def _extended(
+    record: dict[str, Any], request: Request, sweeps: dict[str, Sweep], folder: Path
+) -> dict[str, Any]:
+    """The record with the sweeps' cases that it lacks, and with the budget that they are given."""
+    plan, machine = record["plan"], Machine.from_json(record["machine"])
+    if plan["shards"] > 1 or request.shard != (1, 1):
+        raise UserError("--add is for runs without shards; use --fresh to keep the old run aside.")
+    there = {row["id"] for row in plan["cases"]}
+    lacking = {
+        name: [case for case in sweep_cases(sweep, machine) if case.id not in there]
+        for name, sweep in sweeps.items()
+    }
+    budget = request.budget or DEFAULT_BUDGET[machine.kind]
+    more = make_plan(lacking, machine, budget, in_order=True)
+    events, _ = read_events(folder)
+    plan = {
+        **plan,
+        "budget_s": max(plan["budget_s"], spent_seconds(events) + budget),
+        "sweeps": sorted({*plan["sweeps"], *sweeps}),
+        # What did not fit before and is asked for again has had its chance again.
+        "left_out": {
+            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
+            **more.left_out,
+        },
+        "cases": [*plan["cases"], *(entry.to_json() for entry in more.planned)],
+    }
+    return {**record, "plan": plan}
+
+
 def _refuse_if_running(folder: Path) -> None:
     for path in (folder / "samples").glob("*.jsonl"):
         with open(path, "rb") as file:
@@ -225,7 +286,7 @@ def _new_record(
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
     elsewhere = _recorded(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
-    plan = make_plan(cases, machine, budget, request.shard[1])
+    plan = make_plan(cases, machine, budget, request.shard[1], in_order=request.add)
     if elsewhere and not any(cases.values()):
         raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
     if not any(cases.values()):

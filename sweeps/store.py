@@ -106,6 +106,16 @@ def write_whole(path: Path, text: str) -> None:
         raise _full(path, error) from None
 
 
+def write_json(path: Path, document: Mapping[str, Any]) -> Path:
+    """Write a JSON document whole; returns its path.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return path
+
+
 def _full(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} could not be written ({error.strerror}); what was measured is kept: make room "
