@@ -106,7 +106,7 @@ class Library:
         if how.graph:
             with settings():
                 call = captured(call, len(operand_sets))
-        return Launch(call, settings, paced=how.paced or how.graph)
+        return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Nothing to do."""

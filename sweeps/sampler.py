@@ -30,7 +30,8 @@ class Subject:
 
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
-    ``samples`` are seconds a launch, those of earlier processes included.
+    ``samples`` are seconds a launch, those of earlier processes included. ``warm()`` brings back
+    into the flushed cache what a launch should find there; cold, that is nothing.
     """
 
     key: str
@@ -43,6 +44,7 @@ class Subject:
     samples: list[float] = field(default_factory=list)
     launches: int = 0  # of a batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
+    warm: Callable[[], object] = lambda: None
 
     @property
     def finished(self) -> bool:
@@ -107,13 +109,14 @@ class Sampler:
     def fit(self, subject: Subject, seconds: float) -> None:
         """Decide the launches of a batch from the estimated seconds of one launch.
 
-        A cold burst never uses a set twice: its second use would find the data in the cache.
+        A cold burst never uses a set twice: its second use would find the data in the cache, also
+        where the sets share an operand that is to be found there.
         Sustained work rotates its sets, of which there must be enough to leave the cache behind.
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
         subject.cost = sustained * SUSTAINED_SETTLE
-        if subject.cache == "cold" and not sustained:
+        if subject.cache != "warm" and not sustained:
             subject.launches = min(subject.launches, subject.sets)
             subject.cost = self._flush_cost()
         subject.cost += subject.launches * seconds
@@ -165,9 +168,14 @@ class Sampler:
         with subject.settings():
             if subject.mode == "sustained":
                 return clock.time(launch, indices, settle=SUSTAINED_SETTLE)
-            if subject.cache == "cold":
-                self._flush()
+            if subject.cache != "warm":
+                self._empty_cache(subject)
             else:
                 indices = [0] * subject.launches
                 clock.time(launch, [0])
             return clock.time(launch, indices, paced=subject.paced)
+
+    def _empty_cache(self, subject: Subject) -> None:
+        """Flush the cache, then bring back what the subject's launches should find in it."""
+        self._flush()
+        subject.warm()

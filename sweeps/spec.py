@@ -12,8 +12,10 @@
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
 ``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
-four that it ranks first, ``all``, or one spelt out. The other operations are ``layer`` (an axis of
-that name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
+four that it ranks first, ``all``, or one spelt out. ``cache`` is ``cold``, ``warm`` or, for GEMMs
+in bursts, ``weights-cold``: the first operand warm and the second cold, as inference has them. The
+other operations are ``layer`` (an axis of that name says which: relu, layernorm, …),
+``projections``, ``timesteps`` and ``lstm``.
 
 Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
 the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
@@ -59,6 +61,7 @@ _DEFAULTS: dict[str, Any] = {
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _HOW = ("implementation", "config", "mode", "cache", "fill")
+_WEIGHTS_COLD = ("gemm", "linear")  # operations that are GEMMs, for that value of cache
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
@@ -158,6 +161,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
     _check_words(axes, op, where)
+    _check_weights_cold(axes, op, where)
     filters = block.get("where", [])
     _check_type(filters, list, f"{where}: where", "a list of filters")
     return Block(
@@ -180,6 +184,29 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
                 _check_word(word, known[name], f"{where}: {name}")
             else:  # the implementations know which words they take
                 _check_type(word, str, f"{where}: {name}", "a text")
+
+
+def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
+    """Only a GEMM's operands are activations and weights, and only a burst leaves them apart:
+    work without a pause comes back to its sets, and the weights would be in the cache too.
+    """
+    if "weights-cold" not in _words(axes["cache"]):
+        return
+    if op not in _WEIGHTS_COLD:
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is for {' and '.join(_WEIGHTS_COLD)} only, "
+            f"not for {op}."
+        )
+    if "sustained" in _words(axes["mode"]):
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is timed in bursts only; take 'sustained' "
+            "out of mode."
+        )
+
+
+def _words(axis: Axis) -> tuple[Any, ...]:
+    """The words of an axis that is not a size."""
+    return axis if isinstance(axis, tuple) else ()
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:

@@ -122,6 +122,13 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayout = 'mn'\n", "layout is 'mn'; did you mean"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['bf61']\n", "did you mean 'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'weight-cold'\n", "'weights-cold'?"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = ['cold', 'weights-cold']\n"
+         "mode = ['burst', 'sustained']\n", "block 1: cache is 'weights-cold', which is timed in "
+         "bursts only; take 'sustained' out of mode."),
+        ("question = 'Why?'\nop = 'projections'\n[[block]]\ncount = 3\nm = 1\nn = 1\nk = 1\n"
+         "cache = 'weights-cold'\n", "cache is 'weights-cold', which is for gemm and linear only, "
+         "not for projections."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
@@ -205,6 +212,19 @@ def test_linear_layers_have_three_passes(write: Any) -> None:
         Gemm(32, 128, 64, "bf16", "nt"), Gemm(32, 64, 128, "bf16", "nn"),
         Gemm(128, 64, 32, "bf16", "tn"),
     }  # fmt: skip
+
+
+def test_cold_weights_are_a_state_of_the_cache_for_gemms(write: Any) -> None:
+    for op, sizes in (("gemm", "m = 8\nn = 8\nk = 8"), ("linear", "tokens = 8\nshapes = ['8,8']")):
+        sweep = write(
+            f'question = "Why?"\nop = "{op}"\n[[block]]\n{sizes}\ndtype = "bf16"\n'
+            'cache = ["cold", "warm", "weights-cold"]\n'
+        )
+        cases = cases_of(sweep)
+        assert {case.cache for case in cases} == {"cold", "warm", "weights-cold"}
+        assert {case.cache for case in cases if case.shared_a} == {"weights-cold"}
+        assert len({case.id for case in cases}) == len(cases)
+        assert all(Case.from_columns(case.columns()) == case for case in cases)
 
 
 def test_other_operations_have_axes_of_their_own(write: Any) -> None:
