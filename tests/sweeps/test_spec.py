@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from kernels.machine import Machine, known_machine, of_cpu
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 from sweeps.axes import Edges, Multiple, parse_axis, parse_size_axis, resolve_axis
-from sweeps.case import Case
+from sweeps.case import CACHES, Case
 from sweeps.expand import expand
 from sweeps.spec import FOLDER, Sweep, all_sweeps, read_sweep
 from sweeps.start import sweep_cases
@@ -345,6 +346,23 @@ def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -
     assert len({case.id for case in cases}) == len(cases)
     for case in cases:
         assert Case.from_columns(case.columns()) == case
+
+
+def test_the_public_grid_is_spread_over_all_sizes_and_every_state_of_the_cache() -> None:
+    cases = cases_of(all_sweeps()["public-grid"])
+    gemms = {case.problem for case in cases if isinstance(case.problem, Gemm)}
+    assert len(gemms) == 150
+    assert Counter(case.cache for case in cases) == dict.fromkeys(CACHES, 150)
+    for gemm in gemms:
+        assert (gemm.dtype, gemm.layout, gemm.batch) == ("bf16", "nt", 1)
+        assert gemm.n % 32 == gemm.k % 32 == 0
+        assert gemm.flops <= 8e12
+        assert gemm.bytes <= 4e9
+    # Every eighth of the cube of logarithms has its share of them.
+    middles = {"m": 2**7.5, "n": 2**10.5, "k": 2**10.5}
+    eighths = Counter(tuple(getattr(g, d) > at for d, at in middles.items()) for g in gemms)
+    assert len(eighths) == 8
+    assert min(eighths.values()) >= 12
 
 
 _OFFSETS = (-1, 1, 2, 4, 8, 64)
