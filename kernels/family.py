@@ -156,7 +156,7 @@ class TritonFamily:
                 call.launch(scratch)
             return operand_sets[index].out
 
-        return Launch(bare)
+        return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile all cases in parallel on the CPU cores; what fails, fails again at its launch."""

@@ -22,16 +22,19 @@ class Launch:
     Libraries read process-wide settings (the precision of fp32 products, cuDNN's autotuner).
     Calling a launch sets and restores them around that one call. A timed batch enters
     ``settings()`` once and calls ``bare(i)``, so that no microsecond of it is measured. ``paced``
-    says that the gaps between launches belong to the time.
+    says that the gaps between launches belong to the time. ``sets`` are the operand sets that it
+    reads and writes: those that it was given, or copies of them that are stored in another way.
     """
 
     def __init__(
         self,
         bare: Callable[[int], Tensor],
+        sets: Sequence[Operands],
         settings: Callable[[], AbstractContextManager[object]] = nullcontext,
         paced: bool = False,
     ) -> None:
         self.bare = bare
+        self.sets = sets
         self.settings = settings
         self.paced = paced
 

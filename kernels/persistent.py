@@ -187,7 +187,7 @@ class TritonPersistent(GemmFamily):
             triton.set_allocator(_allocate)  # of this thread: Triton keeps one for each
             return launch.bare(index)
 
-        return Launch(bare)
+        return Launch(bare, launch.sets)
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor

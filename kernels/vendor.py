@@ -23,10 +23,11 @@ from kernels.calls import (
     gemm_call,
     layer_call,
     lstm_call,
-    misplaced,
+    moved,
     series_call,
 )  # fmt: skip
 from kernels.config import Config
+from kernels.errors import UserError
 from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
@@ -40,17 +41,24 @@ class LibraryConfig(Config):
 
     ``autotune``: ``cudnn.benchmark``, which times cuDNN's algorithms at first use. ``reduced``:
     whether cuBLAS may add partial sums in 16 bits. ``offset``: elements by which every operand
-    misses an aligned address. ``fused``: a series of products as one. ``paced``: launched at the
-    host's own pace, so that the gaps between launches are part of the time; ``graph``: likewise,
-    but all launches of a call replayed from one CUDA graph.
+    misses an aligned address. ``ld_multiple``: elements of which the leading dimension of every
+    matrix of a GEMM is made a multiple, operands and result alike: with 64, rows of 50,257 elements
+    lie 50,304 apart, and the size stays what it is. ``fused``: a series of products as one.
+    ``paced``: launched at the host's own pace, so that the gaps between launches are part of the
+    time; ``graph``: likewise, but all launches of a call replayed from one CUDA graph.
     """
 
     autotune: bool = False
     reduced: bool = True
     offset: int = 0
+    ld_multiple: int = 1
     fused: bool = False
     paced: bool = False
     graph: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ld_multiple < 1:
+            raise UserError(f"config ld_multiple must be at least 1, not {self.ld_multiple}.")
 
     def __str__(self) -> str:
         named = zip(fields(self), super().__str__().split(";"), strict=True)
@@ -99,16 +107,24 @@ class Library:
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets to what PyTorch calls for the operation."""
+        """Bind the sets to what PyTorch calls for the operation.
+
+        Raises:
+            UserError: a leading dimension is asked for where the operands are no matrices.
+        """
         how = config if isinstance(config, LibraryConfig) else LibraryConfig()
-        if how.offset:
-            operand_sets = [misplaced(operands, how.offset) for operands in operand_sets]
+        if how.ld_multiple > 1 and not isinstance(problem, Gemm):
+            raise UserError(
+                f"config ld_multiple is about the matrices of a GEMM, and {problem.op} is none."
+            )
+        if how.offset or how.ld_multiple > 1:
+            operand_sets = moved(problem, operand_sets, how.offset, how.ld_multiple)
         settings = functools.partial(switched, problem.dtype, how)
         call = _call(problem, operand_sets, how)
         if how.graph:
             with settings():
                 call = captured(call, len(operand_sets))
-        return Launch(call, settings, paced=how.paced or how.graph)
+        return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Nothing to do."""

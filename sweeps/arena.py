@@ -42,17 +42,22 @@ class Arena:
         # kernel is timed.
         self._flush = torch.ones(2 * cache_bytes // 4, device=device)
 
-    def reserve(self, problem: Workload, copies: int) -> None:
+    def reserve(self, problem: Workload, copies: int, shared_a: bool = False) -> None:
         """Announce a need before any view is handed out; the largest one sizes the arena."""
         a, b, out = _spans(problem)
         if max(a + b, out) > self._most:
             return
+        inputs = a + b + (copies - 1) * set_bytes(problem, shared_a)
         wanted = self._wanted.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
-        wanted[0] = max(wanted[0], min((a + b) * copies, self._most))
+        wanted[0] = max(wanted[0], min(inputs, self._most))
         wanted[1] = max(wanted[1], min(out * copies, self._most))
 
-    def capacity(self, problem: Workload) -> int:
+    def capacity(self, problem: Workload, shared_a: bool = False) -> int:
         """How many sets of different inputs of the problem the arena holds, at least 1.
+
+        Args:
+            problem: whose sets.
+            shared_a: all have one first operand, as :meth:`sets` then hands it out.
 
         Raises:
             ArenaFullError: it cannot hold one.
@@ -65,23 +70,28 @@ class Arena:
                 f"one operand set takes {(a + b + out) / 1e9:.2f} GB and the arena holds "
                 f"{(inputs.nbytes + results.nbytes) / 1e9:.2f}."
             )
-        return inputs.nbytes // (a + b)
+        return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a)
 
-    def sets(self, problem: Workload, count: int) -> list[Operands]:
-        """``count`` operand sets with different inputs; results share space if they must."""
+    def sets(self, problem: Workload, count: int, shared_a: bool = False) -> list[Operands]:
+        """``count`` operand sets with different inputs; results share space if they must.
+
+        With ``shared_a`` the first operand is the same in all of them, and the second differs.
+        """
         inputs, results = self._memory(problem)
         a, b, out = element_counts(problem)
         step_a, step_b, step_out = _padded(problem)
+        step = step_b if shared_a else step_a + step_b
         result_slots = max(1, results.numel() // step_out)
         made = []
         for index in range(count):
-            start = index * (step_a + step_b)
+            start_a = 0 if shared_a else index * step
+            start_b = step_a + index * step
             place = index % result_slots * step_out
             made.append(
                 view_operands(
                     problem,
-                    inputs[start : start + a],
-                    inputs[start + step_a : start + step_a + b],
+                    inputs[start_a : start_a + a],
+                    inputs[start_b : start_b + b],
                     results[place : place + out],
                 )
             )
@@ -108,10 +118,10 @@ class Arena:
         return self._inputs[dtype], self._results[dtype]
 
 
-def set_bytes(problem: Workload) -> int:
-    """Bytes of one set's inputs in the arena."""
+def set_bytes(problem: Workload, shared_a: bool = False) -> int:
+    """Bytes that the inputs of one set more take in the arena."""
     a, b, _ = _spans(problem)
-    return a + b
+    return b if shared_a else a + b
 
 
 def _padded(problem: Workload) -> tuple[int, int, int]:

@@ -10,7 +10,8 @@ An axis is declared in TOML as one of
     "4*m" or "m"                          a multiple of another axis of the same block
 
 A range or powers with ``edges = "tiles"`` or ``"waves"`` is made denser: one element before, at
-and after every edge that falls between its ends.
+and after every edge that falls between its ends. Tiles have edges along m, n and k; waves along m
+and n, and along a linear layer's ``tokens`` in the passes in which those are rows of the result.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ _FORMS: tuple[tuple[set[str], set[str]], ...] = (
     ({"around", "by"}, {"step"}),
 )
 _KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
-_EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n")}
-_PAIRS = ("stride", "padding", "dilation")
+_EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n", "tokens")}
+_ACROSS = {  # the size across the result from another, by the pass where that decides
+    "m": {"": "n"},
+    "n": {"": "m"},
+    "tokens": {"forward": "features_out", "dgrad": "features_in"},
+}
+PAIRS = ("stride", "padding", "dilation")
 _MAY_BE_ZERO = ("padding",)
 
 
@@ -88,7 +94,7 @@ def parse_size_axis(declared: Any, where: str, along: str, others: Collection[st
     values = parse_axis(declared, where)
     least = 0 if along in _MAY_BE_ZERO else 1
     for value in values:
-        pair = along in _PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
+        pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not pair and not (whole and value >= least):
             raise UserError(f"{where} must be whole numbers of at least {least}, not {value!r}.")
@@ -119,12 +125,8 @@ def _needs(axis: Axis, along: str) -> set[str]:
     if isinstance(axis, Multiple):
         return {axis.axis}
     if isinstance(axis, Edges) and axis.kind == "waves":
-        return {_across(along), "dtype"}
+        return {*_ACROSS[along].values(), "pass", "dtype"}
     return {"dtype"} if isinstance(axis, Edges) else set()
-
-
-def _across(along: str) -> str:
-    return "n" if along == "m" else "m"
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
@@ -186,12 +188,15 @@ def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: 
 def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
     low, high = axis.values[0], axis.values[-1]
     rows, columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
-    block, other_block = (rows, columns) if along == "m" else (columns, rows)
+    block, other_block = (columns, rows) if along == "n" else (rows, columns)
     if along == "k":
         block = 64
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
-        other = int(known[_across(along)])
+        across = _ACROSS[along].get(known.get("pass", ""))
+        if across is None:  # the tokens of a gradient of the weights are added up
+            return list(axis.values)
+        other = int(known[across])
         edges = {
             edge
             for size in range(low, high + 1, block)

@@ -69,9 +69,9 @@ class TorchBench:
         self.sampler = Sampler(self._clock, self._arena.flush, self._telemetry)
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
-            # No launch is quicker than the device can read its operands.
-            least = set_bytes(case.problem) / machine.bandwidth
-            self._arena.reserve(case.problem, self._sets(case, least))
+            # No launch is quicker than the device can read what only this set has.
+            least = set_bytes(case.problem, case.shared_a) / machine.bandwidth
+            self._arena.reserve(case.problem, self._sets(case, least), case.shared_a)
 
     def _free_memory(self) -> int:
         if self.gpu is not None:
@@ -81,8 +81,8 @@ class TorchBench:
     def _sets(self, case: Case, seconds: float) -> int:
         """Different operand sets for a case whose launch takes ``seconds``.
 
-        Cold, a batch in bursts uses no set twice; sustained work comes back to a set only after
-        twice the cache's size of others.
+        Cold, or with cold weights, a batch in bursts uses no set twice; sustained work comes back
+        to a set only after twice the cache's size of others.
         """
         if case.cache == "warm":
             return 1
@@ -191,7 +191,7 @@ class TorchBench:
         facts = dict(history.facts)
         launch = self._launch(case, implementation, 1)
         if "rel_error" not in facts:
-            operands = self._arena.sets(case.problem, 1)[0]
+            operands = launch.sets[0]
             operands.out.fill_(math.nan)  # what is not written is not right
             outcome = check(case.problem, operands, launch(0))
             if math.isfinite(outcome.rel_error):
@@ -201,7 +201,8 @@ class TorchBench:
                                f"value; {outcome.tolerance:.0e} is allowed.", facts)  # fmt: skip
         with launch.settings():
             seconds = self.sampler.estimate(launch.bare, warmed_up=not history.facts)
-        sets = min(self._sets(case, seconds), self._arena.capacity(case.problem))
+        capacity = self._arena.capacity(case.problem, case.shared_a)
+        sets = min(self._sets(case, seconds), capacity)
         if sets > 1:
             launch = self._launch(case, implementation, sets)
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
@@ -216,12 +217,15 @@ class TorchBench:
             taken,
             len(history.exposed),
         )
+        if case.shared_a:
+            # A sum reads all of it, on a GPU in stream order.
+            subject.warm = functools.partial(torch.sum, launch.sets[0].a)
         self.sampler.fit(subject, seconds)
         return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
         self._arena.capacity(case.problem)  # raises where not even one set fits
-        operands = self._arena.sets(case.problem, sets)
+        operands = self._arena.sets(case.problem, sets, case.shared_a)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
         )

@@ -13,7 +13,11 @@ from kernels.operation import Workload
 from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
-CACHES = ("cold", "warm")
+CACHES = ("cold", "warm", "weights-cold")
+"""What a launch finds in the cache: nothing, all of its operands, or the first one alone.
+
+``weights-cold`` is what inference sees: the first operand (the activations) comes from the cache,
+the second (the weights) from memory. It is for products in bursts."""
 FILLS = ("normal",)
 
 
@@ -28,6 +32,11 @@ class Case:
     mode: str = "burst"
     cache: str = "cold"
     fill: str = "normal"
+
+    @property
+    def shared_a(self) -> bool:
+        """Whether all operand sets have one first operand, which stays in the cache."""
+        return self.cache == "weights-cold"
 
     def columns(self) -> dict[str, Any]:
         """The identifying columns; those that do not apply are left out."""

@@ -132,7 +132,7 @@ def _with_costs(
         batch = max(seconds, _BURST_SECONDS[machine.kind])
         if case.mode == "sustained":
             batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
-        elif machine.kind == "cpu" and case.cache == "cold":
+        elif machine.kind == "cpu" and case.cache != "warm":
             batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
         # A check and a few first launches come before the samples.
         cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch

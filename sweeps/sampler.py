@@ -33,7 +33,8 @@ class Subject:
 
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
-    ``samples`` are seconds a launch, those of earlier processes included.
+    ``samples`` are seconds a launch, those of earlier processes included. ``warm()`` brings back
+    into the flushed cache what a launch should find there; cold, that is nothing.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Subject:
     exposed: int = 0  # samples that were not taken over: gaps between their launches may show
     launches: int = 0  # of a batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
+    warm: Callable[[], object] = lambda: None
 
     @property
     def finished(self) -> bool:
@@ -111,13 +113,14 @@ class Sampler:
     def fit(self, subject: Subject, seconds: float) -> None:
         """Decide the launches of a batch from the estimated seconds of one launch.
 
-        A cold burst never uses a set twice: its second use would find the data in the cache.
+        A cold burst never uses a set twice: its second use would find the data in the cache, also
+        where the sets share an operand that is to be found there.
         Sustained work rotates its sets, of which there must be enough to leave the cache behind.
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
         subject.cost = sustained * SUSTAINED_SETTLE
-        if subject.cache == "cold" and not sustained:
+        if subject.cache != "warm" and not sustained:
             subject.launches = min(subject.launches, subject.sets)
             subject.cost = self._flush_cost()
         subject.cost += subject.launches * seconds
@@ -172,8 +175,13 @@ class Sampler:
         with subject.settings():
             if subject.mode == "sustained":
                 return clock.time(launch, indices, settle=SUSTAINED_SETTLE)
-            before: Callable[[], object] = self._flush
+            before: Callable[[], object] = functools.partial(self._empty_cache, subject)
             if subject.cache == "warm":
                 indices = [0] * subject.launches
                 before = functools.partial(launch, 0)
             return clock.time(launch, indices, before=before, paced=subject.paced)
+
+    def _empty_cache(self, subject: Subject) -> None:
+        """Flush the cache, then bring back what the subject's launches should find in it."""
+        self._flush()
+        subject.warm()

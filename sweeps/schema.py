@@ -41,7 +41,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "implementation": (_TEXT, "who computed it: cublas, cudnn, mkl, onednn, triton-tiled, …"),
     "config": (_TEXT, "how it was tuned, key=value joined by ;; empty for the default"),
     "mode": (_TEXT, "burst: short batches with pauses; sustained: 0.3 s and more without one"),
-    "cache": (_TEXT, "cold: operands come from memory; warm: from the last-level cache"),
+    "cache": (
+        _TEXT,
+        "cold: operands come from memory; warm: from the last-level cache; weights-cold: the first "
+        "from the cache, the second from memory",
+    ),
     "fill": (_TEXT, "distribution of the operands' values"),
     "status": (_TEXT, "ok, wrong, oom, unsupported or error; only ok rows have times"),
     "message": (_TEXT, "why a row is not ok, or what to know about one that is"),

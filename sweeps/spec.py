@@ -13,12 +13,15 @@
 
 ``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
 four that it ranks first, ``all``, ``experimental`` for those that ``all`` leaves out, or one spelt
-out. The other operations are ``layer`` (an axis of
-that name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
+out. ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand
+warm and the second cold, as inference has them. The other operations are ``layer`` (an axis of that
+name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
 
 Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
 the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
 convolution's ``images``, a linear layer's ``tokens``) is never in the list: it stays an axis.
+``vary = { n = [-1, 1, 8] }`` adds each listed shape again with its n one less, one more and eight
+more; of several sizes, one is changed at a time, so that each differs from the shape in one thing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from typing import Any
 from kernels.errors import UserError, nearest
 from kernels.operation import LAYERS
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
-from sweeps.axes import Axis, parse_axis, parse_size_axis, resolution_order
+from sweeps.axes import PAIRS, Axis, parse_axis, parse_size_axis, resolution_order
 from sweeps.case import CACHES, FILLS, MODES
 
 FOLDER = Path(__file__).with_name("specs")
@@ -60,6 +63,7 @@ _DEFAULTS: dict[str, Any] = {
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _HOW = ("implementation", "config", "mode", "cache", "fill")
+_WEIGHTS_COLD = ("gemm", "linear")  # operations that are GEMMs, for that value of cache
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
@@ -133,12 +137,14 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
     names = axis_names(op)
-    _check_keys(block, ("on", "shapes", "where", *names), where)
+    _check_keys(block, ("on", "shapes", "vary", "where", *names), where)
     if "on" in block:
         _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
     shapes = _read_shapes(block.get("shapes", []), op, where)
     if shapes and (twice := [name for name in SHAPE[op] if name in block]):
         raise UserError(f"{where} has both shapes and {twice[0]!r}; give one of them.")
+    if "vary" in block:
+        shapes = _read_vary(block["vary"], shapes, op, where)
     # What an axis may be a multiple of: the other sizes of the block, listed or declared.
     sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
@@ -159,6 +165,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
     _check_words(axes, op, where)
+    _check_weights_cold(axes, op, where)
     filters = block.get("where", [])
     _check_type(filters, list, f"{where}: where", "a list of filters")
     return Block(
@@ -183,6 +190,29 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
                 _check_type(word, str, f"{where}: {name}", "a text")
 
 
+def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
+    """Only a GEMM's operands are activations and weights, and only a burst leaves them apart:
+    work without a pause comes back to its sets, and the weights would be in the cache too.
+    """
+    if "weights-cold" not in _words(axes["cache"]):
+        return
+    if op not in _WEIGHTS_COLD:
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is for {' and '.join(_WEIGHTS_COLD)} only, "
+            f"not for {op}."
+        )
+    if "sustained" in _words(axes["mode"]):
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is timed in bursts only; take 'sustained' "
+            "out of mode."
+        )
+
+
+def _words(axis: Axis) -> tuple[Any, ...]:
+    """The words of an axis that is not a size."""
+    return axis if isinstance(axis, tuple) else ()
+
+
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     _check_type(shapes, list, f"{where}: shapes", "a list of texts")
     for shape in shapes:
@@ -190,6 +220,32 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
         if len(sizes) != len(SHAPE[op]) or not all(re.fullmatch(r"\d+(x\d+)?", s) for s in sizes):
             raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
     return tuple(shapes)
+
+
+def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
+    """Each shape, followed by itself with one size changed by each of the offsets of that size."""
+    if not shapes:
+        raise UserError(f"{where} has vary, which changes listed shapes, and no shapes.")
+    _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
+    _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
+    made: dict[str, None] = {}
+    for shape in shapes:
+        made[shape] = None
+        for name, declared in vary.items():
+            sizes = shape.split(",")
+            place = SHAPE[op].index(name)
+            offsets = declared if isinstance(declared, list) else [declared]
+            for offset in parse_axis(offsets, f"{where}: vary.{name}"):
+                if isinstance(offset, bool) or not isinstance(offset, int):
+                    raise UserError(f"{where}: vary.{name} must be whole numbers, not {offset!r}.")
+                size = int(sizes[place]) + offset
+                if size < 1:
+                    raise UserError(
+                        f"{where}: vary.{name} is {offset}, and {shape!r} has no more than "
+                        f"{sizes[place]} there."
+                    )
+                made[",".join([*sizes[:place], str(size), *sizes[place + 1 :]])] = None
+    return tuple(made)
 
 
 def _read_filter(text: Any, op: str, where: str) -> Filter:

@@ -125,6 +125,16 @@ def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Pat
     assert read_measurements(rows).of(problem)["cublas"].time == pytest.approx(2e-5)
 
 
+def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Path) -> None:
+    problem = Gemm(512, 513, 512, "bf16")
+    odd = ("offset=1", "reduced=off;offset=1", "ld_multiple=64")
+    cases = [Case("s", problem, "cublas"), *(Case("s", problem, "cublas", c) for c in odd)]
+    cases.append(Case("s", problem, "cublas", cache="weights-cold"))
+    rows = load(record(tmp_path, cases, [3e-5, 2e-5, 2e-5, 1e-5, 1e-5])).ok.copy()
+    rows.loc[rows["config"] == "", ["time_lo_us", "time_hi_us"]] = np.nan  # the least certain
+    assert read_measurements(rows).of(problem)["cublas"].time == pytest.approx(3e-5)
+
+
 @pytest.mark.parametrize(
     ("gemm", "words"),
     [

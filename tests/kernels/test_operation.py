@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import implementations
+from kernels.calls import moved
 from kernels.device import this_cpu
 from kernels.errors import UserError
 from kernels.operands import random_operands
@@ -136,11 +137,9 @@ def test_hand_written_kernels_refuse_other_operations_in_a_sentence() -> None:
 
 @pytest.mark.parametrize("problem", [Gemm(8, 16, 24, "bf16", "tn"), Gemm(4, 8, 8, "fp32", "nt", 3)])
 def test_misplaced_operands_begin_at_odd_addresses_and_hold_the_same_values(problem: Gemm) -> None:
-    from kernels.calls import misplaced
-
     operands = random_operands(problem, "cpu")
-    moved = misplaced(operands, 1)
-    for before, after in zip(operands, moved, strict=True):
+    (elsewhere,) = moved(problem, [operands], 1, 1)
+    for before, after in zip(operands, elsewhere, strict=True):
         assert after.data_ptr() % 16 == after.element_size()
         assert after.stride() == before.stride()
         assert torch.equal(after.nan_to_num(), before.nan_to_num())
@@ -149,7 +148,7 @@ def test_misplaced_operands_begin_at_odd_addresses_and_hold_the_same_values(prob
 def test_a_librarys_config_says_only_what_differs() -> None:
     assert str(LibraryConfig()) == ""
     assert str(LibraryConfig(reduced=False, offset=1)) == "reduced=off;offset=1"
-    for text in ("graph=on", "paced=on", "reduced=off", "fused=on;offset=3"):
+    for text in ("graph=on", "paced=on", "reduced=off", "fused=on;offset=3", "ld_multiple=64"):
         assert LibraryConfig.parse(text) == LibraryConfig.parse(str(LibraryConfig.parse(text)))
 
 

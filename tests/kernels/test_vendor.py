@@ -3,13 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.calls import moved
 from kernels.check import SUITE
 from kernels.device import select_device, software, this_cpu
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.operands import random_operands
 from kernels.operation import OPERATIONS
-from kernels.problem import Conv, Gemm, Problem
+from kernels.problem import GEMM_LAYOUTS, Conv, Gemm, Problem
 from kernels.reference import check
 from kernels.registry import all_implementations, library_for
 from kernels.vendor import LibraryConfig, _cpu_libraries, switched
@@ -88,6 +89,78 @@ def test_a_launch_takes_its_own_set() -> None:
     for index in (2, 0, 1):
         assert launch(index).data_ptr() == sets[index].out.data_ptr()
         assert check(gemm, sets[index], sets[index].out).ok
+
+
+@pytest.mark.parametrize("layout", GEMM_LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("sizes", [(5, 37, 23), (64, 50, 101), (1, 33, 16), (130, 1, 65)])
+def test_padded_storage_changes_strides_and_no_result(
+    layout: str, batch: int, dtype: str, sizes: tuple[int, int, int]
+) -> None:
+    gemm = Gemm(*sizes, dtype, layout, batch)
+    implementation = all_implementations()[library_for(gemm, this_cpu().machine)]
+    operands = random_operands(gemm, "cpu")
+    launch = implementation.prepare(gemm, [operands], LibraryConfig(ld_multiple=64))
+    (padded,) = launch.sets
+    for tensor, letter in zip(padded, layout + "n", strict=True):
+        row, leading, unit = (-1, -2, -1) if letter == "n" else (-2, -1, -2)
+        assert tensor.stride(unit) == 1
+        assert tensor.stride(leading) == -(-tensor.shape[row] // 64) * 64
+        if batch > 1:
+            assert tensor.stride(0) == tensor.stride(leading) * tensor.shape[leading]
+    everything = padded.out.as_strided(
+        (padded.out.untyped_storage().nbytes() // padded.out.element_size(),), (1,), 0
+    )
+    everything.fill_(7.0)
+    out = launch(0)
+    assert (out.data_ptr(), out.stride()) == (padded.out.data_ptr(), padded.out.stride())
+    assert check(gemm, operands, out).ok
+    gaps = torch.ones_like(everything, dtype=torch.bool)
+    gaps.as_strided(out.shape, out.stride(), 0).fill_(False)
+    assert (everything[gaps] == 7.0).all()  # what lies between the rows is not theirs
+
+
+def test_copies_of_what_sets_share_are_shared() -> None:
+    gemm = Gemm(8, 16, 24, "fp32")
+    first, second = (random_operands(gemm, "cpu", seed) for seed in (0, 1))
+    second = second._replace(a=first.a)
+    one, other = moved(gemm, [first, second], 1, 64)
+    assert one.a is other.a
+    assert one.a.data_ptr() != first.a.data_ptr()
+    assert one.b.data_ptr() != other.b.data_ptr()
+    assert one.b.stride() == (1, 64)
+    assert all(tensor.storage_offset() == 1 for tensor in (*one, *other))
+
+
+def test_padded_storage_is_a_config_of_gemms() -> None:
+    config = LibraryConfig(ld_multiple=64)
+    assert str(config) == "ld_multiple=64"
+    assert LibraryConfig.parse("ld_multiple=64") == config
+    assert str(LibraryConfig(ld_multiple=1)) == ""
+    with pytest.raises(UserError, match="ld_multiple must be at least 1, not 0"):
+        LibraryConfig.parse("ld_multiple=0")
+    with pytest.raises(UserError, match="did you mean 'ld_multiple'"):
+        LibraryConfig.parse("ld_multipel=64")
+    conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp32")
+    implementation = all_implementations()[library_for(conv, this_cpu().machine)]
+    with pytest.raises(UserError, match="about the matrices of a GEMM, and conv is none"):
+        implementation.prepare(conv, [random_operands(conv, "cpu")], config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", GEMM_LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_gpus_library_writes_padded_rows_in_place(layout: str, batch: int) -> None:
+    device = select_device("gpu")
+    gemm = Gemm(130, 257, 101, "fp16", layout, batch)
+    operands = random_operands(gemm, device.torch_name)
+    implementation = all_implementations()[library_for(gemm, device.machine)]
+    launch = implementation.prepare(gemm, [operands], LibraryConfig(ld_multiple=64))
+    out = launch(0)
+    assert out.data_ptr() == launch.sets[0].out.data_ptr()
+    assert out.stride(-2) == 320
+    assert check(gemm, operands, out).ok
 
 
 def test_every_refusal_is_a_sentence() -> None:

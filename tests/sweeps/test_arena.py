@@ -78,3 +78,24 @@ def test_tf32_shares_fp32s_memory() -> None:
     arena = Arena("cpu", 1 << 16, 1 << 20)
     a, b = (arena.sets(Gemm(8, 8, 8, dtype), 1)[0].a.data_ptr() for dtype in ("fp32", "tf32"))
     assert a == b
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:2], ids=str)
+def test_sets_may_share_the_first_operand_and_nothing_else(problem: Problem) -> None:
+    arena = Arena("cpu", 1 << 16, 1 << 22)
+    arena.reserve(problem, 5, shared_a=True)
+    assert arena.capacity(problem, shared_a=True) == 5
+    made = arena.sets(problem, 5, shared_a=True)
+    assert len({operands.a.data_ptr() for operands in made}) == 1
+    tensors = [made[0].a, *(t for operands in made for t in operands[1:])]
+    spans = sorted(map(span, tensors))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+
+
+def test_an_operand_that_is_shared_leaves_room_for_more_of_the_other() -> None:
+    arena = Arena("cpu", 1 << 16, 1 << 20)
+    tall = Gemm(1024, 16, 64, "fp32")  # of 256 KiB and 4 KiB
+    arena.reserve(tall, 1000)
+    assert arena.capacity(tall) == 3
+    assert arena.capacity(tall, shared_a=True) == (1024 - 256) // 4

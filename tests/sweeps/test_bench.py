@@ -89,6 +89,35 @@ def test_a_cold_burst_uses_no_set_twice(monkeypatch: pytest.MonkeyPatch) -> None
     assert 2 <= ready.subject.launches <= ready.subject.sets
 
 
+def test_cold_weights_are_others_at_each_launch_and_the_activations_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = replace(SMALL, cache="weights-cold")
+    one = bench(case)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-5)
+    seen: list[tuple[int, int]] = []
+    real = torch.mm
+
+    def spy(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        seen.append((a.data_ptr(), b.data_ptr()))
+        return real(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", spy)
+    (ready,), _ = prepare(one, case)
+    assert isinstance(ready, Ready)
+    assert 2 <= ready.subject.launches <= ready.subject.sets
+    warmed: list[int] = []
+    warm = ready.subject.warm
+    ready.subject.warm = lambda: warmed.append(warm())  # type: ignore[arg-type]
+    seen.clear()
+    assert one.sampler.sample(ready.subject).seconds > 0
+    activations, weights = zip(*seen, strict=True)
+    assert len(set(activations)) == 1
+    assert len(set(weights)) == len(weights) == ready.subject.launches
+    (total,) = warmed  # of the values that the launches read
+    assert float(total) == pytest.approx(float(one._arena.sets(GEMM, 1)[0].a.sum()))
+
+
 def named(one: TorchBench, *cases: Case) -> dict[str, str]:
     return {case.id: facts["kernel"] for case, facts in one.name(cases, lambda ids, seconds: None)}
 

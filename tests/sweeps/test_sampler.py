@@ -87,6 +87,22 @@ def test_a_cold_batch_flushes_first_and_never_uses_a_set_twice(clock: FakeClock)
     assert clock.batches == [((0, 1, 2, 3, 4, 5, 6), 0.0)]
 
 
+def test_cold_weights_flush_first_then_warm_what_all_launches_share(clock: FakeClock) -> None:
+    said: list[str] = []
+    sampler = Sampler(clock, flush=lambda: said.append("flush"))
+
+    def launch(index: int) -> float:
+        said.append(f"set {index}")
+        return 1e-5
+
+    subject = Subject("case", launch, sets=3, cache="weights-cold")
+    subject.warm = lambda: said.append("warm")
+    sampler.fit(subject, 1e-5)
+    said.clear()  # fitting measures what a flush costs
+    assert sampler.sample(subject).launches == 3
+    assert said == ["flush", "warm", "set 0", "set 1", "set 2"]
+
+
 def test_a_warm_batch_uses_one_set_and_launches_it_once_before(clock: FakeClock) -> None:
     flushed: list[int] = []
     sampler = Sampler(clock, flush=lambda: flushed.append(1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from kernels.machine import Machine, known_machine, of_cpu
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 from sweeps.axes import Edges, Multiple, parse_axis, parse_size_axis, resolve_axis
-from sweeps.case import Case
+from sweeps.case import CACHES, Case
 from sweeps.expand import expand
 from sweeps.spec import FOLDER, Sweep, all_sweeps, read_sweep
 from sweeps.start import sweep_cases
@@ -122,6 +124,13 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayout = 'mn'\n", "layout is 'mn'; did you mean"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['bf61']\n", "did you mean 'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'weight-cold'\n", "'weights-cold'?"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = ['cold', 'weights-cold']\n"
+         "mode = ['burst', 'sustained']\n", "block 1: cache is 'weights-cold', which is timed in "
+         "bursts only; take 'sustained' out of mode."),
+        ("question = 'Why?'\nop = 'projections'\n[[block]]\ncount = 3\nm = 1\nn = 1\nk = 1\n"
+         "cache = 'weights-cold'\n", "cache is 'weights-cold', which is for gemm and linear only, "
+         "not for projections."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
@@ -142,12 +151,24 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\nn = 'm'\nk = 1\n",
          "m and n are each given by the other"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = {from = 1, to = 9, step = 1, edges = 'waves'}\n",
-         "waves have edges along m, n only"),
+         "waves have edges along m, n, tokens only"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a text, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
         (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
         (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of texts"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {nn = [1]}\n",
+         "block 1: vary has no key 'nn'; did you mean 'n'"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = []}\n", "vary.n is an empty list"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = [1.5]}\n",
+         "vary.n must be whole numbers, not 1.5"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = {from = 1}}\n",
+         "vary.n must be whole numbers, not {'from': 1}"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = -2}\n",
+         "vary.n is -2, and '1,2,3' has no more than 2 there"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = [1]\n", "vary must be a table such as"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nvary = {n = 1}\n", "which changes listed shapes"),
+        (HEAD + "[[block]]\nshapes = ['1,2,3']\nvry = {n = 1}\n", "did you mean 'vary'"),
     ],
 )  # fmt: skip
 def test_a_bad_file_gets_one_sentence(write: Any, text: str, words: str) -> None:
@@ -205,6 +226,47 @@ def test_linear_layers_have_three_passes(write: Any) -> None:
         Gemm(32, 128, 64, "bf16", "nt"), Gemm(32, 64, 128, "bf16", "nn"),
         Gemm(128, 64, 32, "bf16", "tn"),
     }  # fmt: skip
+
+
+def test_cold_weights_are_a_state_of_the_cache_for_gemms(write: Any) -> None:
+    for op, sizes in (("gemm", "m = 8\nn = 8\nk = 8"), ("linear", "tokens = 8\nshapes = ['8,8']")):
+        sweep = write(
+            f'question = "Why?"\nop = "{op}"\n[[block]]\n{sizes}\ndtype = "bf16"\n'
+            'cache = ["cold", "warm", "weights-cold"]\n'
+        )
+        cases = cases_of(sweep)
+        assert {case.cache for case in cases} == {"cold", "warm", "weights-cold"}
+        assert {case.cache for case in cases if case.shared_a} == {"weights-cold"}
+        assert len({case.id for case in cases}) == len(cases)
+        assert all(Case.from_columns(case.columns()) == case for case in cases)
+
+
+def test_listed_shapes_are_varied_one_size_at_a_time(write: Any) -> None:
+    sweep = write(
+        HEAD + "[[block]]\nshapes = ['8,16,32', '9,16,32']\nvary = {m = [0, 1], k = -1}\n"
+        "dtype = 'bf16'\n"
+    )
+    assert [case.problem for case in cases_of(sweep)] == [
+        Gemm(8, 16, 32, "bf16"), Gemm(9, 16, 32, "bf16"), Gemm(8, 16, 31, "bf16"),
+        Gemm(10, 16, 32, "bf16"), Gemm(9, 16, 31, "bf16"),  # 9,16,32 is there already
+    ]  # fmt: skip
+
+
+def test_waves_along_the_tokens_are_those_of_the_passes_whose_rows_they_are(write: Any) -> None:
+    sweep = write(
+        'question = "Why?"\nop = "linear"\n[[block]]\nshapes = ["1024,4096"]\ndtype = "bf16"\n'
+        'tokens = { from = 1920, to = 2112, step = 96, edges = "waves" }\n'
+    )
+    declared = {1920, 2016, 2112}
+    by_layout: dict[str, set[int]] = {}
+    for case in cases_of(sweep):
+        gemm = case.problem
+        assert isinstance(gemm, Gemm)
+        tokens = gemm.k if gemm.layout == "tn" else gemm.m
+        by_layout.setdefault(gemm.layout, set()).add(tokens)
+    # 32 tiles across: four rows of 256 a wave. Eight across, in the gradient of x: 16 a wave.
+    assert by_layout["nt"] == declared | {2047, 2048, 2049}
+    assert by_layout["nn"] == by_layout["tn"] == declared
 
 
 def test_other_operations_have_axes_of_their_own(write: Any) -> None:
@@ -286,6 +348,26 @@ def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -
         assert Case.from_columns(case.columns()) == case
 
 
+def test_the_public_grid_is_spread_over_all_sizes_and_every_state_of_the_cache() -> None:
+    cases = cases_of(all_sweeps()["public-grid"])
+    gemms = {case.problem for case in cases if isinstance(case.problem, Gemm)}
+    assert len(gemms) == 150
+    assert Counter(case.cache for case in cases) == dict.fromkeys(CACHES, 150)
+    for gemm in gemms:
+        assert (gemm.dtype, gemm.layout, gemm.batch) == ("bf16", "nt", 1)
+        assert gemm.n % 32 == gemm.k % 32 == 0
+        assert gemm.flops <= 8e12
+        assert gemm.bytes <= 4e9
+    # Every eighth of the cube of logarithms has its share of them.
+    middles = {"m": 2**7.5, "n": 2**10.5, "k": 2**10.5}
+    eighths = Counter(tuple(getattr(g, d) > at for d, at in middles.items()) for g in gemms)
+    assert len(eighths) == 8
+    assert min(eighths.values()) >= 12
+
+
+_OFFSETS = (-1, 1, 2, 4, 8, 64)
+
+
 def test_the_suite_has_what_was_promised() -> None:
     gpu = {name: [c.problem for c in cases_of(sweep)] for name, sweep in all_sweeps().items()}
 
@@ -306,9 +388,18 @@ def test_the_suite_has_what_was_promised() -> None:
     assert {3, 4, 63, 64, 65} <= channels
     layouts = {(p.layout, p.pass_) for p in gpu["conv-layouts"] if isinstance(p, Conv)}
     assert len(layouts) == 6
-    layers = {(p.c, p.h, p.kout, p.r) for p in gpu["resnet50"] if isinstance(p, Conv)}
-    assert len(layers) >= 20
+    resnet = {(p.c, p.h, p.kout, p.r) for p in gpu["resnet50"] if isinstance(p, Conv)}
+    assert len(resnet) >= 20
     assert {p.layout for p in gpu["layouts"] if isinstance(p, Gemm)} == {"nn", "nt", "tn", "tt"}
     assert {m for m, _, _ in gemms("skinny")} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
+    more = [case.problem for case in cases_of(all_sweeps()["one-more"])]
+    forward = {p for p in more if isinstance(p, Gemm) and (p.layout, p.dtype) == ("nt", "bf16")}
+    layers = {
+        p for p in forward
+        if all({replace(p, n=p.n + o), replace(p, k=p.k + o)} <= forward for o in _OFFSETS)
+    }  # fmt: skip
+    assert len(layers) == 24
+    for p in layers:
+        assert {replace(p, layout="nn", n=p.k, k=p.n), Gemm(p.n, p.k, p.m, "bf16", "tn")} <= {*more}
     sustained = cases_of(all_sweeps()["sustained"])
     assert sum(case.mode == "sustained" for case in sustained) >= 20
