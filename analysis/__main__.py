@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-import analysis.ask  # noqa: F401  its commands register themselves
+import analysis.ask  # its commands register themselves
+import analysis.record.command  # noqa: F401
 from analysis.cli import MachineOption, ResultsOption, app, load_machine, recording_at
 from analysis.model import Model
 from analysis.rules import Judged

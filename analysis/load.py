@@ -47,8 +47,15 @@ class Recording:
 
     @property
     def products(self) -> pd.DataFrame:
-        """Of those, the GEMMs and convolutions: what the model, plots and tables are about."""
-        return self.ok[self.ok["op"].isin(PRODUCTS)]
+        """Of those, the GEMMs and convolutions: what the model, plots and tables are about.
+
+        Left out are those of which one operand alone is in the cache, and those whose operands lie
+        at odd addresses or in padded rows: the model has no word for either, and fitted to them it
+        would be wrong of the shapes that people ask about.
+        """
+        rows = self.ok
+        elsewhere = rows["config"].str.contains("offset=|ld_multiple=", na=False)
+        return rows[rows["op"].isin(PRODUCTS) & (rows["cache"] != "weights-cold") & ~elsewhere]
 
     def caption(self) -> str:
         """Machine, versions and date, for below a plot."""

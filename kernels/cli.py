@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -30,6 +31,16 @@ GpuOption = Annotated[int, typer.Option("--gpu", help="Which GPU, counted from 0
 def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
     """The problems of a command line's ``--gemm`` and ``--conv`` options."""
     return [*map(Gemm.parse, gemm or []), *map(Conv.parse, conv or [])]
+
+
+def parse_seconds(text: str | None, option: str = "budget") -> float | None:
+    """Read ``90s``, ``10m``, ``1.5h`` or plain seconds; None stays None."""
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    if match is None or not float(match.group(1)):
+        raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text!r}.")
+    return float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
 
 
 def new_app(help_text: str) -> typer.Typer:

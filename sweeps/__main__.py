@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from kernels.cli import DeviceOption, GpuOption, JsonOption, new_app, note, print_json, run
+from kernels.cli import (
+    DeviceOption,
+    GpuOption,
+    JsonOption,
+    new_app,
+    note,
+    parse_seconds,
+    print_json,
+    run,
+)
 from kernels.errors import UserError
 from sweeps.spec import all_sweeps
 from sweeps.store import RESULTS
@@ -201,6 +210,9 @@ def run_command(
         bool,
         typer.Option("--add", help="Add these sweeps to the recording; measure only them now."),
     ] = False,
+    stop_after: Annotated[
+        str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
+    ] = None,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     from sweeps.progress import Live
@@ -210,7 +222,7 @@ def run_command(
 
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        lacking_in, add,
+        lacking_in, add, parse_seconds(stop_after, "stop-after"),
     )  # fmt: skip
     if add and (fresh or not names):
         raise UserError("--add takes the names of sweeps, and not --fresh.")
@@ -266,16 +278,6 @@ def report_counts(record: dict[str, Any]) -> None:
         + (f"; {left_out} more did not fit the budget" if left_out else "")
         + "."
     )
-
-
-def parse_seconds(text: str | None) -> float | None:
-    """Read ``90s``, ``10m``, ``1.5h`` or plain seconds; None stays None."""
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
-    if match is None or not float(match.group(1)):
-        raise UserError(f"--budget takes a time such as 90s, 10m or 2h, not {text!r}.")
-    return float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -24,6 +24,9 @@ _T = TypeVar("_T")
 
 CHUNK = 64
 """Cases prepared between two rounds: few enough that the first results come early."""
+FIRST_CHUNK = 8
+"""The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
+preparing is slow, the first cases have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
 _ASIDE_SECONDS = 30.0  # what waking the device or preparing the canary may take
 _LEAST_SAMPLES = CHECKPOINTS[0]
@@ -135,6 +138,7 @@ class Rounds:
         self._random = random.Random(seed)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
+        self._chunk = FIRST_CHUNK
         self._begun: list[Subject] = []
         self._expected = self._preparing = 0.0  # seconds: of those by the plan; spent to begin them
         self._canary: Subject | None = None
@@ -186,7 +190,7 @@ class Rounds:
         pace = self._pace()
         chosen: list[Planned] = []
         skipped: deque[Planned] = deque()
-        while self._waiting and len(chosen) < CHUNK:
+        while self._waiting and len(chosen) < self._chunk:
             entry = self._waiting.popleft()
             if promised + entry.expected * pace > self._left:
                 skipped.append(entry)  # a cheaper one further on may still fit
@@ -194,6 +198,7 @@ class Rounds:
             promised += entry.expected * pace
             chosen.append(entry)
         self._waiting.extendleft(reversed(skipped))
+        self._chunk = min(2 * self._chunk, CHUNK)
         self._expected += sum(entry.expected for entry in chosen)
         begin = self._sampler.now()
         cases = [entry.case for entry in chosen]

@@ -6,6 +6,7 @@ down, watches the time, and starts another child when one has gone, minus what t
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections import defaultdict
@@ -57,6 +58,8 @@ class Run:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
     least_patience: float = _LEAST_PATIENCE
+    stop_at: float | None = None
+    """Moment of ``time.monotonic`` at which this call ends, names and all; None: whenever."""
 
     @property
     def worker(self) -> str:
@@ -202,16 +205,23 @@ class _Supervisor:
     def _measure(self) -> str:
         run, tally, announced = self._run, self._tally, False
         left = run.budget - tally.spent
+        until = math.inf
+        if run.stop_at is not None:
+            left = min(left, run.stop_at - time.monotonic())
+            until = run.stop_at - naming_reserve(len(run.planned), left)
         budget = run.budget - naming_reserve(len(run.planned), left)
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"
+            if time.monotonic() >= until:
+                return "time"
             if not announced:
                 announced = True
-                self._note(
-                    f"Measuring {len(run.planned)} cases for at most {budget - tally.spent:.0f} s …"
-                )
-            end = self._follow(self._order(run.planned, budget))
+                most = min(budget - tally.spent, until - time.monotonic())
+                self._note(f"Measuring {len(run.planned)} cases for at most {most:.0f} s …")
+            end = self._follow(self._order(run.planned, budget, until))
+            if end == "budget" and time.monotonic() >= until:
+                return "time"
             if end is not None:
                 return end
         return "done"
@@ -229,6 +239,8 @@ class _Supervisor:
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
             self._follow(self._order(entries, self._run.budget, naming=True))
+            if self._run.stop_at is not None and time.monotonic() >= self._run.stop_at:
+                return
         for case in self._tally.unnamed():
             self._give_up_naming(case)
 
@@ -236,11 +248,17 @@ class _Supervisor:
         self._record({"event": "facts", "case": case, "worker": self._run.worker, "cost": 0.0,
                       "facts": {"kernel": ""}})  # fmt: skip
 
-    def _order(self, planned: Sequence[Planned], budget: float, naming: bool = False) -> Order:
+    def _order(
+        self,
+        planned: Sequence[Planned],
+        budget: float,
+        until: float = math.inf,
+        naming: bool = False,
+    ) -> Order:
         run = self._run
         return Order(
             run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
-            self._tally.spent, frozenset(self._careful), naming,
+            self._tally.spent, until, frozenset(self._careful), naming,
         )  # fmt: skip
 
     def _follow(self, order: Order) -> str | None:

@@ -61,6 +61,8 @@ class Request:
     others that are needed together with them."""
     add: bool = False
     """Add the sweeps to the plan that is there, and measure them alone, for ``budget`` from now."""
+    stop_after: float | None = None
+    """Seconds after which this call ends, whatever its budget: the next one goes on."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -110,6 +112,7 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
             "gpu": device.gpu,
         },
         shard=request.shard,
+        stop_at=None if request.stop_after is None else time.monotonic() + request.stop_after,
     )
 
 
@@ -246,6 +249,7 @@ def _extended(
     lacking = {
         name: [case for case in sweep_cases(sweep, machine) if case.id not in there]
         for name, sweep in sweeps.items()
+        if name not in plan["recorded_elsewhere"]
     }
     budget = request.budget or DEFAULT_BUDGET[machine.kind]
     more = make_plan(lacking, machine, budget, in_order=True)

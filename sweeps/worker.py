@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -29,6 +31,7 @@ class Order:
     worker: str
     budget: float
     spent: float
+    until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
     careful: frozenset[str] = frozenset()
     naming: bool = False  # the planned cases' kernels instead of timing them
 
@@ -56,8 +59,10 @@ def work(connection: Connection, order: Order) -> None:
             name_kernels(cases, bench, order.worker, tell, visit)
             connection.send(("end", "done"))
             return
+        # Starting took its time too, and no budget knows of that.
+        budget = min(order.budget, order.spent + order.until - time.monotonic())
         rounds = Rounds(
-            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit
+            order.planned, order.known, bench, order.worker, budget, order.spent, tell, visit
         )
         connection.send(("end", rounds.run()))
     except (BrokenPipeError, ConnectionResetError):

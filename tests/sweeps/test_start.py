@@ -12,12 +12,13 @@ import pytest
 
 from kernels import device as device_module
 from kernels import implementations
+from kernels.cli import parse_seconds
 from kernels.device import Device, this_cpu
 from kernels.errors import UserError
 from kernels.machine import known_machine, of_cpu
 from kernels.problem import Gemm
 from sweeps import start
-from sweeps.__main__ import parse_seconds, parse_shard
+from sweeps.__main__ import parse_shard
 from sweeps.doctor import examine
 from sweeps.sampler import PROTOCOL
 from sweeps.spec import read_sweep

@@ -1,0 +1,1 @@
+"""``analysis record``: everything that a machine can tell, in the order of its worth, in slices."""

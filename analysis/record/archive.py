@@ -1,0 +1,65 @@
+"""One archive of everything that is recorded of a machine, small enough to be carried anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sweeps.store import write_whole
+
+ARCHIVE_BYTES = 16_000_000
+"""What an archive may weigh: what many a batch system or mail lets through."""
+
+_PLACES = ("", "rules", "families")  # below the results folder
+_LEFT_OUT = {"samples", "runs"}
+_WORTH = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
+
+
+def write_archive(results: Path, folder: str, limit: int = ARCHIVE_BYTES) -> Path:
+    """Pack a machine's folders, those of rules and families too, without samples and old runs.
+
+    Files come in the order of their worth, plots last; one that would exceed ``limit`` bytes is
+    left out, and ``left-out.txt`` in the archive names it. The old archive is replaced whole.
+    """
+    path = results / f"{folder}.tar.gz"
+    buffer = io.BytesIO()
+    left_out: list[str] = []
+    total = 0
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for file in _files(results, folder):
+            name = str(file.relative_to(results))
+            size = len(gzip.compress(file.read_bytes()))  # more than it adds to what is there
+            if total + size > limit:
+                left_out.append(name)
+                continue
+            total += size
+            archive.add(file, arcname=name, filter=_anonymous)
+        if left_out:
+            text = "\n".join(left_out).encode() + b"\n"
+            member = tarfile.TarInfo("left-out.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    write_whole(path, buffer.getvalue())
+    return path
+
+
+def _files(results: Path, folder: str) -> Iterator[Path]:
+    files = [
+        file
+        for place in _PLACES
+        for file in (results / place / folder).rglob("*")
+        if file.is_file() and not _LEFT_OUT & set(file.relative_to(results).parts)
+        and not file.name.startswith(".")
+    ]  # fmt: skip
+    worth = {suffix: number for number, suffix in enumerate(_WORTH)}
+    yield from sorted(files, key=lambda file: (worth.get(file.suffix, len(_WORTH)), str(file)))
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Whoever made it stays at home."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

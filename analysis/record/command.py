@@ -1,0 +1,128 @@
+"""``python -m analysis record``."""
+
+from __future__ import annotations
+
+import json as json_module
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from analysis.cli import ResultsOption, app
+from analysis.record.parts import Part, all_parts
+from analysis.record.recorder import ROOT, Place, Recorder, part_seconds, select_parts
+from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
+from kernels.errors import UserError
+from sweeps.store import RESULTS
+
+_BUDGET = {"gpu": 3000.0, "cpu": 300.0}
+_MIN_BUDGET = 30.0
+
+
+@app.command("record")
+def record_command(
+    budget: Annotated[
+        str | None, typer.Option(help="Time of this call in all; 50m on a GPU, 5m on a CPU.")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--part", help="Only this one; may be repeated.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what the parts should take.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="With --plan: a GPU that is not here.")
+    ] = None,
+    cores: Annotated[
+        int | None, typer.Option("--cores", help="With --plan: of that GPU's host.")
+    ] = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Record everything that this machine can tell, in the order of its worth.
+
+    Call it again, as often as you like: it begins from what is there.
+    """
+    parts = select_parts(all_parts(), part or [])
+    where = ["--device", device, "--gpu", str(gpu)]
+    if plan and machine is not None:
+        note("Counting cases and seconds …")
+        print("\n".join(plan_lines(parts, machine, cores)))
+        return
+    seconds = parse_seconds(budget)
+    place = find_place(results, where)
+    seconds = seconds or _BUDGET[place.kind]
+    if seconds < _MIN_BUDGET:
+        raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
+    recorder = Recorder(place, parts, seconds, where, note)
+    note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
+    for line in recorder.plan():
+        note(f"  {line}")
+    if plan:
+        return
+    archive = recorder.record()
+    missing = recorder.missing()
+    for sentence in missing:
+        note(f"  missing: {sentence}")
+    if missing:
+        note("The same command goes on.")
+    print(archive)
+
+
+def find_place(
+    results: Path, where: Sequence[str], interpreter: Sequence[str] = (sys.executable,)
+) -> Place:
+    """Which machine this is, told by a process that may import PyTorch.
+
+    Raises:
+        UserError: what that process says is wrong with the device.
+    """
+    command = [*interpreter, "-m", "sweeps", "machine", "--json", "--results", str(results), *where]
+    told = _ask(command)
+    return Place(
+        told["slug"], told["name"], told["kind"], Path(told["folder"]), results.resolve(),
+        told["software"],
+    )  # fmt: skip
+
+
+def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[str]:
+    """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
+    names = [name for part in parts for step in part.steps for name in step.sweeps]
+    command = [sys.executable, "-m", "sweeps", "plan", *dict.fromkeys(names), "--json",
+               "--machine", machine, "--budget", "24h",
+               *(["--cores", str(cores)] if cores else [])]  # fmt: skip
+    planned = {row["name"]: row for row in _ask(command)} if names else {}
+    lines = []
+    for part in parts:
+        lines.append(f"{part.name}: {part_seconds(part, 'gpu'):.0f} s; {part.purpose}")
+        for step in part.steps:
+            line = f"  {step.name:22} {step.expected('gpu'):5.0f} s"
+            if step.sweeps:
+                rows = [planned[name] for name in dict.fromkeys(step.sweeps)]
+                cases = sum(row["cases"] for row in rows)
+                needed = sum(row["expected_s"] for row in rows)
+                line += f" for {cases} cases, which need {needed:.0f} s at six samples each"
+            lines.append(line)
+    total = sum(part_seconds(part, "gpu") for part in parts)
+    return [*lines, f"in all {total:.0f} s, and the time that {_starts(parts)} processes start in"]
+
+
+def _starts(parts: Sequence[Part]) -> int:
+    return sum(1 + bool(step.sweeps) for part in parts for step in part.steps)
+
+
+def _ask(command: Sequence[str]) -> Any:
+    """The JSON that a command prints.
+
+    Raises:
+        UserError: with the command's own sentence and exit code, if it fails.
+    """
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        sentence = (answer.stderr.strip().splitlines() or ["the command said nothing"])[-1]
+        raise UserError(sentence, answer.returncode)
+    return json_module.loads(answer.stdout)

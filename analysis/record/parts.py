@@ -1,0 +1,164 @@
+"""The parts of a machine's recording, in the order of their worth, and the commands that make them.
+
+The other packages run as processes, so that nothing here needs PyTorch, and so that whatever takes
+one of them down costs that one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analysis.rules import rule_sweeps
+from kernels.problem import Conv, Gemm
+from sweeps.spec import all_sweeps
+
+CHECKED_GEMMS = (
+    "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
+    "1,256,512,fp16", "64,64,2048,bf16", "33,70,129,bf16,tn,3", "512,512,512,bf16",
+)  # fmt: skip
+CHECKED_CONVS = (
+    "2,8,9,11,16,3,3,1,1,1,1,fp16,nhwc,fprop", "2,8,9,11,16,3,3,1,1,1,1,bf16,nhwc,dgrad",
+    "2,16,8,8,32,1,1,2,0,1,1,bf16,nhwc,wgrad", "1,3,17,19,8,7,7,2,3,1,1,fp32,nhwc,fprop",
+)  # fmt: skip
+"""With all implementations of a GPU, 48 checks: odd and even sizes, one row, a long K, a batch,
+each dtype, each pass. Each needs kernels of its own, and compiling is what takes the time."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    A step that measures ``sweeps`` is done when none of their cases is open; another one when its
+    command has ended by itself. ``seconds`` is what it should take on a GPU and on a CPU; None
+    where it does not belong. ``output`` is the file that its standard output becomes, ``place``
+    the folder below the results that it writes to.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: tuple[float | None, float | None]
+    sweeps: tuple[str, ...] = ()
+    output: str = ""
+    place: str = ""
+    on_device: bool = True  # takes --device and --gpu
+
+    def expected(self, kind: str) -> float | None:
+        """Seconds on a kind of machine; None: not there."""
+        return self.seconds[0 if kind == "gpu" else 1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some steps and what they are good for."""
+
+    name: str
+    purpose: str
+    steps: tuple[Step, ...]
+
+
+def all_parts() -> tuple[Part, ...]:
+    """The parts, those that teach most per minute first."""
+    return (
+        Part(
+            "machine",
+            "who it is, and whether its results are right",
+            (
+                _command("doctor", "sweeps doctor --json", (15, 5), "doctor.json"),
+                _command("implementations", "kernels list --json", (15, 5), "implementations.json"),
+                _command("checks", f"kernels check --json {_checks()}", (90, 15), "checks.json"),
+            ),
+        ),
+        Part(
+            "clock",
+            "can the clock be trusted, and how do public tables carry over",
+            (
+                _command("clock", "sweeps clock --json", (100, 35)),
+                _sweeps("public-grid", ("public-grid",), (80, 20)),
+            ),
+        ),
+        Part(
+            "one-more",
+            "the price of one more in real layers",
+            (_sweeps("one-more", ("one-more",), (300, 60)),),
+        ),
+        Part(
+            "convolutions",
+            "channels, three passes, layouts",
+            (_sweeps("convolutions", ("conv-channels", "conv-layouts"), (300, 40)),),
+        ),
+        Part(
+            "sustained",
+            "sustained work, clocks and power",
+            (_sweeps("sustained", ("sustained",), (120, 30)),),
+        ),
+        Part(
+            "sweeps",
+            "the other default sweeps, the rules, the report",
+            (
+                _sweeps("defaults", _other_defaults(), (480, 60)),
+                _sweeps("rules", (*rule_sweeps(),), (300, 40), "rules", "--lacking-in {results}"),
+                _command("profiles", "sweeps profile --results {results}/rules", (60, 30)),
+                _analysis("report", (90, 60)),
+                _analysis("rules", (30, 20)),
+            ),
+        ),
+        Part(
+            "kernels",
+            "the Triton families and candidates, then the tests that need a GPU",
+            (
+                _sweeps(
+                    "families",
+                    ("families", "families-conv", "candidates", "candidates-conv"),
+                    (480, None),
+                    "families",
+                ),
+                _analysis("families", (20, None), "families"),
+                _sweeps(
+                    "warp-specialisation", ("warp-specialisation",), (60, None), "families"
+                ),
+                Step("gpu-tests", ("pytest", "-q", "-m", "gpu", "--ignore=tests/benchmarks"),
+                     (120, None), output="gpu-tests.txt", on_device=False),
+                Step("kernel-tests", ("pytest", "-q", "tests/kernels/test_gemm_families.py",
+                     "tests/kernels/test_conv.py"), (300, None), output="kernel-tests.txt",
+                     on_device=False),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _command(
+    name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
+) -> Step:
+    return Step(name, tuple(command.split()), seconds, output=output)
+
+
+def _analysis(name: str, seconds: tuple[float | None, float | None], place: str = "") -> Step:
+    return Step(f"analysis-{name}", ("analysis", name, "--machine", "{slug}"), seconds,
+                place=place, on_device=False)  # fmt: skip
+
+
+def _sweeps(
+    name: str,
+    sweeps: tuple[str, ...],
+    seconds: tuple[float | None, float | None],
+    place: str = "",
+    options: str = "",
+) -> Step:
+    command = ("sweeps", "run", *sweeps, "--add", *options.split())
+    measured = tuple(word for group in sweeps for word in group.split(","))
+    return Step(f"sweep-{name}", command, seconds, measured, place=place)
+
+
+def _checks() -> str:
+    """The checks as options, each read once here, so that a mistake does not wait for a GPU."""
+    gemms: Iterable[str] = (Gemm.parse(text).spec() for text in CHECKED_GEMMS)
+    convs: Iterable[str] = (Conv.parse(text).spec() for text in CHECKED_CONVS)
+    return " ".join([*(f"--gemm {spec}" for spec in gemms), *(f"--conv {spec}" for spec in convs)])
+
+
+def _other_defaults() -> tuple[str, ...]:
+    earlier = {"one-more", "conv-channels", "conv-layouts", "sustained"}
+    return tuple(
+        name for name, sweep in all_sweeps().items() if sweep.default and name not in earlier
+    )
