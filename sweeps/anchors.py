@@ -25,13 +25,18 @@ TOLERANCE = 0.03
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Cases of the library, converged, spread evenly over the logarithm of time; with seconds."""
+    """Bursts of the library, from the shortest to the longest, with their seconds.
+
+    Those that have converged, if there are enough of them.
+    """
     usable = [
         (float(row["time_us"]) * 1e-6, row)
         for row in rows
-        if row["status"] == "ok" and row["mode"] == "burst" and row["converged"] == "true"
+        if row["status"] == "ok" and row["mode"] == "burst"
         and not row["implementation"].startswith("triton-") and row["op"] in ("gemm", "conv")
     ]  # fmt: skip
+    converged = [pair for pair in usable if pair[1]["converged"] == "true"]
+    usable = converged if len(converged) >= count else usable
     usable.sort(key=lambda pair: pair[0])
     places = {round(i * (len(usable) - 1) / max(1, count - 1)) for i in range(count)}
     return [(Case.from_columns(usable[i][1]), usable[i][0]) for i in sorted(places) if usable]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels.device import Device, software
+from kernels.device import Device, select_device, software
 from kernels.operands import TORCH_DTYPES
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
@@ -180,6 +180,7 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 def _replays(machine: Any, gpu: int, _: None) -> list[dict[str, Any]]:
     """The public grid's shapes by replayed graphs; what does not fit or fails is left out."""
+    device = select_device("gpu", gpu).torch_name
     torch.cuda.set_device(gpu)
     problems = dict.fromkeys(
         case.problem for case in sweep_cases(all_sweeps()["public-grid"], machine)
@@ -187,7 +188,7 @@ def _replays(machine: Any, gpu: int, _: None) -> list[dict[str, Any]]:
     rows = []
     for problem in problems:
         assert isinstance(problem, Gemm)
-        dtype, device = TORCH_DTYPES[problem.dtype], f"cuda:{gpu}"
+        dtype = TORCH_DTYPES[problem.dtype]
         weight_bytes = problem.n * problem.k * dtype.itemsize
         count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:

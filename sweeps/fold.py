@@ -47,9 +47,9 @@ class History:
         return over or finished(self.seconds)
 
     @property
-    def named(self) -> bool:
-        """Whether its kernels are known, or it is known that nobody can name them."""
-        return "kernel" in self.facts
+    def unnamed(self) -> bool:
+        """Whether it has a time and nobody has tried to name its kernels."""
+        return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
         """Take in what happened to the case."""

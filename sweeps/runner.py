@@ -75,6 +75,7 @@ class _Child:
     since: float = field(default_factory=time.monotonic)  # when that visit began
     patience: float = _START_SECONDS
     samples: int = 0
+    spoke: bool = False
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
@@ -123,12 +124,16 @@ def fold(folder: Path) -> dict[str, Any]:
 def _by_sweep(
     planned: Sequence[Planned], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
 ) -> dict[str, dict[str, int]]:
-    """Of each sweep: cases planned, those with a time, and those that more time would bring on."""
+    """Of each sweep: cases planned, those with a time, and those that more time would bring on.
+
+    The last are those that need more samples, and those whose kernels nobody has named yet.
+    """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
         count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
         count["planned"] += 1
-        count["open"] += entry.case.id not in known or not known[entry.case.id].closed
+        history = known.get(entry.case.id, History())
+        count["open"] += not history.closed or history.unnamed
     for row in rows:
         counts[row["sweep"]]["measured"] += row["status"] == "ok"
     return counts
@@ -166,10 +171,7 @@ class _Tally:
 
     def unnamed(self) -> list[str]:
         """Cases that have times, and kernels that nobody has asked for."""
-        return [
-            case for case, history in self.histories.items()
-            if history.best and history.outcome is None and not history.named
-        ]  # fmt: skip
+        return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
         seen = len(self._closed | self._seen)
@@ -189,6 +191,7 @@ class _Supervisor:
         self._note = note
         self._tally = _Tally(run.planned, events)
         self._idle_crashes = 0
+        self._starting = 0.0  # seconds that the last child took until its first word
         self._careful: set[str] = set()
         self._measured = any(event["event"] == "sample" for event in events)
 
@@ -232,15 +235,15 @@ class _Supervisor:
         A profiler slows the launches of the process that loads it, even after it was used. What
         one process lost is asked of another, and in the end nobody is asked again.
         """
+        stop_at = self._run.stop_at or math.inf
         for _ in range(_NAMINGS):
             unnamed = set(self._tally.unnamed())
-            if not unnamed:
+            # A process that only has time to start names nothing: the next call will.
+            if not unnamed or time.monotonic() + self._starting > stop_at:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
             self._follow(self._order(entries, self._run.budget, naming=True))
-            if self._run.stop_at is not None and time.monotonic() >= self._run.stop_at:
-                return
         for case in self._tally.unnamed():
             self._give_up_naming(case)
 
@@ -290,6 +293,9 @@ class _Supervisor:
                 return None
             try:
                 kind, *content = child.connection.recv()
+                if not child.spoke:
+                    child.spoke = True
+                    self._starting = time.monotonic() - child.since
             except (EOFError, ConnectionResetError):
                 child.process.join()
                 crashed(child, _how_it_died(child.process.exitcode))

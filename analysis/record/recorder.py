@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = {"gpu": 25.0, "cpu": 12.0}
 """What a command takes before it does anything: importing PyTorch, a context, filled operands."""
 _END_SECONDS = 8.0  # the archive, and what a stopped command needs to fold its samples
+_TRIES = 2  # of a command that fails
 _GRACE = 6.0  # between asking a command to stop and ending it
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 
@@ -154,7 +155,8 @@ class Recorder:
     def _open_steps(self) -> Iterator[Step]:
         for part in self._parts:
             for step in self._steps(part):
-                if self._lacks(step):
+                tries = self._state.ended.get(step.name, {}).get("tries", 0)
+                if self._lacks(step) and tries < _TRIES:
                     yield step
 
     def _lacks(self, step: Step) -> str:
@@ -162,8 +164,10 @@ class Recorder:
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not begun"
-        if not ended.get("finished"):
-            return f"{step.name} did not end"
+        if not ended["finished"]:
+            return f"{step.name} did not end in time"
+        if ended["exit"]:
+            return f"{step.name} failed with exit code {ended['exit']}"
         open_ = self._open_cases(step)
         return f"{step.name} has {open_} cases open" if open_ else ""
 
@@ -205,8 +209,9 @@ class Recorder:
             command += ["--budget", f"{expected:.0f}s", "--stop-after", f"{left:.0f}s"]
         began = time.monotonic()
         code, output = self._run(command, left + (_GRACE / 2 if step.sweeps else 0.0))
+        failures = self._state.ended.get(step.name, {}).get("tries", 0) + bool(code)
         self._state.ended[step.name] = {
-            "finished": code is not None, "exit": code,
+            "finished": code is not None, "exit": code, "tries": failures,
             "seconds": round(time.monotonic() - began, 1), "at": _utc(),
         }  # fmt: skip
         if step.output and output.strip():

@@ -1,0 +1,286 @@
+"""A machine with a made-up H200, for the commands: ``python tests/fake_gpu.py -m sweeps run …``.
+
+The device's time is simulated (:mod:`fake_cuda`): kernels take what the estimate says, waiting
+takes nothing, and the clock rises from idle to work. NVML, the driver's wait, the profiler (which
+loses its first records), CUDA graphs and Triton's compiler are made up too. Nothing is computed:
+results are called right. Everything else is the real program, processes and files included.
+
+``FAKE_GPU_CASES`` is how many cases each sweep has of each implementation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import runpy
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "sweeps")]
+
+import torch  # noqa: E402
+from fake_cuda import FakeCuda, FakeDriver, FakeTorch  # noqa: E402
+from fakes import FakeNvml  # noqa: E402
+
+CASES = int(os.environ.get("FAKE_GPU_CASES", "4"))
+PROPERTIES = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096,
+    L2_cache_size=62_914_560, shared_memory_per_multiprocessor=233_472,
+    shared_memory_per_block_optin=232_448, memory_bus_width=6144, uuid="8a1b", pci_domain_id=0,
+    pci_bus_id=0x3B, pci_device_id=0,
+)  # fmt: skip
+_LOST_RECORDS = 5
+
+
+class Device(FakeCuda):
+    """The made-up GPU on the host's real time, plus what waiting for it would have taken."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+        self.trace: list[dict[str, Any]] | None = None
+        self.captured: list[float] | None = None
+        super().__init__(queue_seconds=5e-6, rises=0.1)
+
+    @property
+    def host(self) -> float:
+        return time.monotonic() + self._skipped
+
+    @host.setter
+    def host(self, moment: float) -> None:
+        self._skipped += max(0.0, moment - self.host)
+
+    def kernel(self, name: str, seconds: float) -> None:
+        """Launch a kernel, or put it into the graph that is being captured."""
+        if self.captured is not None:
+            self.captured.append(seconds)
+            return
+        self.host += self.queue_seconds
+        self.busy(seconds)
+        if self.trace is not None:
+            number = len(self.trace)
+            moment = time.monotonic() * 1e6
+            self.trace += [
+                {"cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": moment, "dur": 1.0,
+                 "tid": 1, "args": {"correlation": number}},
+                {"cat": "kernel", "name": name, "ts": moment + 10.0, "dur": seconds * 1e6,
+                 "args": {"correlation": number, "grid": [132, 1, 1]}},
+            ]  # fmt: skip
+
+
+device = Device()
+
+
+class Graph:
+    """A CUDA graph: its kernels run without the host's gaps."""
+
+    def __init__(self) -> None:
+        self.kernels: list[float] = []
+
+    def replay(self) -> None:
+        device.host += device.queue_seconds
+        for seconds in self.kernels:
+            device.busy(seconds)
+
+
+@contextmanager
+def capturing(graph: Graph) -> Iterator[None]:
+    device.captured = graph.kernels
+    try:
+        yield
+    finally:
+        device.captured = None
+
+
+@contextmanager
+def nothing(*arguments: Any, **options: Any) -> Iterator[None]:
+    yield
+
+
+class Profile:
+    """A session of PyTorch's profiler; the first records of kernels are lost, as CUPTI's are."""
+
+    def __init__(self, **options: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Profile:
+        device.trace = self.events
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        device.trace = None
+
+    def export_chrome_trace(self, path: str) -> None:
+        kernels = [event for event in self.events if event["cat"] == "kernel"]
+        lost = {id(event) for event in kernels[:_LOST_RECORDS]}
+        kept = [event for event in self.events if id(event) not in lost]
+        Path(path).write_text(json.dumps({"traceEvents": kept}), encoding="utf-8")
+
+
+@contextmanager
+def record_function(name: str) -> Iterator[None]:
+    begin = time.monotonic() * 1e6
+    yield
+    if device.trace is not None:
+        span = {"ts": begin, "dur": time.monotonic() * 1e6 - begin, "tid": 1, "args": {}}
+        device.trace.append({"cat": "user_annotation", "name": name, **span})
+
+
+def put(owner: Any, **replaced: Any) -> None:
+    """Replace attributes of a module or a class."""
+    for name, value in replaced.items():
+        setattr(owner, name, value)
+
+
+def install_torch() -> None:
+    """What stands for ``torch.cuda``, the profiler, and products outside of any implementation."""
+    replaced: dict[str, Any] = {
+        "is_available": lambda: True, "device_count": lambda: 1,
+        "get_device_properties": lambda index: PROPERTIES, "get_device_name": lambda: "NVIDIA H200",
+        "get_arch_list": lambda: ["sm_80", "sm_90"], "set_device": lambda index: None,
+        "mem_get_info": lambda index: (1 << 31, 1 << 37), "empty_cache": lambda: None,
+        "Event": device.Event, "_sleep": device._sleep, "synchronize": device.synchronize,
+        "current_stream": lambda: SimpleNamespace(cuda_stream=7, wait_stream=lambda other: None),
+        "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None), "stream": nothing,
+        "CUDAGraph": Graph, "graph": capturing,
+    }  # fmt: skip
+    put(torch.cuda, **replaced)
+    sleep = device._sleep
+
+    def spin(cycles: int) -> None:
+        sleep(cycles)
+        device.kernel("spin_kernel", 0.0)
+
+    put(torch.cuda, _sleep=spin)
+    put(torch.version, cuda="13.0")
+    put(torch.profiler, profile=Profile, record_function=record_function)
+    real_library: Any = ctypes.CDLL
+
+    def library(name: str | None, *rest: Any, **options: Any) -> Any:
+        if name == "libcuda.so.1":
+            return FakeDriver(device)
+        return real_library(name, *rest, **options)
+
+    put(ctypes, CDLL=library)
+
+
+def install_nvml() -> None:
+    """The module ``pynvml`` of one card, whose sensors tell what an H200's might."""
+    nvml = FakeNvml(instant=655_000)
+    module = types.ModuleType("pynvml")
+    put(module, __getattr__=lambda name: getattr(nvml, name), nvmlInit=lambda: None)
+    nvml.answers["HandleByUUID"] = lambda name: "card"
+    sys.modules["pynvml"] = module
+
+
+def install_rooftile() -> None:
+    """Launches that keep the device busy for what the estimate says, and compute nothing."""
+    import kernels.check
+    import kernels.device
+    import kernels.timers
+    import sweeps.bench
+    import sweeps.clock
+    import sweeps.clockcheck
+    import sweeps.profile
+    import sweeps.start
+    from kernels.launch import Launch
+    from kernels.machine import known_machine
+    from kernels.reference import Check
+    from kernels.vendor import Library
+    from sweeps.plan import _spread_out, expected_seconds
+
+    h200 = known_machine("nvidia-h200")
+    noise = random.Random(os.getpid())
+    known: dict[Any, float] = {}
+
+    def seconds_of(problem: Any) -> float:
+        if problem not in known:
+            known[problem] = max(expected_seconds([problem], h200)[0], 2e-6)
+        return known[problem] * noise.lognormvariate(0.0, 0.003)
+
+    def prepare(self: Any, problem: Any, sets: Sequence[Any], config: Any = None) -> Launch:
+        def bare(index: int) -> Any:
+            device.kernel(f"fake_{self.name}_gemm_128x128", seconds_of(problem))
+            return sets[index].out
+
+        return Launch(bare, sets)
+
+    def right(*arguments: Any, **options: Any) -> Check:
+        return Check(1e-4, 1e-2)
+
+    this_gpu: Callable[[int], Any] = kernels.device._this_gpu
+
+    def on_the_host(gpu: int) -> Any:
+        found = this_gpu(gpu)
+        return type(found)(found.machine, "cpu", found.gpu)
+
+    class Clock(sweeps.clock.CudaClock):
+        def __init__(self, module: Any, name: str) -> None:
+            super().__init__(FakeTorch(device), name)
+
+        def now(self) -> float:
+            return device.host
+
+    all_cases = sweeps.start.sweep_cases
+
+    def some_cases(sweep: Any, machine: Any) -> list[Any]:
+        cases = _spread_out(all_cases(sweep, machine))
+        names = dict.fromkeys(case.implementation for case in cases)
+        return [
+            case for name in names
+            for case in [one for one in cases if one.implementation == name][:CASES]
+        ]  # fmt: skip
+
+    def do_bench(launch: Callable[[], object]) -> float:
+        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        begin.record()
+        for _ in range(10):
+            launch()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) * 1e-4
+
+    def multiply(a: Any, b: Any, out: Any) -> None:
+        flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
+        device.kernel("fake_mm", flops / 8e14 + 3e-6)
+
+    def step(name: str, *arguments: Any) -> Callable[[], None]:
+        return lambda: device.kernel("fake_step", 1e-3)
+
+    put(kernels.device, _this_gpu=on_the_host, nvidia_driver=lambda: "580.159.04")
+    put(sweeps.bench, check=right, CudaClock=Clock)
+    put(kernels.check, check=right)
+    put(sweeps.start, sweep_cases=some_cases)
+    put(sweeps.clockcheck, sweep_cases=some_cases, do_bench=do_bench)
+    put(sweeps.profile, training_step=step)
+    put(Library, prepare=prepare)
+    # Memory that is never touched costs nothing, however large.
+    put(torch, mm=multiply, randn=lambda *size, **how: torch.empty(*size, dtype=how.get("dtype")))
+    from kernels.family import TritonFamily
+    from kernels.persistent import TritonPersistent
+
+    put(TritonFamily, prepare=prepare, compile_ahead=lambda self, cases: None)
+    put(TritonPersistent, prepare=prepare)
+
+
+install_torch()
+install_nvml()
+install_rooftile()
+
+if __name__ == "__main__":
+    flag, target, *arguments = sys.argv[1:]
+    assert flag == "-m", "python tests/fake_gpu.py -m package …"
+    if target == "pytest":
+        print("no test runs on a made-up GPU")
+        sys.exit(0)
+    sys.argv = [target, *arguments]
+    # Not altering sys.modules: the processes that a run starts begin with this very file.
+    runpy.run_module(target, run_name="__main__", alter_sys=False)
