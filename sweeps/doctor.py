@@ -15,6 +15,7 @@ import torch
 from kernels import implementations
 from kernels.device import Device, software, told_khz
 from kernels.machine import known_machines
+from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
 from sweeps.telemetry import nvml_handle, open_nvml
 
@@ -60,7 +61,7 @@ def _examine_cpu() -> Iterator[Finding]:
 
 
 def _examine_triton(device: Device) -> Iterator[Finding]:
-    plain = {"gemm": Gemm(1024, 1024, 1024, "fp16"),
+    plain: dict[str, Workload] = {"gemm": Gemm(1024, 1024, 1024, "fp16"),
              "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16")}  # fmt: skip
     for name, implementation in implementations().items():
         if name.startswith("triton-") and device.gpu is not None:

@@ -6,6 +6,7 @@ import json as json_module
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,14 @@ import typer
 
 from analysis.cli import ResultsOption, app
 from analysis.record.parts import Part, all_parts
-from analysis.record.recorder import ROOT, Place, Recorder, part_seconds, select_parts
+from analysis.record.recorder import (
+    ROOT,
+    Place,
+    Recorder,
+    part_seconds,
+    run_command,
+    select_parts,
+)
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
 from sweeps.store import RESULTS
@@ -58,7 +66,7 @@ def record_command(
     seconds = seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
-    recorder = Recorder(place, parts, seconds, where, note)
+    recorder = Recorder(place, parts, seconds, where, note, partial(run_command, [sys.executable]))
     note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")

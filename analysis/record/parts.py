@@ -115,12 +115,12 @@ def all_parts() -> tuple[Part, ...]:
                 ),
                 _analysis("families", (20, None), "families"),
                 _sweeps(
-                    "warp-specialisation", ("warp-specialisation",), (60, None), "families"
+                    "warp-specialisation", ("warp-specialisation",), (120, None), "families"
                 ),
                 Step("gpu-tests", ("pytest", "-q", "-m", "gpu", "--ignore=tests/benchmarks"),
-                     (120, None), output="gpu-tests.txt", on_device=False),
+                     (100, None), output="gpu-tests.txt", on_device=False),
                 Step("kernel-tests", ("pytest", "-q", "tests/kernels/test_gemm_families.py",
-                     "tests/kernels/test_conv.py"), (300, None), output="kernel-tests.txt",
+                     "tests/kernels/test_conv.py"), (280, None), output="kernel-tests.txt",
                      on_device=False),
             ),
         ),

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +20,13 @@ from typing import Any
 from analysis.record.archive import write_archive
 from analysis.record.parts import Part, Step
 from kernels.errors import UserError
+from sweeps.process import die_with_parent
 from sweeps.store import read_run, write_json, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
+
+Run = Callable[[Sequence[str], float], tuple[int | None, str]]
+"""Runs a command within some seconds: its exit code, None if it did not end; and its output."""
 
 _START_SECONDS = {"gpu": 25.0, "cpu": 12.0}
 """What a command takes before it does anything: importing PyTorch, a context, filled operands."""
@@ -76,6 +79,41 @@ class State:
         write_json(self.path, document)
 
 
+def run_command(
+    interpreter: Sequence[str], command: Sequence[str], limit: float
+) -> tuple[int | None, str]:
+    """Run ``-m command``; its exit code (None: the time was over before it ended), its output.
+
+    What it says on stderr is passed on. A command whose time is over is asked to stop, as a batch
+    system asks, and folds what it has.
+    """
+    process = subprocess.Popen(
+        [*interpreter, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=die_with_parent,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=max(limit, 0.1))
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        return None, _stop(process)
+    except BaseException:
+        _stop(process)
+        raise
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """Ask a command to stop, end it and all that it started, and return what it had printed."""
+    process.terminate()
+    try:
+        output, _ = process.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:
+        output = ""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return output
+
+
 class Recorder:
     """One slice of a recording."""
 
@@ -86,7 +124,8 @@ class Recorder:
         budget: float,
         device: Sequence[str],
         note: Callable[[str], None],
-        interpreter: Sequence[str] = (sys.executable,),
+        run: Run,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -95,20 +134,22 @@ class Recorder:
             budget: seconds that this slice may take in all.
             device: the options that pick the device.
             note: tells a line.
-            interpreter: what runs ``-m package``.
+            run: runs a command within some seconds; see :func:`run_command`.
+            now: seconds of the host.
         """
         self._place = place
         self._parts = parts
-        self._deadline = time.monotonic() + budget
+        self._now = now
+        self._deadline = now() + budget
         self._device = list(device)
         self._note = note
-        self._interpreter = list(interpreter)
+        self._run = run
         self._state = State.read(place)
 
     def record(self) -> Path:
         """Go on with what is not done until the time is over; returns the archive."""
         state, place = self._state, self._place
-        began = time.monotonic()
+        began = self._now()
         place.folder.mkdir(parents=True, exist_ok=True)
         current: dict[str, Any] = {"began": _utc(), "steps": []}
         try:
@@ -121,7 +162,7 @@ class Recorder:
                 current["steps"].append(step.name)
                 self._carry_out(step)
         finally:
-            current["seconds"] = round(time.monotonic() - began, 1)
+            current["seconds"] = round(self._now() - began, 1)
             if current not in state.slices:
                 state.slices.append(current)
             state.write(place)
@@ -182,7 +223,7 @@ class Recorder:
 
     @property
     def _left(self) -> float:
-        return self._deadline - _END_SECONDS - time.monotonic()
+        return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: Step, first: bool) -> bool:
         """Whether beginning a step is of use.
@@ -207,12 +248,12 @@ class Recorder:
             command += self._device if step.on_device else []
         if step.sweeps:
             command += ["--budget", f"{expected:.0f}s", "--stop-after", f"{left:.0f}s"]
-        began = time.monotonic()
+        began = self._now()
         code, output = self._run(command, left + (_GRACE / 2 if step.sweeps else 0.0))
         failures = self._state.ended.get(step.name, {}).get("tries", 0) + bool(code)
         self._state.ended[step.name] = {
             "finished": code is not None, "exit": code, "tries": failures,
-            "seconds": round(time.monotonic() - began, 1), "at": _utc(),
+            "seconds": round(self._now() - began, 1), "at": _utc(),
         }  # fmt: skip
         if step.output and output.strip():
             write_whole(place.folder / step.output, output)
@@ -234,25 +275,6 @@ class Recorder:
         self._note(report["sentence"])
         return report
 
-    def _run(self, command: Sequence[str], limit: float) -> tuple[int | None, str]:
-        """Run ``-m command``; its exit code (None: the time was over before it ended), its output.
-
-        What it says on stderr is passed on. A command whose time is over is asked to stop, as a
-        batch system asks, and folds what it has.
-        """
-        process = subprocess.Popen(
-            [*self._interpreter, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=max(limit, 0.1))
-            return process.returncode, output
-        except subprocess.TimeoutExpired:
-            return None, _stop(process)
-        except BaseException:
-            _stop(process)
-            raise
-
 
 def part_seconds(part: Part, kind: str) -> float:
     """What a part should take on a kind of machine."""
@@ -270,19 +292,6 @@ def select_parts(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
         if name not in known:
             raise UserError(f"part {name!r} is not known; use one of {', '.join(known)}.")
     return [part for part in parts if not names or part.name in names]
-
-
-def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, end it and all that it started, and return what it had printed."""
-    process.terminate()
-    try:
-        output, _ = process.communicate(timeout=_GRACE)
-    except subprocess.TimeoutExpired:
-        output = ""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return output
 
 
 def _utc() -> str:
