@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import gemm_cases, record, recorded
+from synthetic import gemm_cases, measured_in_turn, record, recorded
 
 from analysis.load import find_recording, load, parse_measurements, problems_of
 from kernels.errors import UserError
@@ -130,7 +130,11 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
     assert find_recording("nvidia-h200", tmp_path).name == "nvidia-h200"
     record(tmp_path / "nvidia-h200-local", gemm_cases([(64, 64, 64)]), [1e-6])
     assert find_recording("nvidia-h200", tmp_path).name == "nvidia-h200-local"
-    assert find_recording(None, tmp_path).name == "nvidia-h200-local"  # the last one
+    names = ["nvidia-h200", "nvidia-a100-sxm-80gb", "nvidia-h200-local"]
+    for _ in range(3):  # each is the last one once
+        names.append(names.pop(0))
+        measured_in_turn(*(tmp_path / name for name in names))
+        assert find_recording(None, tmp_path).name == names[-1]
     with pytest.raises(UserError, match="did you mean 'nvidia-h200'"):
         find_recording("nvidia-h100", tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, gemm_cases, model_law, problems, record
+from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 from analysis.load import load
 from analysis.model import Model
@@ -233,8 +233,9 @@ def test_a_users_verdicts_never_go_into_a_published_folder(tmp_path: Path) -> No
 
 def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> None:
     case = gemm_cases([(64, 64, 64)], "alignment")
-    record(tmp_path / H100.slug, case, [1e-5], software={"torch": "2.12.0"})
+    older = record(tmp_path / H100.slug, case, [1e-5], software={"torch": "2.12.0"})
     newer = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    measured_in_turn(older, newer)
     evident = evidence_of(H100.slug, tmp_path)
     assert [recording.folder for recording in evident.recordings] == [newer]
     assert evident.folder == tmp_path / H100.slug

@@ -130,7 +130,8 @@ def test_against_blocked_autorange(benchmark: Any, capsys: Any) -> None:
         implementation = all_implementations()[library_for(problem, machine)]
         launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
         launch(0)
-        if SHORTEST <= sampler.estimate(launch.bare) <= LONGEST:
+        # Run once as a test, it takes them all: how fast they are today is not what is tested.
+        if benchmark.disabled or SHORTEST <= sampler.estimate(launch.bare) <= LONGEST:
             found.append(Subject(problem.spec(), launch.bare, cache="warm"))
     compare(
         benchmark, capsys, len(found), lambda: in_rounds(sampler, found), "blocked_autorange",
