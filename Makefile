@@ -8,13 +8,14 @@ BUDGET ?=
 SWEEPS ?=
 MACHINE ?=
 FRESH ?=
+PART ?=
 PYTEST ?=
 WRITE ?=
 
 export DEVICE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test plots table rules families bench compile-check lint format clean
+.PHONY: help sweep test plots table rules families record rehearse bench compile-check lint format clean
 
 # The interpreter that has what a target needs, set up if it must be.
 python = py=$$($(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
@@ -40,16 +41,23 @@ table:  ## write the recommendation table from recorded results (MACHINE=slug)
 	@$(call python); $$py -m analysis table $(of_machine)
 
 families:  ## the Triton kernels against the library, by class of shape; needs a GPU (BUDGET=8m)
-	@$(call python); $$py -m sweeps run families families-conv candidates candidates-conv \
+	@$(call python); $$py -m sweeps run families families-conv candidates candidates-conv --add \
 		--budget $(or $(BUDGET),8m) $(if $(FRESH),--fresh) $(on_device) --results results/families \
 	&& $$py -m analysis families --results results/families
 
 rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
 	@$(call python); $(if $(MACHINE),:,$$py -m sweeps run $$($$py -m analysis rules --sweeps) \
-		--budget $(or $(BUDGET),5m) $(if $(FRESH),--fresh) $(on_device) \
+		--add --budget $(or $(BUDGET),5m) $(if $(FRESH),--fresh) $(on_device) \
 		--results results/rules --lacking-in results \
 	&& $$py -m sweeps profile $(if $(FRESH),--fresh) $(on_device) --results results/rules) \
 	&& $$py -m analysis rules $(of_machine)
+
+record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock one-more")
+	@$(call python,test); $$py -m analysis record $(if $(BUDGET),--budget $(BUDGET)) \
+		$(foreach part,$(PART),--part $(part)) $(on_device)
+
+rehearse:  ## record on a CPU and on a made-up GPU, in slices and killed in every step; long
+	@$(call python,test); $$py tests/rehearse.py
 
 bench:  ## benchmark our own code
 	@$(call python,test); mkdir -p .benchmarks && $$py -m pytest -q tests/benchmarks --benchmark-only -s \

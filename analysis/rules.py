@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from analysis.calibrate import calibrate
 from analysis.evidence import Effect, Finding, judge
-from analysis.load import PRODUCTS, Recording, workloads_of
+from analysis.load import Recording, workloads_of
 from analysis.model import Model, Query
 from analysis.pairing import PAIRINGS, Match, Timed, pairs_of
 from analysis.source import Source
@@ -112,6 +112,8 @@ class Evidence:
 
         Products are predicted by constants that had not seen them.
         """
+        products = recording.products
+        modelled = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
         columns = (
@@ -126,12 +128,11 @@ class Evidence:
         )
         cases = [Timed(*row) for row in zip(*columns, strict=True)]
         model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
-        products = recording.products
         if len(products):
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
-            predicted[rows["op"].isin(PRODUCTS)] = calibration.held_back.estimate.time
-        others = np.flatnonzero(~rows["op"].isin(PRODUCTS))
+            predicted[modelled] = calibration.held_back.estimate.time
+        others = np.flatnonzero(~modelled)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
         library = ~rows["implementation"].str.startswith("triton-") & (rows["mode"] == "burst")
         keep = np.flatnonzero(library & np.isfinite(columns[-2]))  # at least six samples

@@ -224,8 +224,8 @@ def run_command(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
         lacking_in, add, parse_seconds(stop_after, "stop-after"),
     )  # fmt: skip
-    if add and (fresh or not names):
-        raise UserError("--add takes the names of sweeps, and not --fresh.")
+    if add and not names:
+        raise UserError("--add needs the names of the sweeps to add.")
     started = begin(request, note)
     try:
         with Live() as live:

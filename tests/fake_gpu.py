@@ -195,7 +195,7 @@ def install_rooftile() -> None:
     from kernels.machine import known_machine
     from kernels.reference import Check
     from kernels.vendor import Library
-    from sweeps.plan import _spread_out, expected_seconds
+    from sweeps.plan import expected_seconds
 
     h200 = known_machine("nvidia-h200")
     noise = random.Random(os.getpid())
@@ -232,12 +232,13 @@ def install_rooftile() -> None:
     all_cases = sweeps.start.sweep_cases
 
     def some_cases(sweep: Any, machine: Any) -> list[Any]:
-        cases = _spread_out(all_cases(sweep, machine))
+        cases = all_cases(sweep, machine)
         names = dict.fromkeys(case.implementation for case in cases)
-        return [
-            case for name in names
-            for case in [one for one in cases if one.implementation == name][:CASES]
-        ]  # fmt: skip
+        few: list[Any] = []
+        for name in names:
+            own = [case for case in cases if case.implementation == name]
+            few += random.Random(1).sample(own, min(CASES, len(own)))
+        return few
 
     def do_bench(launch: Callable[[], object]) -> float:
         with capturing(Graph()):
@@ -268,6 +269,13 @@ def install_rooftile() -> None:
     put(TritonPersistent, prepare=prepare)
 
 
+def install_record() -> None:
+    """Its commands are run by this file, too."""
+    import analysis.record.command
+
+    put(analysis.record.command, INTERPRETER=[sys.executable, __file__])
+
+
 install_torch()
 install_nvml()
 install_rooftile()
@@ -278,6 +286,8 @@ if __name__ == "__main__":
     if target == "pytest":
         print("no test runs on a made-up GPU")
         sys.exit(0)
+    if (target, *arguments[:1]) == ("analysis", "record"):
+        install_record()
     sys.argv = [target, *arguments]
     # Not altering sys.modules: the processes that a run starts begin with this very file.
     runpy.run_module(target, run_name="__main__", alter_sys=False)

@@ -26,6 +26,9 @@ from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
 from sweeps.store import RESULTS
 
+INTERPRETER = [sys.executable]
+"""What runs the other packages, as ``-m package``."""
+
 _BUDGET = {"gpu": 3000.0, "cpu": 300.0}
 _MIN_BUDGET = 30.0
 
@@ -66,7 +69,7 @@ def record_command(
     seconds = seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
-    recorder = Recorder(place, parts, seconds, where, note, partial(run_command, [sys.executable]))
+    recorder = Recorder(place, parts, seconds, where, note, partial(run_command, INTERPRETER))
     note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")
@@ -81,16 +84,13 @@ def record_command(
     print(archive)
 
 
-def find_place(
-    results: Path, where: Sequence[str], interpreter: Sequence[str] = (sys.executable,)
-) -> Place:
+def find_place(results: Path, where: Sequence[str]) -> Place:
     """Which machine this is, told by a process that may import PyTorch.
 
     Raises:
         UserError: what that process says is wrong with the device.
     """
-    command = [*interpreter, "-m", "sweeps", "machine", "--json", "--results", str(results), *where]
-    told = _ask(command)
+    told = _ask(["sweeps", "machine", "--json", "--results", str(results), *where])
     return Place(
         told["slug"], told["name"], told["kind"], Path(told["folder"]), results.resolve(),
         told["software"],
@@ -100,7 +100,7 @@ def find_place(
 def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[str]:
     """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
     names = [name for part in parts for step in part.steps for name in step.sweeps]
-    command = [sys.executable, "-m", "sweeps", "plan", *dict.fromkeys(names), "--json",
+    command = ["sweeps", "plan", *dict.fromkeys(names), "--json",
                "--machine", machine, "--budget", "24h",
                *(["--cores", str(cores)] if cores else [])]  # fmt: skip
     planned = {row["name"]: row for row in _ask(command)} if names else {}
@@ -129,7 +129,9 @@ def _ask(command: Sequence[str]) -> Any:
     Raises:
         UserError: with the command's own sentence and exit code, if it fails.
     """
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [*INTERPRETER, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if answer.returncode:
         sentence = (answer.stderr.strip().splitlines() or ["the command said nothing"])[-1]
         raise UserError(sentence, answer.returncode)

@@ -102,10 +102,14 @@ class FakeBench:
         canary: str = "ok",
         exposed: Mapping[int, int] | None = None,
         sustained: Collection[int] = (),
+        stalls_after: int = 0,
     ) -> None:
+        """``stalls_after``: launches after which the process only waits to be killed."""
         self.clock = FakeClock()
         self._exposed = dict(exposed or {})
         self._sustained = sustained
+        self._stalls_after = stalls_after
+        self._launched = 0
         self.sampler = Sampler(self.clock)
         self.gpu = gpu
         self.prepared: list[Case] = []
@@ -121,12 +125,13 @@ class FakeBench:
     ) -> Iterator[Ready | Refused]:
         together = [one for one in cases if one.id not in self.careful]
         if any(self._behaviour(one) == "abort-together" for one in together):
-            visit([one.id for one in together], 0.01)
+            visit([one.id for one in together], 1e5)
             os.abort()
         for one in cases:
-            visit([one.id], 0.01)
-            self.prepared.append(one)
             behaviour = self._behaviour(one)
+            # Only what is meant to hang is given up early, however slow the machine is.
+            visit([one.id], 0.01 if behaviour == "hang" else 1e5)
+            self.prepared.append(one)
             if behaviour in ("wrong", "oom", "unsupported"):
                 facts = {"rel_error": 0.5} if behaviour == "wrong" else {}
                 yield Refused(one, behaviour, f"it is {behaviour}.", facts)
@@ -150,9 +155,8 @@ class FakeBench:
             yield Ready(one, subject, {"rel_error": 1e-7})
 
     def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Once a process has named, its cases are timed no more; a mark in the folder says so."""
         for one in cases:
-            visit([one.id], 0.01)
+            visit([one.id], 1e5)
             behaviour = self._behaviour(one)
             if behaviour == "abort-in-naming":
                 os.abort()
@@ -193,6 +197,9 @@ class FakeBench:
             self.clock.exposed = left > 0
             if left:
                 self._exposed[one.problem.m] = left - 1  # type: ignore[union-attr]
+            self._launched += 1
+            if 0 < self._stalls_after < self._launched:
+                time.sleep(3600)
             if self._real_seconds:
                 time.sleep(self._real_seconds)
             if behaviour == "raise-in-sample":

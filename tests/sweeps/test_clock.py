@@ -1,31 +1,35 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_cuda import FakeCuda, FakeDriver, FakeTorch
 
+from sweeps import clock as clock_module
 from sweeps.clock import CpuClock, CudaClock
 from sweeps.gate import HOLD_LIMIT, Gate, HostFlag, Spin, open_gate
 
 
-def test_the_cpu_clock_times_calls() -> None:
+def test_the_cpu_clock_times_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
+    now = 0
 
     def launch(index: int) -> None:
+        nonlocal now
         calls.append(index)
-        time.sleep(0.002)
+        now += 2_000_000
 
-    timing = CpuClock().time(launch, [3, 1, 2])
-    assert calls == [3, 1, 2]
-    assert timing.seconds >= 0.006
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter_ns=lambda: now))
+    timing = CpuClock().time(launch, [3, 1, 2], before=lambda: launch(7))
+    assert calls == [7, 3, 1, 2]
+    assert timing.seconds == pytest.approx(0.006)
     calls.clear()
-    CpuClock().time(launch, [5], settle=0.02)
-    assert len(calls) > 1  # at least one unmeasured before the measured one
-    assert set(calls) == {5}
+    timing = CpuClock().time(launch, [5], settle=0.02)
+    assert calls == [5] * 11  # ten unmeasured before the measured one
+    assert timing.seconds == pytest.approx(0.002)
 
 
 def flag_of(cuda: FakeCuda, refuses: int = 0) -> Callable[[Any], Gate]:

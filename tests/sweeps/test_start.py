@@ -319,8 +319,9 @@ def test_a_spent_budget_leaves_cases_unreached_and_says_so(
     started = begin(request(tmp_path), quiet)
     count = len(started.planned)
     with SampleLog(started.folder, (1, 1)) as log:  # one case has cost all that there was
-        log.append({"event": "sample", "case": started.planned[0].case.id, "s": 1e-5, "n": 1,
-                    "cost": 20.0, "at": 1.7e9, "worker": "1/1"})  # fmt: skip
+        seen = {"case": started.planned[0].case.id, "at": 1.7e9, "worker": "1/1"}
+        log.append({"event": "sample", "s": 1e-5, "n": 1, "cost": 20.0, **seen})
+        log.append({"event": "facts", "facts": {"kernel": "gemm"}, "cost": 0.0, **seen})
     run_command(list(NAMES), "20s", tmp_path, device="cpu")
     captured = capsys.readouterr()
     assert captured.out == ""
