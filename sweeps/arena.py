@@ -67,8 +67,8 @@ class Arena:
         a, b, out = (elements * inputs.element_size() for elements in _padded(problem))
         if a + b > inputs.nbytes or out > results.nbytes:
             raise ArenaFullError(
-                f"one operand set takes {(a + b + out) / 1e9:.2f} GB and the arena holds "
-                f"{(inputs.nbytes + results.nbytes) / 1e9:.2f}."
+                f"one operand set takes {(a + b) / 1e9:.2f} GB and its result {out / 1e9:.2f}; "
+                f"there is room for {inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f}."
             )
         return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a)
 

@@ -5,7 +5,7 @@ takes nothing, and the clock rises from idle to work. NVML, the driver's wait, t
 loses its first records), CUDA graphs and Triton's compiler are made up too. Nothing is computed:
 results are called right. Everything else is the real program, processes and files included.
 
-``FAKE_GPU_CASES`` is how many cases each sweep has of each implementation.
+``FAKE_GPU_CASES`` is how many cases each sweep has of each implementation and mode.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def install_torch() -> None:
         "is_available": lambda: True, "device_count": lambda: 1,
         "get_device_properties": lambda index: PROPERTIES, "get_device_name": lambda: "NVIDIA H200",
         "get_arch_list": lambda: ["sm_80", "sm_90"], "set_device": lambda index: None,
-        "mem_get_info": lambda index: (1 << 31, 1 << 37), "empty_cache": lambda: None,
+        "mem_get_info": lambda index: (1 << 32, 1 << 37), "empty_cache": lambda: None,
         "Event": device.Event, "_sleep": device._sleep, "synchronize": device.synchronize,
         "current_stream": lambda: SimpleNamespace(cuda_stream=7, wait_stream=lambda other: None),
         "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None), "stream": nothing,
@@ -233,10 +233,10 @@ def install_rooftile() -> None:
 
     def some_cases(sweep: Any, machine: Any) -> list[Any]:
         cases = all_cases(sweep, machine)
-        names = dict.fromkeys(case.implementation for case in cases)
+        kinds = dict.fromkeys((case.implementation, case.mode) for case in cases)
         few: list[Any] = []
-        for name in names:
-            own = [case for case in cases if case.implementation == name]
+        for kind in kinds:
+            own = [case for case in cases if (case.implementation, case.mode) == kind]
             few += random.Random(1).sample(own, min(CASES, len(own)))
         return few
 
