@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.hookimpl(optionalhook=True)  # a GPU node's Python may have pytest without pytest-benchmark
 def pytest_benchmark_update_machine_info(machine_info: dict[str, object]) -> None:
     machine_info.pop("node", None)  # a recording names no host
 

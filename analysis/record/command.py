@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ def record_command(
 
     Call it again, as often as you like: it begins from what is there.
     """
+    began = time.monotonic()
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
     if plan and machine is not None:
@@ -69,7 +71,8 @@ def record_command(
     seconds = seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
-    recorder = Recorder(place, parts, seconds, where, note, partial(run_command, INTERPRETER))
+    run = partial(run_command, INTERPRETER)
+    recorder = Recorder(place, parts, seconds, where, note, run, began=began)
     note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")

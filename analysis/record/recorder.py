@@ -30,7 +30,7 @@ Run = Callable[[Sequence[str], float], tuple[int | None, str]]
 
 _START_SECONDS = {"gpu": 25.0, "cpu": 12.0}
 """What a command takes before it does anything: importing PyTorch, a context, filled operands."""
-_END_SECONDS = 8.0  # the archive, and what a stopped command needs to fold its samples
+_END_SECONDS = 10.0  # the archive, and what a stopped command needs to fold its samples
 _TRIES = 2  # of a command that fails
 _GRACE = 6.0  # between asking a command to stop and ending it
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
@@ -104,13 +104,11 @@ def run_command(
 def _stop(process: subprocess.Popen[str]) -> str:
     """Ask a command to stop, end it and all that it started, and return what it had printed."""
     process.terminate()
-    try:
-        output, _ = process.communicate(timeout=_GRACE)
-    except subprocess.TimeoutExpired:
-        output = ""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    output, _ = process.communicate()
     return output
 
 
@@ -126,6 +124,7 @@ class Recorder:
         note: Callable[[str], None],
         run: Run,
         now: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ) -> None:
         """
         Args:
@@ -136,11 +135,12 @@ class Recorder:
             note: tells a line.
             run: runs a command within some seconds; see :func:`run_command`.
             now: seconds of the host.
+            began: moment of ``now`` from which the budget counts; None: this one.
         """
         self._place = place
         self._parts = parts
         self._now = now
-        self._deadline = now() + budget
+        self._deadline = (now() if began is None else began) + budget
         self._device = list(device)
         self._note = note
         self._run = run
