@@ -20,12 +20,19 @@ from sweeps.case import Case
 from sweeps.process import die_with_parent
 
 _MAX_PROCESSES = 12
+_CONTEXT_BYTES = 5e8  # of one process on a GPU, about
+_MEMORY_SHARE = 0.05  # of the GPU's memory, for all of them
 _SPARED_CORES = 2  # one launches, one reads sensors and keeps the files
 
 
-def compilers(cores: int | None = None) -> int:
-    """Processes that may compile beside a run, on a host of so many cores or on this one."""
-    return max(0, min(_MAX_PROCESSES, (cores or os.cpu_count() or 1) - _SPARED_CORES))
+def compilers(machine: Machine, cores: int | None = None) -> int:
+    """Processes that may compile beside a run, on a host of so many cores or on this one.
+
+    Each has a context on the GPU, whose memory the run wants for itself.
+    """
+    contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
+    spare = (cores or os.cpu_count() or 1) - _SPARED_CORES
+    return max(0, min(_MAX_PROCESSES, spare, contexts))
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:
@@ -50,13 +57,13 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case]) -> Iterator[None]:
     """Compile the cases' kernels, in their order, in the background, until the block ends.
 
-    ``where`` has the ``machine`` and the ordinal of its ``gpu``. Without one, and on a host with
-    two cores, nothing is started: the run compiles each chunk itself.
+    ``where`` has the ``machine`` and the ordinal of its ``gpu``. Without one, on a host with two
+    cores and on a small card nothing is started: the run compiles each chunk itself.
     """
     machine, gpu = where.get("machine"), where.get("gpu")
     first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
     wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
-    count = min(compilers(), len(wanted)) if gpu is not None else 0
+    count = 0 if gpu is None or machine is None else min(compilers(machine), len(wanted))
     context = get_context("spawn")
     processes = [
         context.Process(

@@ -85,7 +85,7 @@ def make_plan(
     ``in_order``, a sweep begins when the one before it is over. ``cores`` are those of the host;
     None: as many as here.
     """
-    compile_seconds = _COMPILE_SECONDS / max(1, compilers(cores))
+    compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
     queues = {name: _with_costs(_spread_out(cases), machine, compile_seconds, compiled)
               for name, cases in sweeps.items() if cases}  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps import compiling as compiling_module
 from sweeps.case import Case
-from sweeps.compiling import compile_cases, compiling, kernel_key
+from sweeps.compiling import compile_cases, compilers, compiling, kernel_key
 
 H200 = known_machine("nvidia-h200")
 
@@ -29,6 +30,15 @@ def test_sizes_share_a_kernel_where_triton_sees_no_difference() -> None:
     conv = Case("s", Conv.parse("8,64,28,28,64,3,3,1,1,1,1,bf16"), "triton-conv", "bm=64")
     assert kernel_key(conv) is not None
     assert kernel_key(gemm(512, "cublas", "")) is None
+
+
+def test_compiling_leaves_the_run_its_cores_and_the_card_its_memory() -> None:
+    small = replace(H200, memory_bytes=8 << 30)
+    assert compilers(H200, 16) == 12
+    assert compilers(H200, 8) == 6
+    assert compilers(H200, 2) == compilers(H200, 1) == 0
+    assert compilers(small, 16) == 0  # each process has a context of half a gigabyte there
+    assert compilers(replace(H200, memory_bytes=24 << 30), 16) == 2
 
 
 class Shares:
@@ -56,7 +66,7 @@ class Shares:
 def test_each_kernel_is_compiled_once_in_the_plan_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = Shares()
     monkeypatch.setattr(compiling_module, "get_context", lambda kind: shares)
-    monkeypatch.setattr(compiling_module, "compilers", lambda: 2)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 2)
     cases = [gemm(512), gemm(1024), gemm(513), gemm(512, "cublas", ""), gemm(1), gemm(2)]
     with compiling({"machine": H200, "gpu": 0}, cases):
         assert shares.given == [[cases[0], cases[4]], [cases[2]]]  # 2 is what 513 is
@@ -65,7 +75,7 @@ def test_each_kernel_is_compiled_once_in_the_plan_s_order(monkeypatch: pytest.Mo
     shares.given.clear()
     with compiling({"machine": H200, "gpu": None}, cases):  # a CPU times no Triton kernels
         assert shares.given == []
-    monkeypatch.setattr(compiling_module, "compilers", lambda: 0)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 0)
     with compiling({"machine": H200, "gpu": 0}, cases):  # two cores have enough to do
         assert shares.given == []
 
@@ -101,7 +111,7 @@ def test_a_process_that_cannot_use_the_gpu_ends_quietly(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    monkeypatch.setattr(compiling_module, "compilers", lambda: 1)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 1)
     with compiling({"machine": H200, "gpu": 0}, [gemm(512)]):
         pass
     assert capfd.readouterr().err == ""
