@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.benchmark import Timer
 
 from kernels.device import select_device, this_cpu
 from kernels.operands import random_operands
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
+from kernels.timers import blocked_autorange, do_bench
 from sweeps.bench import TorchBench
 from sweeps.case import Case
 from sweeps.clock import CpuClock
+from sweeps.clockcheck import Pass, in_rounds, one_by_one
 from sweeps.rounds import Ready
 from sweeps.sampler import Sampler, Subject
-
-Pass = tuple[dict[str, float], float]
-"""Median seconds of each case, and the seconds that the whole pass took."""
 
 SIZES = (48, 64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 256, 288, 320, 352, 384, 448, 512, 640)
 CPU_PROBLEMS: list[Problem] = [
@@ -40,47 +36,6 @@ CPU_PROBLEMS: list[Problem] = [
     ),
 ]
 SHORTEST, LONGEST = 8e-6, 6e-3
-
-
-def in_rounds(sampler: Sampler, found: Sequence[Subject], wake: bool = False) -> Pass:
-    """Estimate, then shuffled rounds until each case is finished."""
-    begin = time.perf_counter()
-    fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in found]
-    for subject in fresh:
-        with subject.settings():
-            sampler.fit(subject, sampler.estimate(subject.launch))
-    if wake:
-        sampler.wake()
-    open_ = list(fresh)
-    while open_:
-        random.shuffle(open_)
-        for subject in open_:
-            sampler.sample(subject)
-        open_ = [subject for subject in open_ if not subject.finished]
-    return {s.key: statistics.median(s.samples) for s in fresh}, time.perf_counter() - begin
-
-
-def one_by_one(measure: Callable[[Subject], float], found: Sequence[Subject]) -> Pass:
-    """Another timer, with its defaults, case after case."""
-    begin = time.perf_counter()
-    medians = {}
-    for subject in found:
-        with subject.settings():
-            medians[subject.key] = measure(subject)
-    return medians, time.perf_counter() - begin
-
-
-def blocked_autorange(subject: Subject) -> float:
-    timer = Timer(
-        "launch(0)", globals={"launch": subject.launch}, num_threads=torch.get_num_threads()
-    )
-    return float(timer.blocked_autorange().median)
-
-
-def do_bench(subject: Subject) -> float:
-    from triton.testing import do_bench as triton_do_bench
-
-    return float(triton_do_bench(lambda: subject.launch(0), return_mode="median")) * 1e-3
 
 
 def compare(
@@ -154,6 +109,6 @@ def test_against_do_bench(benchmark: Any, capsys: Any) -> None:
     found = [result.subject for result in results if isinstance(result, Ready)]
     assert len(found) == 200
     compare(
-        benchmark, capsys, len(found), lambda: in_rounds(bench.sampler, found, wake=True),
+        benchmark, capsys, len(found), lambda: in_rounds(bench.sampler, found),
         "do_bench", lambda: one_by_one(do_bench, found),
     )  # fmt: skip
