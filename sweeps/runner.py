@@ -391,9 +391,12 @@ def _feature(case: Case) -> tuple[str, str] | None:
 
 
 def _how_it_died(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
         return f"killed by {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}"
+    except ValueError:  # a real-time signal has a number alone
+        return f"killed by signal {-exit_code}"
 
 
 @contextmanager

@@ -160,7 +160,8 @@ class SampleLog:
             UserError: the disk is full.
         """
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        self._write(line.encode() + b"\n")
+        # What a library throws may hold half a character, which no file can.
+        self._write(line.encode(errors="replace") + b"\n")
 
     def _write(self, line: bytes) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -83,7 +84,8 @@ class FakeBench:
     """Cases whose M says what happens to them; see ``behaviours``.
 
     Behaviours: ok, wrong, oom, unsupported, raise, abort, abort-once, hang, poison,
-    raise-in-sample, abort-in-sample, abort-together, abort-in-naming, lose-name, lose-name-always.
+    raise-in-sample, abort-in-sample, abort-together, abort-in-naming, lose-name, lose-name-always,
+    real-time-signal, half-a-character.
     ``exposed`` says of which M launch gaps show, and in how many samples.
     """
 
@@ -138,6 +140,9 @@ class FakeBench:
                 continue
             if behaviour == "raise":
                 yield Refused(one, *self.failure(RuntimeError("no such\nkernel")))
+                continue
+            if behaviour == "half-a-character":
+                yield Refused(one, *self.failure(RuntimeError("no file \udcff.cubin")))
                 continue
             if behaviour == "poison":
                 raise PoisonedError("illegal memory access")
@@ -215,6 +220,8 @@ class FakeBench:
             os.abort()
         if behaviour == "abort-once" and not self._marked("aborted"):
             os.abort()
+        if behaviour == "real-time-signal":
+            os.kill(os.getpid(), signal.SIGRTMIN + 1)
         if behaviour == "hang":
             time.sleep(3600)
 

@@ -217,6 +217,22 @@ def test_a_broken_context_costs_one_row(tmp_path: Path) -> None:
     assert {rows[m]["status"] for m in (1, 3, 4)} == {"ok"}
 
 
+def test_a_real_time_signal_has_no_name_and_costs_one_row(tmp_path: Path) -> None:
+    end, warnings = carry(a_run(tmp_path, planned(3), behaviours={2: "real-time-signal"}))
+    assert (end, len(warnings)) == ("done", 2)
+    rows = rows_of(tmp_path)
+    assert f"killed by signal {signal.SIGRTMIN + 1}" in rows[2]["message"]
+    assert {rows[m]["status"] for m in (1, 3)} == {"ok"}
+
+
+def test_half_a_character_in_an_error_costs_one_row(tmp_path: Path) -> None:
+    end, _ = carry(a_run(tmp_path, planned(3), behaviours={2: "half-a-character"}))
+    assert end == "done"
+    rows = rows_of(tmp_path)
+    assert rows[2]["message"] == "RuntimeError: no file ?.cubin"
+    assert {rows[m]["status"] for m in (1, 3)} == {"ok"}
+
+
 def test_failures_are_rows_with_a_sentence(tmp_path: Path) -> None:
     behaviours = {1: "wrong", 2: "oom", 3: "unsupported", 4: "raise"}
     carry(a_run(tmp_path, planned(5), behaviours=behaviours))
