@@ -95,7 +95,8 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
         try:
             return _Supervisor(run, log, mine, reporter, note).supervise()
         finally:
-            fold(run.folder)
+            if (run.folder / "run.json").exists():
+                fold(run.folder)
 
 
 def fold(folder: Path) -> dict[str, Any]:

@@ -157,11 +157,24 @@ class SampleLog:
         """Write one line.
 
         Raises:
-            UserError: the disk is full.
+            UserError: the disk is full, or the file was removed.
         """
+        if not self._is_there():
+            raise UserError(
+                f"{self.path} was removed while it was written: what was measured is lost; run "
+                "again to start anew.",
+                exit_code=1,
+            )
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # What a library throws may hold half a character, which no file can.
         self._write(line.encode(errors="replace") + b"\n")
+
+    def _is_there(self) -> bool:
+        """Whether the file's name still leads to it: what is written is lost otherwise."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file))
+        except OSError:
+            return False
 
     def _write(self, line: bytes) -> None:
         try:

@@ -371,6 +371,19 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     assert first_seen == ids  # the plan's order, over all resumes
 
 
+def test_a_results_folder_that_is_removed_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    """Otherwise it would measure on into a file that nobody can find."""
+    folder = tmp_path / "results"
+    process = start(folder, 200, 0.005)
+    while count_events(folder) < 30 and process.poll() is None:
+        time.sleep(0.01)
+    folder.rename(tmp_path / "elsewhere")
+    output, errors = process.communicate()
+    assert process.returncode == 1, errors
+    assert "1-of-1.jsonl was removed while it was written" in output
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_folds_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, 200, 0.005, stalls=200)
