@@ -19,6 +19,7 @@ from typing import Any
 from kernels.errors import UserError, nearest
 
 _TABLE = Path(__file__).with_name("machines.toml")
+_SLUG = re.compile(r"[a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,16 @@ class Machine:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            UserError: the slug cannot be a folder's name. Recordings come from strangers.
+        """
+        slug = data["slug"]
+        if not isinstance(slug, str) or not _SLUG.fullmatch(slug):
+            raise UserError(
+                f"{slug!r} is no machine's slug, which has lower-case letters, digits and dashes."
+            )
         capability = data["capability"]
         return cls(**{**data, "capability": None if capability is None else tuple(capability)})
 
@@ -117,7 +127,7 @@ def _slug_of_device_name() -> dict[str, str]:
 
 def slug_of_device(name: str) -> str:
     """The slug of a GPU by its driver's name for it; made of that name where no table knows it."""
-    return _slug_of_device_name().get(name) or _dashes(name)
+    return _slug_of_device_name().get(name) or _dashes(name) or "unnamed-gpu"
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
@@ -275,7 +285,7 @@ def cpu_slug(model: str, threads: int) -> str:
     'cpu-intel-xeon-platinum-8480c-8t'
     """
     bare = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
-    return f"cpu-{_dashes(bare) or platform.machine().lower()}-{threads}t"
+    return f"cpu-{_dashes(bare) or _dashes(platform.machine())}-{threads}t"
 
 
 def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:

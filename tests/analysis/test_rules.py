@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,15 @@ def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
 def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
     row = next(r for r in plant(tmp_path, alignment_cases(), aligned_law(1.0), 0) if r.id == "wave")
     assert row.reason == "needs pairs of the sweeps sources, steps: run `make rules`"
+
+
+def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) -> None:
+    results = tmp_path / "deep" / "results"
+    evil = replace(H100, slug="../../escaped")
+    record(results / "evil", gemm_cases([(512, 512, 512)]), [1e-4], machine=evil)
+    with pytest.raises(UserError, match="is no machine's slug"):
+        evidence_of(None, results)
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
 def test_without_results_it_says_what_to_run(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels.errors import UserError
 from kernels.machine import (
@@ -16,6 +18,7 @@ from kernels.machine import (
     known_machines,
     machine_of_arch,
     of_cpu,
+    slug_of_device,
 )  # fmt: skip
 
 WANTED = (
@@ -149,3 +152,17 @@ def test_a_cpu_without_a_model_is_named_by_its_architecture() -> None:
 def test_machines_survive_json() -> None:
     for machine in (*known_machines().values(), of_cpu({"fp32": 1e11}, 3e10, 2)):
         assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+
+
+@pytest.mark.parametrize("slug", ["../../escaped", "", "NVIDIA H100", "a/b", "a\n", None, 7])
+def test_a_stranger_s_slug_names_no_folder_elsewhere(slug: object) -> None:
+    data = {**known_machine("nvidia-h200").to_json(), "slug": slug}
+    with pytest.raises(UserError, match="is no machine's slug"):
+        Machine.from_json(data)
+
+
+@given(st.text())
+def test_every_slug_that_is_made_of_a_name_is_one(name: str) -> None:
+    for slug in (slug_of_device(name), cpu_slug(name, 8)):
+        data = {**known_machine("nvidia-h200").to_json(), "slug": slug}
+        assert Machine.from_json(data).slug == slug
