@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import time
@@ -95,7 +96,14 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
                 make_folder(folder / "samples")
             write_run(folder, record)
         elif request.add:
-            record = _extended(record, request, sweeps, folder)
+            budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
+            spent = spent_seconds(read_events(folder)[0])
+            record = _extended(record, sweeps, budget, spent + budget)
+            write_run(folder, record)
+        elif request.budget and request.budget > record["plan"]["budget_s"]:
+            before = record["plan"]
+            more = request.budget - before["budget_s"]
+            record = _extended(record, choose_sweeps(before["sweeps"]), more, request.budget)
             write_run(folder, record)
     plan = record["plan"]
     planned = [Planned.from_json(row) for row in plan["cases"]]
@@ -201,8 +209,7 @@ def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str
         record = read_run(folder)
         why = _outdated(record, device)
         if not why:
-            if not request.add:
-                _check_same_plan(record["plan"], request)
+            _check_same_plan(record["plan"], request)
             return record, ""
     _refuse_if_running(folder)
     return None, why
@@ -221,16 +228,27 @@ def _outdated(record: dict[str, Any], device: Device) -> str:
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
+    """Refuse what is asked for if it is not a way to go on with the plan.
+
+    A larger budget is one, and so are sweeps that are to be added.
+    """
     shares = plan["shards"]
+    if request.add and (shares > 1 or request.shard != (1, 1)):
+        raise UserError("--add is for runs without shards; use --fresh to keep the old run aside.")
     if request.shard[1] != shares:
         option = f"give --shard I/{shares}" if shares > 1 else "leave --shard out"
         raise UserError(
             f"the run in this folder is planned for {shares} shard(s); {option} to go on "
             "with it, or use --fresh to keep it aside and start anew."
         )
-    asked = {"sweeps": sorted(request.sweeps) or None, "budget_s": request.budget}
-    for key, wanted in asked.items():
-        if wanted is not None and wanted != plan[key]:
+    if request.add:
+        return
+    smaller = (request.budget or math.inf) < plan["budget_s"]
+    other = bool(request.sweeps) and sorted(request.sweeps) != plan["sweeps"]
+    for key, wanted, wrong in (
+        ("sweeps", sorted(request.sweeps), other), ("budget_s", request.budget, smaller),
+    ):  # fmt: skip
+        if wrong:
             raise UserError(
                 f"the run in this folder was planned with {key} = {plan[key]}, not {wanted}; "
                 "leave the option out to go on with it, or use --fresh (FRESH=1 with make) to keep "
@@ -239,31 +257,31 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
 
 
 def _extended(
-    record: dict[str, Any], request: Request, sweeps: dict[str, Sweep], folder: Path
+    record: dict[str, Any], sweeps: dict[str, Sweep], more: float, budget: float
 ) -> dict[str, Any]:
-    """The record with the sweeps' cases that it lacks, and with the budget that they are given."""
+    """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
+
+    ``budget`` is the plan's from then on. New cases come after the old ones, so that every shard
+    keeps its own.
+    """
     plan, machine = record["plan"], Machine.from_json(record["machine"])
-    if plan["shards"] > 1 or request.shard != (1, 1):
-        raise UserError("--add is for runs without shards; use --fresh to keep the old run aside.")
     there = {row["id"] for row in plan["cases"]}
     lacking = {
         name: [case for case in sweep_cases(sweep, machine) if case.id not in there]
         for name, sweep in sweeps.items()
         if name not in plan["recorded_elsewhere"]
     }
-    budget = request.budget or DEFAULT_BUDGET[machine.kind]
-    more = make_plan(lacking, machine, budget, in_order=True)
-    events, _ = read_events(folder)
+    added = make_plan(lacking, machine, more, plan["shards"], in_order=True)
     plan = {
         **plan,
-        "budget_s": max(plan["budget_s"], spent_seconds(events) + budget),
+        "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
         # What did not fit before and is asked for again has had its chance again.
         "left_out": {
             **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
-            **more.left_out,
+            **added.left_out,
         },
-        "cases": [*plan["cases"], *(entry.to_json() for entry in more.planned)],
+        "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],
     }
     return {**record, "plan": plan}
 

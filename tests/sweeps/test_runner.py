@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,28 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     assert read_run(tmp_path)["counts"]["measured"] == 120
     first_seen = list(dict.fromkeys(e["case"] for e in events if e["event"] == "facts"))
     assert first_seen == ids  # the plan's order, over all resumes
+
+
+def test_a_call_whose_time_is_over_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(20))
+    assert carry(replace(run, stop_at=time.monotonic() - 1.0)) == ("time", [])
+    assert read_run(tmp_path)["counts"]["measured"] == 0
+    assert carry(replace(run, stop_at=time.monotonic() + 1e6)) == ("done", [])
+    record = read_run(tmp_path)
+    assert record["sweeps"] == {"fake": {"planned": 20, "measured": 20, "open": 0}}
+
+
+def test_names_that_there_was_no_time_for_are_open_until_the_next_call(tmp_path: Path) -> None:
+    run = a_run(tmp_path, planned(5))
+    carry(run)
+    path = tmp_path / "samples" / "1-of-1.jsonl"
+    lines = [line for line in path.read_text().splitlines() if '"kernel"' not in line]
+    path.write_text("\n".join(lines) + "\n")
+    fold(tmp_path)
+    assert read_run(tmp_path)["sweeps"]["fake"] == {"planned": 5, "measured": 5, "open": 5}
+    assert carry(run) == ("done", [])
+    assert read_run(tmp_path)["sweeps"]["fake"]["open"] == 0
+    assert all(names_of(tmp_path).values())
 
 
 def test_a_results_folder_that_is_removed_ends_the_run_with_a_sentence(tmp_path: Path) -> None:

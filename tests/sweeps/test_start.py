@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from kernels.problem import Gemm
 from sweeps import start
 from sweeps.__main__ import parse_shard, run_command
 from sweeps.doctor import examine
+from sweeps.runner import Run
 from sweeps.sampler import PROTOCOL
 from sweeps.spec import read_sweep
 from sweeps.start import Request, begin, choose_sweeps
@@ -73,7 +75,7 @@ def test_the_same_command_goes_on_with_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"budget": 30.0}, "planned with budget_s = 20.0, not 30.0"),
+        ({"budget": 10.0}, "planned with budget_s = 20.0, not 10.0"),
         ({"names": ("square",)}, "planned with sweeps"),
         ({"shard": (1, 2)}, "planned for 1 shard(s); leave --shard out"),
     ],
@@ -86,6 +88,64 @@ def test_another_plan_is_refused_in_a_sentence(
         begin(replace(request(tmp_path), **change), quiet)
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def ids(run: Run) -> list[str]:
+    return [entry.case.id for entry in run.planned]
+
+
+def test_a_larger_budget_goes_on_with_the_plan_and_with_what_did_not_fit_it(
+    tmp_path: Path,
+) -> None:
+    small = begin(replace(request(tmp_path), budget=2.0), quiet)
+    left_out = read_run(small.folder)["plan"]["left_out"]
+    assert left_out
+    large = begin(replace(request(tmp_path), budget=60.0), quiet)
+    assert large.budget == 60.0
+    assert ids(large)[: len(small.planned)] == ids(small)
+    assert len(large.planned) > len(small.planned)
+    plan = read_run(small.folder)["plan"]
+    assert sum(plan["left_out"].values()) < sum(left_out.values())
+    assert ids(begin(replace(request(tmp_path), budget=60.0), quiet)) == ids(large)  # once
+
+
+def test_shards_keep_their_cases_when_the_budget_grows(tmp_path: Path) -> None:
+    small = [begin(replace(request(tmp_path, shard=(i, 2)), budget=2.0), quiet) for i in (1, 2)]
+    large = [begin(replace(request(tmp_path, shard=(i, 2)), budget=60.0), quiet) for i in (1, 2)]
+    for before, after in zip(small, large, strict=True):
+        assert set(ids(before)) <= set(ids(after))
+    assert not set(ids(large[0])) & set(ids(large[1]))
+
+
+def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    added = Request(("depthwise",), 30.0, tmp_path, device="cpu", add=True)
+    more = begin(added, quiet)
+    assert {entry.case.sweep for entry in more.planned} == {"depthwise"}  # it alone is measured
+    plan = read_run(first.folder)["plan"]
+    assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
+    assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(more)]
+    assert ids(begin(added, quiet)) == ids(more)
+    everything = begin(Request(results=tmp_path, device="cpu"), quiet)
+    assert ids(everything) == [*ids(first), *ids(more)]  # the plain command goes on with all
+    with pytest.raises(UserError, match="--add is for runs without shards"):
+        begin(replace(added, shard=(1, 2)), quiet)
+
+
+def test_what_is_added_has_its_budget_from_now_on(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    with SampleLog(first.folder, (1, 1)) as log:
+        log.append({"event": "aside", "case": "", "cost": 19.0, "at": 1.7e9, "worker": "1/1"})
+    more = begin(Request(("depthwise",), 30.0, tmp_path, device="cpu", add=True), quiet)
+    assert more.budget == 49.0
+
+
+def test_a_call_can_end_before_its_budget(tmp_path: Path) -> None:
+    assert begin(request(tmp_path), quiet).stop_at is None
+    before = time.monotonic()
+    stop_at = begin(request(tmp_path, stop_after=1000.0), quiet).stop_at
+    assert stop_at is not None
+    assert stop_at >= before + 1000.0
 
 
 def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
