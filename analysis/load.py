@@ -49,13 +49,13 @@ class Recording:
     def products(self) -> pd.DataFrame:
         """Of those, the GEMMs and convolutions: what the model, plots and tables are about.
 
-        Left out are those of which one operand alone is in the cache, and those whose operands lie
-        at odd addresses or in padded rows: the model has no word for either, and fitted to them it
-        would be wrong of the shapes that people ask about.
+        Left out are those with one operand in the cache, and those whose operands lie at odd
+        addresses or in padded rows: the model has no term for either, and fitting it to them would
+        spoil its predictions of ordinary products.
         """
         rows = self.ok
-        elsewhere = rows["config"].str.contains("offset=|ld_multiple=", na=False)
-        return rows[rows["op"].isin(PRODUCTS) & (rows["cache"] != "weights-cold") & ~elsewhere]
+        ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
+        return rows[rows["op"].isin(PRODUCTS) & ordinary]
 
     def caption(self) -> str:
         """Machine, versions and date, for below a plot."""
@@ -85,6 +85,11 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     known = [folder.name for folder in folders]
     hint = nearest(machine, known) if known else "nothing is recorded yet; run `make sweep` first."
     raise UserError(f"no results of machine {machine!r}; {hint}")
+
+
+def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row's operands are dense and at aligned addresses."""
+    return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
 
 
 def load(folder: Path) -> Recording:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load import problems_of
+from analysis.load import problems_of, stored_ordinarily
 from analysis.nearby import dimensions, sizes_of
 from kernels.problem import Problem
 
@@ -93,11 +93,8 @@ def kind_of(problem: Problem) -> Any:
 
 
 def read_measurements(rows: pd.DataFrame) -> Measurements:
-    """The measured times of ``ok`` rows: cold, in bursts, and of operands that are stored densely
-    at aligned addresses, as everybody's are who asks about a shape.
-    """
-    elsewhere = rows["config"].str.contains("offset=|ld_multiple=", na=False)
-    rows = rows[(rows["cache"] == "cold") & (rows["mode"] == "burst") & ~elsewhere]
+    """The measured times of ``ok`` rows: cold, in bursts, of operands stored ordinarily."""
+    rows = rows[(rows["cache"] == "cold") & (rows["mode"] == "burst") & stored_ordinarily(rows)]
     columns = (
         rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
         for name in ("time_us", "time_lo_us", "time_hi_us")

@@ -38,7 +38,7 @@ class Config:
 
     @property
     def experimental(self) -> str | None:
-        """What of this config compilers have been seen to crash or hang on; None: nothing."""
+        """The feature of this config that made compilers crash or hang; None if it has none."""
         return None
 
 
@@ -133,7 +133,7 @@ class PersistentConfig(TileConfig):
 
     @property
     def experimental(self) -> str | None:
-        """Warp specialisation: tritonbench#1094 switched it off on Hopper, the compiler crashed."""
+        """Warp specialisation, on which the compiler crashed on Hopper (tritonbench#1094)."""
         return "warp specialisation" if self.specialize else None
 
     @property

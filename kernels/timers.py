@@ -22,7 +22,7 @@ def do_bench(launch: Callable[[], object]) -> float:
 
 
 def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) -> float:
-    """Seconds per launch as AIConfigurator's tables have them: a CUDA graph, replayed.
+    """Seconds per launch, measured as AIConfigurator measures its tables: a replayed CUDA graph.
 
     Args:
         launches: makes ``count`` launches. The tables rotate the weights in it, so that they do not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,14 +56,14 @@ def show_command(
     total = sum(p.expected for p in make_plan({name: cases}, selected.machine, 1e9).planned)
     if json:
         rows: list[dict[str, Any]] = [
-            {**case.columns(), "bytes": case.problem.bytes, "expected_us": time * 1e6}
-            for case, time in zip(cases, seconds, strict=True)
+            {**case.columns(), "bytes": case.problem.bytes, "expected_us": each * 1e6}
+            for case, each in zip(cases, seconds, strict=True)
         ]
         print_json({"name": name, "question": sweep.question, "expected_s": total, "cases": rows})
         return
     print(sweep.question)
-    for case, time in zip(cases, seconds, strict=True):
-        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {time * 1e6:12.1f} µs")
+    for case, each in zip(cases, seconds, strict=True):
+        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {each * 1e6:12.1f} µs")
     print(f"{len(cases)} cases on {selected.machine.name}, about {total:.0f} s to measure them all")
 
 
@@ -215,27 +216,30 @@ def run_command(
     ] = None,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
+    began = time.monotonic()
     from sweeps.progress import Live
     from sweeps.runner import carry_out
     from sweeps.start import Request, begin
     from sweeps.store import read_run
 
+    seconds = parse_seconds(stop_after, "stop-after")
+    stop_at = None if seconds is None else began + seconds
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        lacking_in, add, parse_seconds(stop_after, "stop-after"),
+        lacking_in, add, stop_at,
     )  # fmt: skip
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
     started = begin(request, note)
     try:
         with Live() as live:
-            carry_out(started, live, note)
+            end = carry_out(started, live, note)
     except KeyboardInterrupt:
         note("Stopped. What was measured is kept; the same command goes on.")
         raise
     record = read_run(started.folder)
     report_counts(record)
-    if not record["counts"]["measured"]:
+    if not record["counts"]["measured"] and end != "time":
         raise UserError(
             f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
             "`python -m sweeps doctor` may tell more.",

@@ -14,9 +14,8 @@ from typing import Any
 from kernels.device import Device
 from kernels.errors import UserError
 from kernels.machine import Machine
-from sweeps.bench import TorchBench
+from sweeps.bench import prepared
 from sweeps.case import Case
-from sweeps.rounds import Ready
 from sweeps.statistics import CHECKPOINTS, median, median_interval
 from sweeps.store import read_run
 
@@ -61,9 +60,8 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     then = {case.id: seconds for case, seconds in anchors}
     cases = [case for case, _ in anchors]
     machine = Machine.from_json(read_run(folder)["machine"])  # a CPU's ceilings, as measured then
-    bench = TorchBench(machine, machine.kind, device.gpu, cases)
-    results = bench.prepare(cases, {}, lambda ids, seconds: None)
-    subjects = [result.subject for result in results if isinstance(result, Ready)]
+    bench, ready = prepared(machine, device.gpu, cases)
+    subjects = [result.subject for result in ready]
     bench.sampler.wake()
     for _ in range(CHECKPOINTS[1]):
         for subject in subjects:

@@ -109,8 +109,8 @@ class TorchBench:
     def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """The kernels of one launch of each case: on a GPU from one profiler session.
 
-        The profiler may be refused, or a launch may fail: names are good to have, and times do
-        not depend on them.
+        Raises:
+            Exception: whatever a profiler that is refused throws.
         """
         if self.gpu is None:
             for case in cases:
@@ -120,13 +120,7 @@ class TorchBench:
                     kernels = trace_cpu(self._warmed(case))
                 yield case, kernel_columns(kernels or [])
             return
-        traced: list[list[Kernel] | None] = [[] for _ in cases]
-        try:
-            traced = trace_gpu(self._warmed_launches(cases, visit))
-        except PoisonedError:
-            raise
-        except Exception:  # the profiler is not permitted
-            pass
+        traced = trace_gpu(self._warmed_launches(cases, visit))
         for case, kernels in zip(cases, traced, strict=True):
             if kernels is not None:
                 yield case, kernel_columns(kernels)
@@ -144,7 +138,7 @@ class TorchBench:
         visit([], _TOGETHER_SECONDS)  # reading the trace
 
     def _warmed(self, case: Case) -> LaunchOnce:
-        """One launch of a case, which has been launched before: what it loads once, it has."""
+        """One launch of a case, after one that loads whatever is loaded once."""
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
@@ -242,3 +236,12 @@ class TorchBench:
         if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
             return "oom", str(error)
         return "error", f"{type(error).__name__}: {error}"
+
+
+def prepared(
+    machine: Machine, gpu: int | None, cases: Sequence[Case]
+) -> tuple[TorchBench, list[Ready]]:
+    """A bench of its own and those of the cases that can be timed on it, outside of any run."""
+    bench = TorchBench(machine, machine.kind, gpu, cases)
+    results = bench.prepare(cases, {}, lambda ids, seconds: None)
+    return bench, [result for result in results if isinstance(result, Ready)]

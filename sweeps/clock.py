@@ -126,7 +126,7 @@ class CudaClock:
         # What one launch takes on the host: learned of each, because they differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
         self._product: Any = None
-        self.wake()  # what a spin learns of the clock, it learns at the clock of work
+        self.wake()  # a spin learns its rate here, which must be that of the working clock
         self._gate = make_gate(torch)
         self._spin = self._gate if isinstance(self._gate, Spin) else None
         # Launches that the host's flag could not hold: they wait for the device.

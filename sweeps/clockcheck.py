@@ -21,9 +21,9 @@ from kernels.operands import TORCH_DTYPES
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
 from kernels.timers import blocked_autorange, do_bench, graph_replays
-from sweeps.bench import TorchBench
+from sweeps.bench import prepared
 from sweeps.case import Case
-from sweeps.rounds import Ready
+from sweeps.process import die_with_parent
 from sweeps.sampler import PROTOCOL, Sampler, Subject
 from sweeps.schema import SCHEMA
 from sweeps.spec import all_sweeps
@@ -90,10 +90,14 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     for name in first:
         one, two = first[name]["medians_us"], second[name]["medians_us"]
         ours = first["sampler"]["medians_us"]
+        # A case that failed, or of which every sample showed launch gaps, is not everywhere.
+        both = sorted(one.keys() & two.keys() & ours.keys())
+        if not both:
+            continue
         result[name] = {
             "seconds_per_case": (first[name]["seconds"] + second[name]["seconds"]) / 2 / len(one),
-            "passes_differ": statistics.median(abs(two[key] / one[key] - 1) for key in one),
-            "over_sampler": statistics.median(one[key] / ours[key] for key in one),
+            "passes_differ": statistics.median(abs(two[key] / one[key] - 1) for key in both),
+            "over_sampler": statistics.median(one[key] / ours[key] for key in both),
         }
     return result
 
@@ -129,20 +133,13 @@ def one_by_one(
 
 
 def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent) as pool:
         return pool.submit(work, *arguments).result()
 
 
-def _subjects(
-    machine: Any, gpu: int | None, cases: Sequence[Case]
-) -> tuple[TorchBench, list[Ready]]:
-    bench = TorchBench(machine, machine.kind, gpu, cases)
-    results = bench.prepare(cases, {}, lambda ids, seconds: None)
-    return bench, [result for result in results if isinstance(result, Ready)]
-
-
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
-    bench, ready = _subjects(machine, gpu, clock_cases(machine, count))
+    bench, ready = prepared(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
     name, other = (
         ("do_bench", do_bench) if gpu is not None else ("blocked_autorange", blocked_autorange)
@@ -163,8 +160,10 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """The shortest cases by the sampler, before a profiler session of this process and after it."""
     cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
-    bench, ready = _subjects(machine, gpu, cases)
+    bench, ready = prepared(machine, gpu, cases)
     subjects = [result.subject for result in ready]
+    if not subjects:
+        return []
     before, _ = in_rounds(bench.sampler, subjects)
     if gpu is None:
         trace_cpu(lambda: subjects[0].launch(0))

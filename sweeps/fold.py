@@ -152,8 +152,8 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     several shards or GPUs do not mix: those of the one that took most are reported.
     """
     by_place: dict[Any, list[float]] = defaultdict(list)
-    canaries = (e for e in events if e["event"] == "sample" and e["case"] == CANARY)
-    for event in sorted(canaries, key=lambda e: e["at"]):
+    samples = (e for e in events if e["event"] == "sample" and e.get("hidden", True))
+    for event in sorted((e for e in samples if e["case"] == CANARY), key=lambda e: e["at"]):
         by_place[event["worker"], event.get("gpu")].append(event["s"])
     seconds = max(by_place.values(), key=len, default=[])
     if len(seconds) < 8:

@@ -75,7 +75,9 @@ class HostFlag:
             ctypes.byref(self._address), ctypes.c_void_p(self._memory.data_ptr()), ctypes.c_uint(0),
         )  # fmt: skip
         self._ticket = 0
-        self._since: float | None = None  # when the stream was held; None while it is not
+        # What is held, and since when; None while nothing is. One value, so that the watching
+        # thread never pairs the time of one batch with the ticket of the next.
+        self._held: tuple[int, float] | None = None
         self.close(0.0)  # where the driver refuses, it refuses the first time
         self.open()
         threading.Thread(target=self._watch, daemon=True, name="gate").start()
@@ -83,7 +85,7 @@ class HostFlag:
     def close(self, seconds: float) -> None:
         """Queue the wait for the next ticket."""
         self._ticket = (self._ticket + 1) % 2**32
-        self._since = self._now()
+        self._held = (self._ticket, self._now())
         stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
         ticket, how = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
         self._call("cuStreamWaitValue32_v2", stream, self._address, ticket, how)
@@ -91,16 +93,16 @@ class HostFlag:
     def open(self) -> None:
         """Write the ticket."""
         self._word.value = self._ticket
-        self._since = None
+        self._held = None
 
     def learn(self, first: Any, hidden: bool) -> None:
         """There is nothing to learn: the flag is held for as long as it takes."""
 
     def check(self) -> None:
         """Let the stream go on if it has been held for too long."""
-        since = self._since
-        if since is not None and self._now() - since > HOLD_LIMIT:
-            self.open()
+        held = self._held
+        if held is not None and self._now() - held[1] > HOLD_LIMIT:
+            self._word.value = held[0]
 
     def _watch(self) -> None:
         while True:
@@ -110,7 +112,7 @@ class HostFlag:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._driver, name)(*arguments)
         if code:
-            self._since = None
+            self._held = None
             raise OSError(f"{name} returned {code}")
 
 

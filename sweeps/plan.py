@@ -63,12 +63,13 @@ class Plan:
     left_out: Mapping[str, int]
 
 
-def naming_reserve(cases: int, budget: float) -> float:
+def naming_reserve(cases: Sequence[Case], budget: float) -> float:
     """Seconds of a budget that are left for naming the cases' kernels: a tenth of it at most.
 
-    A process has to start for that, and to launch each case once more.
+    A process has to start for that, and to prepare and launch each case once more.
     """
-    return min(_NAMING_SHARE * budget, _NAMING_START + _NAMING_SECONDS * cases)
+    seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
+    return min(_NAMING_SHARE * budget, seconds)
 
 
 def make_plan(
@@ -82,9 +83,10 @@ def make_plan(
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
     The sweep that has had the least time gives the next case, so every sweep is represented; or,
-    ``in_order``, a sweep begins when the one before it is over. ``cores`` are those of the host;
-    None: as many as here.
+    ``in_order``, a sweep begins when the one before it is over, and no case is too long that the
+    budget has room for. ``cores`` are those of the host; None: as many as here.
     """
+    largest = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
     queues = {name: _with_costs(_spread_out(cases), machine, compile_seconds, compiled)
@@ -92,20 +94,23 @@ def make_plan(
     planned: list[Planned] = []
     left_out = dict.fromkeys(queues, 0)
     spent = dict.fromkeys(queues, 0.0)
-    total = 0.0
+    total, naming = 0.0, naming_reserve((), budget) * shards
     while queues:
         name = next(iter(queues)) if in_order else min(queues, key=spent.__getitem__)
         next_one = queues[name].popleft()
         if not queues[name]:
             del queues[name]
         cost = next_one.expected
-        timing = budget - naming_reserve(len(planned) // shards, budget)
-        if cost > _LARGEST_SHARE * budget or total + cost > timing * shards:
+        if cost > largest or total + naming + cost > budget * shards:
             left_out[name] += 1
             continue
         spent[name] += cost
         total += cost
         planned.append(next_one)
+        naming = min(
+            _NAMING_SHARE * budget * shards,
+            naming + _NAMING_SECONDS + _cudnn_seconds(next_one.case),
+        )
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
 
 
@@ -137,7 +142,7 @@ def _with_costs(
         # A check and a few first launches come before the samples.
         cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
         if machine.kind == "gpu":
-            cost += _gpu_seconds(case)
+            cost += _WAKE_SECONDS + _cudnn_seconds(case)
             key = kernel_key(case)
             if key is not None and key not in compiled:
                 compiled.add(key)
@@ -146,12 +151,11 @@ def _with_costs(
     return planned
 
 
-def _gpu_seconds(case: Case) -> float:
-    """What a GPU's case costs beside its launches: the device that settles, cuDNN's plans."""
-    seconds = _WAKE_SECONDS
-    if case.implementation == "cudnn":
-        seconds += _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
-    return seconds
+def _cudnn_seconds(case: Case) -> float:
+    """What cuDNN needs for a new convolution before it launches anything."""
+    if case.implementation != "cudnn":
+        return 0.0
+    return _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:

@@ -6,6 +6,7 @@ as events. Whether the bench is a GPU or a fake of a test makes no difference he
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
@@ -30,6 +31,7 @@ preparing is slow, the first cases have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
 _ASIDE_SECONDS = 30.0  # what waking the device or preparing the canary may take
 _LEAST_SAMPLES = CHECKPOINTS[0]
+_MISTAKEN = 2.5  # times what the plan expected
 _LONGEST_SHARE = 0.05
 """The plan leaves out what should take over 2 % of the budget; past this, it was mistaken."""
 
@@ -111,6 +113,7 @@ class Rounds:
         tell: Callable[[Event], None],
         visit: Visit,
         seed: int | None = None,
+        limit: float = math.inf,
     ) -> None:
         """
         Args:
@@ -123,6 +126,7 @@ class Rounds:
             tell: is given every event.
             visit: is told before every visit of a case.
             seed: of the shuffles, for tests.
+            limit: seconds that this process has, whatever is left of the budget.
         """
         self._waiting = deque(
             e for e in planned if e.case.id not in known or not known[e.case.id].closed
@@ -131,7 +135,8 @@ class Rounds:
         self._bench = bench
         self._sampler = bench.sampler
         self._worker = worker
-        self._left = budget - spent
+        self._left = min(budget - spent, limit)
+        self._planned = {entry.case.id: entry.expected for entry in planned}
         self._longest = _LONGEST_SHARE * budget
         self._tell = tell
         self._visit = visit
@@ -214,12 +219,16 @@ class Rounds:
                              message=result.message)  # fmt: skip
                 continue
             self._report("facts", result.case.id, cost, facts=dict(result.facts))
-            if _LEAST_SAMPLES * result.subject.cost > self._longest:
+            if _LEAST_SAMPLES * result.subject.cost > self._too_long(result.case):
                 self._report("too-long", result.case.id, 0.0)
             else:
                 self._open.append(result.subject)
                 self._begun.append(result.subject)
         return len(chosen)
+
+    def _too_long(self, case: Case) -> float:
+        """Seconds of six samples past which the plan was mistaken to admit a case."""
+        return max(self._longest, _MISTAKEN * self._planned[case.id])
 
     def _take(self, subject: Subject) -> None:
         self._visit([subject.key], subject.cost)
@@ -232,7 +241,8 @@ class Rounds:
             return
         self._left -= sample.cost
         reading = sample.reading
-        # A burst is over before the board's power has moved: what it reads is its neighbours'.
+        # A burst is shorter than the time between two readings, so that the power around it is
+        # mostly that of other cases.
         power = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,

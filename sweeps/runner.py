@@ -10,14 +10,12 @@ import math
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from kernels.config import experimental_feature
@@ -26,6 +24,7 @@ from sweeps.case import Case
 from sweeps.compiling import compiling
 from sweeps.fold import History, canary_report, fold_rows, histories, spent_seconds
 from sweeps.plan import Planned, naming_reserve
+from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.store import (
     Event,
@@ -43,8 +42,7 @@ _LEAST_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
 _CRASHES = 2  # that a case may cause: it is retried once
 _IDLE_CRASHES = 3  # of children in a row that took no sample
-_NAMINGS = 3  # processes that may try to name the kernels
-_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+_NAMINGS = 3  # processes in a row that may try to name kernels in vain
 
 
 @dataclass
@@ -58,6 +56,8 @@ class Run:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
     least_patience: float = _LEAST_PATIENCE
+    compile_beside: bool = True
+    """Whether other processes may use the GPU to compile for it."""
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, names and all; None: whenever."""
 
@@ -87,7 +87,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
         UserError: a second writer, a full disk, or a bench that cannot be set up.
         KeyboardInterrupt: after folding.
     """
-    with SampleLog(run.folder, run.shard) as log, _terminated_as_interrupt():
+    with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder)
         for sentence in damaged:
             note(sentence)
@@ -96,7 +96,8 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
             return _Supervisor(run, log, mine, reporter, note).supervise()
         finally:
             if (run.folder / "run.json").exists():
-                fold(run.folder)
+                with undisturbed():
+                    fold(run.folder)
 
 
 def fold(folder: Path) -> dict[str, Any]:
@@ -197,7 +198,9 @@ class _Supervisor:
         self._measured = any(event["event"] == "sample" for event in events)
 
     def supervise(self) -> str:
-        with compiling(self._run.arguments, self._waiting()):
+        self._trip_again()
+        beside = self._waiting() if self._run.compile_beside else []
+        with compiling(self._run.arguments, beside):
             end = self._measure()
         self._name()
         return end
@@ -209,11 +212,12 @@ class _Supervisor:
     def _measure(self) -> str:
         run, tally, announced = self._run, self._tally, False
         left = run.budget - tally.spent
+        cases = [entry.case for entry in run.planned]
         until = math.inf
         if run.stop_at is not None:
             left = min(left, run.stop_at - time.monotonic())
-            until = run.stop_at - naming_reserve(len(run.planned), left)
-        budget = run.budget - naming_reserve(len(run.planned), left)
+            until = run.stop_at - naming_reserve(cases, left)
+        budget = run.budget - naming_reserve(cases, left)
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"
@@ -237,15 +241,19 @@ class _Supervisor:
         one process lost is asked of another, and in the end nobody is asked again.
         """
         stop_at = self._run.stop_at or math.inf
-        for _ in range(_NAMINGS):
-            unnamed = set(self._tally.unnamed())
+        in_vain, unnamed = 0, set(self._tally.unnamed())
+        while unnamed and in_vain < _NAMINGS:
             # A process that only has time to start names nothing: the next call will.
-            if not unnamed or time.monotonic() + self._starting > stop_at:
+            if time.monotonic() + self._starting > stop_at:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
             self._follow(self._order(entries, self._run.budget, naming=True))
-        for case in self._tally.unnamed():
+            left = set(self._tally.unnamed())
+            in_vain, unnamed = (in_vain + 1 if left == unnamed else 0), left
+        if unnamed:
+            self._note(f"The kernels of {len(unnamed)} cases cannot be named.")
+        for case in unnamed:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
@@ -315,6 +323,7 @@ class _Supervisor:
                     crashed(child, str(content[0]))
                     return None
                 case _ if naming:  # names are good to have; times do not depend on them
+                    self._note(f"The process that names kernels stopped: {content[0]}")
                     return None
                 case _:
                     what = (
@@ -370,6 +379,13 @@ class _Supervisor:
                 return _feature(entry.case)
         return None
 
+    def _trip_again(self) -> None:
+        """What crashed in an earlier call is not tried by cases that were planned later."""
+        for entry in self._run.planned:
+            history, feature = self._tally.histories[entry.case.id], _feature(entry.case)
+            if feature and history.crashes:
+                self._trip(feature, "in an earlier call")
+
     def _trip(self, feature: tuple[str, str], how: str) -> None:
         """One crash of an experimental feature is enough: nothing else tries it in this run."""
         implementation, what = feature
@@ -398,18 +414,3 @@ def _how_it_died(exit_code: int | None) -> str:
         return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:  # a real-time signal has a number alone
         return f"killed by signal {-exit_code}"
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) are Ctrl-C too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _TERMINATING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

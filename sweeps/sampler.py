@@ -33,7 +33,7 @@ class Subject:
 
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
-    ``samples`` are seconds a launch, those of earlier processes included. ``warm()`` brings back
+    ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` brings back
     into the flushed cache what a launch should find there; cold, that is nothing.
     """
 
@@ -58,7 +58,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed batch: seconds a launch, how many, and what the sensors said."""
+    """One timed batch: seconds per launch, how many, and what the sensors said."""
 
     key: str
     seconds: float

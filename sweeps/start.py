@@ -31,18 +31,18 @@ from sweeps.spec import Sweep, all_sweeps
 from sweeps.store import (
     folder_for,
     make_folder,
+    other_software,
     read_events,
     read_run,
     read_timed,
     set_aside,
     write_run,
 )  # fmt: skip
+from sweeps.telemetry import is_shared
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 EXPERIMENTAL = "experimental"
 """A sweep's word for the candidates that an implementation does not offer by itself."""
-_SAME_SOFTWARE = ("torch", "driver")
-"""A run never goes on with another version of these."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Request:
     others that are needed together with them."""
     add: bool = False
     """Add the sweeps to the plan that is there, and measure them alone, for ``budget`` from now."""
-    stop_after: float | None = None
-    """Seconds after which this call ends, whatever its budget: the next one goes on."""
+    stop_at: float | None = None
+    """Moment of ``time.monotonic`` at which this call ends, whatever its budget."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -120,7 +120,8 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
             "gpu": device.gpu,
         },
         shard=request.shard,
-        stop_at=None if request.stop_after is None else time.monotonic() + request.stop_after,
+        compile_beside=device.gpu is not None and is_shared(device.gpu),
+        stop_at=request.stop_at,
     )
 
 
@@ -219,12 +220,7 @@ def _outdated(record: dict[str, Any], device: Device) -> str:
     """Why the recorded run cannot go on here; empty if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the recorded run was measured in another way"
-    now = software(device)
-    for name in _SAME_SOFTWARE:
-        then = record["software"].get(name)
-        if then != now.get(name):
-            return f"{name} is {now.get(name)} and was {then}"
-    return ""
+    return other_software(record["software"], software(device))
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
@@ -276,7 +272,7 @@ def _extended(
         **plan,
         "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
-        # What did not fit before and is asked for again has had its chance again.
+        # What did not fit before has been tried again, so that only the new count holds.
         "left_out": {
             **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
             **added.left_out,

@@ -30,6 +30,9 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 Event = dict[str, Any]
 
+_SAME_SOFTWARE = ("torch", "driver")
+"""A run never goes on with another version of these."""
+
 _FRESH = "`make sweep FRESH=1` keeps it aside and starts a new run."
 
 
@@ -86,6 +89,14 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     listing = "[\n   " + ",\n   ".join(cases) + "\n  ]" if cases else "[]"
     head, tail = text.split('[\n   "@"\n  ]')
     write_whole(folder / "run.json", head + listing + tail + "\n")
+
+
+def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Why a recording cannot go on with the software of today; empty if it can."""
+    for name in _SAME_SOFTWARE:
+        if then.get(name) != now.get(name):
+            return f"{name} is {now.get(name)} and was {then.get(name)}"
+    return ""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -178,3 +178,20 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
             continue
         return handle
     return None
+
+
+def is_shared(gpu: int) -> bool:
+    """Whether several processes may use a GPU at once; where nobody tells, they may.
+
+    In the compute modes EXCLUSIVE_PROCESS and PROHIBITED a second one would fail.
+    """
+    import torch
+
+    nvml = open_nvml()
+    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+    if nvml is None or handle is None:
+        return True
+    try:
+        return bool(nvml.nvmlDeviceGetComputeMode(handle) == nvml.NVML_COMPUTEMODE_DEFAULT)
+    except nvml.NVMLError:
+        return True

@@ -28,6 +28,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 LaunchOnce = Callable[[], object]
 _MARK = "rooftile launch "
+_APIS = ("cuda_runtime", "cuda_driver")
+_LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
 """Launches at the start of a session whose records may be lost: session k loses about k."""
 
@@ -121,12 +123,18 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     marks = _Marks(events)
     calls: dict[Any, int] = {}
     operations: dict[Any, int] = {}
-    for event in events:
+    outer: dict[Any, float] = {}  # by thread: when its last launch through the runtime ends
+    for event in sorted(events, key=lambda e: float(e.get("ts", 0.0))):
         arguments = event.get("args", {})
         mark = marks.at(event)
         if mark is None:
             continue
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "Launch" in event["name"]:
+        if event.get("cat") in _APIS and _LAUNCHES.search(event["name"]):
+            begin, thread = float(event["ts"]), event["tid"]
+            if event["cat"] == "cuda_runtime":
+                outer[thread] = begin + float(event["dur"])
+            elif begin <= outer.get(thread, -1.0):
+                continue  # the runtime's own way to the driver: one kernel, and its call is known
             calls[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             operations[arguments["External id"]] = mark
@@ -146,7 +154,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     for call, mark in calls.items():
         if call not in answered and mark < count:
             launches[mark] = None
-    return launches
+    # A launch without a call, among others that have them: its call may have been lost.
+    return [None if answered and not kernels else kernels for kernels in launches]
 
 
 class _Marks:

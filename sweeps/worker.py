@@ -59,11 +59,11 @@ def work(connection: Connection, order: Order) -> None:
             name_kernels(cases, bench, order.worker, tell, visit)
             connection.send(("end", "done"))
             return
-        # Starting took its time too, and no budget knows of that.
-        budget = min(order.budget, order.spent + order.until - time.monotonic())
+        # The budget counts measuring alone; the time of this call has gone on since it began.
         rounds = Rounds(
-            order.planned, order.known, bench, order.worker, budget, order.spent, tell, visit
-        )
+            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
+            limit=order.until - time.monotonic(),
+        )  # fmt: skip
         connection.send(("end", rounds.run()))
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the parent has gone

@@ -4,13 +4,14 @@
 
 On the CPU the commands measure; on the GPU they run on the made-up one of ``fake_gpu.py``. First
 each step is killed once, with ``kill -9`` of the recording while it is busy with that step; then
-slices go on until nothing is missing. Whatever was lost shows as a case that is measured twice, a
-step that is missing, or an error. Prints a line per slice, and exits 1 if anything is wrong.
+slices go on until nothing more can be done. Whatever was lost or repeated shows as a case with more
+samples than its rule takes, a step that is missing, or an error. Prints a line per slice, and exits
+1 if anything is wrong.
 """
 
 from __future__ import annotations
 
-import csv
+import json
 import random
 import re
 import subprocess
@@ -21,8 +22,14 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from analysis.record.parts import all_parts  # noqa: E402
+from sweeps.fold import CANARY  # noqa: E402
+from sweeps.statistics import CHECKPOINTS  # noqa: E402
+
 SLICE = {"cpu": "75s", "gpu": "90s"}
-MAX_SLICES = 25
+MAX_SLICES = 60
 
 
 def command(kind: str, results: Path) -> list[str]:
@@ -31,11 +38,11 @@ def command(kind: str, results: Path) -> list[str]:
             SLICE[kind], "--results", str(results)]  # fmt: skip
 
 
-def kill_in_every_step(kind: str, results: Path) -> int:
+def kill_in_every_step(kind: str, results: Path) -> set[str]:
     """Start the recording again and again, and kill it in the first step not yet killed in."""
     rng = random.Random(0)
-    killed: list[str] = []
-    for _ in range(4 * MAX_SLICES):
+    killed: set[str] = set()
+    for _ in range(MAX_SLICES):
         process = subprocess.Popen(
             command(kind, results), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True,
@@ -45,14 +52,18 @@ def kill_in_every_step(kind: str, results: Path) -> int:
             step = re.match(r"([\w-]+): about", line)
             if step and step.group(1) not in killed:
                 time.sleep(rng.uniform(0.0, 6.0))
-                killed.append(step.group(1))
                 process.kill()
-                print(f"{kind}: killed in {killed[-1]}", flush=True)
+                killed.add(step.group(1))
+                print(f"{kind}: killed in {step.group(1)}", flush=True)
                 break
         process.wait()
-        if process.returncode == 0 and "missing" not in finish(kind, results):
+        if killed >= wanted(kind):
             break
-    return len(killed)
+    return killed
+
+
+def wanted(kind: str) -> set[str]:
+    return {s.name for part in all_parts() for s in part.steps if s.expected(kind) is not None}
 
 
 def finish(kind: str, results: Path) -> str:
@@ -64,17 +75,18 @@ def finish(kind: str, results: Path) -> str:
     return answer.stderr
 
 
-def twice(results: Path) -> list[str]:
-    """Cases that a table has more than once."""
-    repeated = []
-    for path in results.rglob("measurements.csv"):
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = csv.reader(file)
-            header = next(rows)
-            begin, end = header.index("sweep"), header.index("fill") + 1
-            counts = Counter(tuple(row[begin:end]) for row in rows)
-        repeated += [str(case) for case, count in counts.items() if count > 1]
-    return repeated
+def spoilt(results: Path) -> list[str]:
+    """Cases with more samples than the stopping rule takes, or with one sample twice."""
+    samples: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for path in results.rglob("samples/*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if event["event"] == "sample" and event["case"] != CANARY:
+                samples[f"{path} {event['case']}"] += 1
+                lines[f"{path} {line}"] += 1
+    past = [case for case, count in samples.items() if count > CHECKPOINTS[-1]]
+    return past + [line for line, count in lines.items() if count > 1]
 
 
 def rehearse(kind: str) -> bool:
@@ -85,11 +97,15 @@ def rehearse(kind: str) -> bool:
             said = finish(kind, results)
             missing = re.findall(r"missing: (.*)", said)
             print(f"{kind}: slice {number}: {len(missing)} parts missing {missing}", flush=True)
-            if not missing:
+            if "The same command goes on." not in said:
                 break
-        repeated = twice(results)
-        print(f"{kind}: {kills} kills, {len(repeated)} cases twice, {len(missing)} parts missing")
-        return bool(kills) and not repeated and not missing
+        wrong, unkilled = spoilt(results), wanted(kind) - kills
+        print(
+            f"{kind}: killed in {len(kills)} steps (not in {sorted(unkilled)}), {len(wrong)} cases "
+            f"spoilt, {len(missing)} parts missing",
+            flush=True,
+        )
+        return not (unkilled or wrong or missing)
 
 
 if __name__ == "__main__":

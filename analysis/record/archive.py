@@ -5,31 +5,30 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""What an archive may weigh: what many a batch system or mail lets through."""
+"""The most that an archive may weigh, so that it can be mailed or attached."""
 
-_PLACES = ("", "rules", "families")  # below the results folder
 _LEFT_OUT = {"samples", "runs"}
 _WORTH = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
-def write_archive(results: Path, folder: str, limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, those of rules and families too, without samples and old runs.
+def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
+    """Pack a machine's folders, of which the first names the archive, without samples and old runs.
 
     Files come in the order of their worth, plots last; one that would exceed ``limit`` bytes is
     left out, and ``left-out.txt`` in the archive names it. The old archive is replaced whole.
     """
-    path = results / f"{folder}.tar.gz"
+    path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
     left_out: list[str] = []
     total = 0
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for file in _files(results, folder):
+        for file in _files(results, folders):
             name = str(file.relative_to(results))
             size = len(gzip.compress(file.read_bytes()))  # more than it adds to what is there
             if total + size > limit:
@@ -46,11 +45,11 @@ def write_archive(results: Path, folder: str, limit: int = ARCHIVE_BYTES) -> Pat
     return path
 
 
-def _files(results: Path, folder: str) -> Iterator[Path]:
+def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
     files = [
         file
-        for place in _PLACES
-        for file in (results / place / folder).rglob("*")
+        for folder in folders
+        for file in folder.rglob("*")
         if file.is_file() and not _LEFT_OUT & set(file.relative_to(results).parts)
         and not file.name.startswith(".")
     ]  # fmt: skip
@@ -59,7 +58,7 @@ def _files(results: Path, folder: str) -> Iterator[Path]:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Whoever made it stays at home."""
+    """Leave out the owner's name and ids."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

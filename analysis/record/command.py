@@ -22,9 +22,11 @@ from analysis.record.recorder import (
     part_seconds,
     run_command,
     select_parts,
+    total_line,
 )
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
+from sweeps.process import terminated_as_interrupt
 from sweeps.store import RESULTS
 
 INTERPRETER = [sys.executable]
@@ -51,6 +53,9 @@ def record_command(
     cores: Annotated[
         int | None, typer.Option("--cores", help="With --plan: of that GPU's host.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --part: whatever was tried of it, begin anew.")
+    ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
@@ -62,7 +67,11 @@ def record_command(
     began = time.monotonic()
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
-    if plan and machine is not None:
+    if not plan and (machine or cores):
+        raise UserError("--machine and --cores are for --plan: what is recorded is this machine.")
+    if again and not part:
+        raise UserError("--again needs --part NAME: which part to begin anew.")
+    if machine is not None:
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
         return
@@ -72,17 +81,19 @@ def record_command(
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
     run = partial(run_command, INTERPRETER)
-    recorder = Recorder(place, parts, seconds, where, note, run, began=began)
+    recorder = Recorder(place, parts, seconds, where, note, run, began=began, again=again)
+    if plan:
+        print("\n".join(recorder.plan()))
+        return
     note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")
-    if plan:
-        return
-    archive = recorder.record()
+    with terminated_as_interrupt():
+        archive = recorder.record()
     missing = recorder.missing()
     for sentence in missing:
         note(f"  missing: {sentence}")
-    if missing:
+    if recorder.goes_on():
         note("The same command goes on.")
     print(archive)
 
@@ -118,12 +129,7 @@ def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[s
                 needed = sum(row["expected_s"] for row in rows)
                 line += f" for {cases} cases, which need {needed:.0f} s at six samples each"
             lines.append(line)
-    total = sum(part_seconds(part, "gpu") for part in parts)
-    return [*lines, f"in all {total:.0f} s, and the time that {_starts(parts)} processes start in"]
-
-
-def _starts(parts: Sequence[Part]) -> int:
-    return sum(1 + bool(step.sweeps) for part in parts for step in part.steps)
+    return [*lines, total_line(parts, "gpu")]
 
 
 def _ask(command: Sequence[str]) -> Any:

@@ -13,6 +13,9 @@ from analysis.rules import rule_sweeps
 from kernels.problem import Conv, Gemm
 from sweeps.spec import all_sweeps
 
+PLACES = ("rules", "families")
+"""Folders below the results that some steps write to."""
+
 CHECKED_GEMMS = (
     "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
     "1,256,512,fp16", "64,64,2048,bf16", "33,70,129,bf16,tn,3", "512,512,512,bf16",
@@ -31,8 +34,8 @@ class Step:
 
     A step that measures ``sweeps`` is done when none of their cases is open; another one when its
     command has ended by itself. ``seconds`` is what it should take on a GPU and on a CPU; None
-    where it does not belong. ``output`` is the file that its standard output becomes, ``place``
-    the folder below the results that it writes to.
+    means that it is not run there. ``output`` is the file that its standard output becomes,
+    ``place`` the folder below the results that it writes to.
     """
 
     name: str
@@ -74,33 +77,33 @@ def all_parts() -> tuple[Part, ...]:
             "can the clock be trusted, and how do public tables carry over",
             (
                 _command("clock", "sweeps clock --json", (100, 35)),
-                _sweeps("public-grid", ("public-grid",), (80, 20)),
+                _sweeps("public-grid", ("public-grid",), (80, 10)),
             ),
         ),
         Part(
             "one-more",
             "the price of one more in real layers",
-            (_sweeps("one-more", ("one-more",), (300, 60)),),
+            (_sweeps("one-more", ("one-more",), (240, 40)),),
         ),
         Part(
             "convolutions",
             "channels, three passes, layouts",
-            (_sweeps("convolutions", ("conv-channels", "conv-layouts"), (300, 40)),),
+            (_sweeps("convolutions", ("conv-channels", "conv-layouts"), (180, 25)),),
         ),
         Part(
             "sustained",
             "sustained work, clocks and power",
-            (_sweeps("sustained", ("sustained",), (120, 30)),),
+            (_sweeps("sustained", ("sustained",), (120, 20)),),
         ),
         Part(
             "sweeps",
             "the other default sweeps, the rules, the report",
             (
-                _sweeps("defaults", _other_defaults(), (480, 60)),
-                _sweeps("rules", (*rule_sweeps(),), (300, 40), "rules", "--lacking-in {results}"),
-                _command("profiles", "sweeps profile --results {results}/rules", (60, 30)),
-                _analysis("report", (90, 60)),
-                _analysis("rules", (30, 20)),
+                _sweeps("defaults", _other_defaults(), (360, 50)),
+                _sweeps("rules", (*rule_sweeps(),), (240, 30), "rules", "--lacking-in {results}"),
+                _command("profiles", "sweeps profile --results {results}/rules", (60, 15)),
+                _analysis("report", (90, 40)),
+                _analysis("rules", (30, 10)),
             ),
         ),
         Part(
@@ -117,11 +120,12 @@ def all_parts() -> tuple[Part, ...]:
                 _sweeps(
                     "warp-specialisation", ("warp-specialisation",), (120, None), "families"
                 ),
-                Step("gpu-tests", ("pytest", "-q", "-m", "gpu", "--ignore=tests/benchmarks"),
-                     (100, None), output="gpu-tests.txt", on_device=False),
-                Step("kernel-tests", ("pytest", "-q", "tests/kernels/test_gemm_families.py",
-                     "tests/kernels/test_conv.py"), (280, None), output="kernel-tests.txt",
-                     on_device=False),
+                _tests("gpu-tests", "-m gpu --ignore=tests/benchmarks", 100),
+                _tests(
+                    "kernel-tests",
+                    "tests/kernels/test_gemm_families.py tests/kernels/test_conv.py",
+                    240,
+                ),
             ),
         ),
     )  # fmt: skip
@@ -148,6 +152,11 @@ def _sweeps(
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(word for group in sweeps for word in group.split(","))
     return Step(f"sweep-{name}", command, seconds, measured, place=place)
+
+
+def _tests(name: str, options: str, seconds: float) -> Step:
+    command = ("pytest", "-q", "--tb=line", *options.split())
+    return Step(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
 
 
 def _checks() -> str:

@@ -18,20 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from analysis.record.archive import write_archive
-from analysis.record.parts import Part, Step
+from analysis.record.parts import PLACES, Part, Step
 from kernels.errors import UserError
-from sweeps.process import die_with_parent
-from sweeps.store import read_run, write_json, write_whole
+from sweeps.process import die_with_parent, undisturbed
+from sweeps.store import (
+    folder_for,
+    other_software,
+    read_run,
+    set_aside,
+    write_json,
+    write_whole,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Run = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Runs a command within some seconds: its exit code, None if it did not end; and its output."""
 
-_START_SECONDS = {"gpu": 25.0, "cpu": 12.0}
+_START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """What a command takes before it does anything: importing PyTorch, a context, filled operands."""
-_END_SECONDS = 10.0  # the archive, and what a stopped command needs to fold its samples
-_TRIES = 2  # of a command that fails
+_IMPORT_SECONDS = 4.0  # of these, until a command counts its own time
+_END_SECONDS = 15.0  # the archive, and what a stopped command needs to fold its samples
+_TRIES = 2  # in a row, of a command that fails
+_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # times the expected seconds; seconds, of other commands
+_MIN_SECONDS = 5.0  # with less, a sweep is not begun
 _GRACE = 6.0  # between asking a command to stop and ending it
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 
@@ -49,7 +59,13 @@ class Place:
 
     def folder_of(self, step: Step) -> Path:
         """The folder that a step writes to."""
-        return self.results / step.place / self.folder.name if step.place else self.folder
+        return folder_for(self.results / step.place, self.slug) if step.place else self.folder
+
+    @property
+    def folders(self) -> list[Path]:
+        """All folders of the machine, its main one first."""
+        places = [folder_for(self.results / place, self.slug) for place in PLACES]
+        return [self.folder, *places]
 
 
 @dataclass
@@ -62,15 +78,13 @@ class State:
 
     @classmethod
     def read(cls, place: Place) -> State:
-        """The state of a folder; a new one where there is none, or of other software."""
+        """The state of a folder; a new one where there is none that can be gone on with."""
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
-            if document["software"] == dict(place.software):
-                return cls(path, list(document["slices"]), dict(document["ended"]))
+            return cls(path, list(document["slices"]), dict(document["ended"]))
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # nothing is there, or nothing that can be gone on with
-        return cls(path)
+            return cls(path)
 
     def write(self, place: Place) -> None:
         """Write it whole."""
@@ -125,6 +139,7 @@ class Recorder:
         run: Run,
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
+        again: bool = False,
     ) -> None:
         """
         Args:
@@ -136,6 +151,7 @@ class Recorder:
             run: runs a command within some seconds; see :func:`run_command`.
             now: seconds of the host.
             began: moment of ``now`` from which the budget counts; None: this one.
+            again: whether the parts are begun anew, whatever has been tried.
         """
         self._place = place
         self._parts = parts
@@ -144,49 +160,69 @@ class Recorder:
         self._device = list(device)
         self._note = note
         self._run = run
+        self._set_aside_other_software()
         self._state = State.read(place)
+        if again:
+            for part in parts:
+                for step in part.steps:
+                    self._state.ended.pop(step.name, None)
+
+    def _set_aside_other_software(self) -> None:
+        """What another PyTorch or driver measured makes room before anything new is written."""
+        folder = self._place.folder
+        if not (folder / "run.json").exists():
+            return
+        why = other_software(read_run(folder)["software"], self._place.software)
+        if why:
+            self._note(f"{why}; the old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Go on with what is not done until the time is over; returns the archive."""
-        state, place = self._state, self._place
+        """Go on with what is not done until the time is over; returns the archive.
+
+        Whatever ends it, an interrupt included, the archive has what is there.
+        """
         began = self._now()
+        place, state = self._place, self._state
         place.folder.mkdir(parents=True, exist_ok=True)
         current: dict[str, Any] = {"began": _utc(), "steps": []}
+        anchored = bool(state.slices) and (place.folder / "measurements.csv").exists()
+        state.slices.append(current)
         try:
-            if state.slices and (place.folder / "measurements.csv").exists():
+            if anchored:
                 current["anchors"] = self._anchors()
-            state.slices.append(current)
             for step in self._open_steps():
-                if not self._fits(step, first=not current["steps"]):
-                    continue  # a shorter one may still fit
-                current["steps"].append(step.name)
-                self._carry_out(step)
+                if self._fits(step, first=not current["steps"]):
+                    current["steps"].append(step.name)
+                    self._carry_out(step)
         finally:
-            current["seconds"] = round(self._now() - began, 1)
-            if current not in state.slices:
-                state.slices.append(current)
-            state.write(place)
-        return write_archive(place.results, place.folder.name)
+            with undisturbed():
+                current["seconds"] = round(self._now() - began, 1)
+                state.write(place)
+                archive = write_archive(place.results, place.folders)
+        return archive
 
     def missing(self) -> list[str]:
         """A sentence for each part that is not complete."""
         sentences = []
         for part in self._parts:
-            steps = [s for s in part.steps if s.expected(self._place.kind) is not None]
-            lacking = [self._lacks(step) for step in steps]
-            said = [text for text in lacking if text]
+            said = [text for step in self._steps(part) if (text := self._lacks(step))]
             if said:
                 sentences.append(f"{part.name}: {'; '.join(said)}")
         return sentences
 
+    def goes_on(self) -> bool:
+        """Whether another call would do more."""
+        return any(True for _ in self._open_steps())
+
     def plan(self) -> list[str]:
         """A line for each part: what it is for, what it should take, what of it is done."""
+        kind = self._place.kind
         return [
-            f"{part.name:14} {part_seconds(part, self._place.kind):5.0f} s  {part.purpose}"
+            f"{part.name:14} {part_seconds(part, kind):5.0f} s  {part.purpose}"
             + (" (done)" if not any(map(self._lacks, self._steps(part))) else "")
             for part in self._parts
             if self._steps(part)
-        ]
+        ] + [total_line(self._parts, kind)]
 
     # --- What is there --------------------------------------------------------------------------
 
@@ -196,28 +232,49 @@ class Recorder:
     def _open_steps(self) -> Iterator[Step]:
         for part in self._parts:
             for step in self._steps(part):
-                tries = self._state.ended.get(step.name, {}).get("tries", 0)
-                if self._lacks(step) and tries < _TRIES:
+                if self._lacks(step) and not self._given_up(step):
                     yield step
+
+    def _given_up(self, step: Step) -> bool:
+        """Whether a step failed too often, or a sweep has had its time."""
+        ended = self._state.ended.get(step.name, {})
+        if ended.get("failures", 0) >= _TRIES:
+            return True
+        return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
+
+    def _seconds_left(self, step: Step) -> float:
+        """What is left to a step of the seconds that it should take, over all slices."""
+        used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
+        return (step.expected(self._place.kind) or 0.0) - used
 
     def _lacks(self, step: Step) -> str:
         """What of a step is not there yet; empty if it is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not begun"
+        again = f" (--part {self._part_of(step)} --again retries it)" * self._given_up(step)
         if not ended["finished"]:
-            return f"{step.name} did not end in time"
+            return f"{step.name} did not end in time{again}"
         if ended["exit"]:
-            return f"{step.name} failed with exit code {ended['exit']}"
-        open_ = self._open_cases(step)
-        return f"{step.name} has {open_} cases open" if open_ else ""
+            return f"{step.name} failed with exit code {ended['exit']}{again}"
+        open_, left_out = self._open_cases(step)
+        if open_:
+            return f"{step.name} has {open_} cases open{again}"
+        return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
-    def _open_cases(self, step: Step) -> int:
+    def _part_of(self, step: Step) -> str:
+        return next(part.name for part in self._parts if step in part.steps)
+
+    def _open_cases(self, step: Step) -> tuple[int, int]:
+        """Cases of a step's sweeps that more time would bring on, and those not planned."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
-            return 0
-        counts = read_run(folder).get("sweeps", {})
-        return sum(counts[name]["open"] for name in step.sweeps if name in counts)
+            return 0, 0
+        run = read_run(folder)
+        counts, left_out = run.get("sweeps", {}), run["plan"].get("left_out", {})
+        names = dict.fromkeys(step.sweeps)
+        open_ = sum(counts[name]["open"] for name in names if name in counts)
+        return open_, sum(left_out.get(name, 0) for name in names)
 
     # --- Doing it -------------------------------------------------------------------------------
 
@@ -239,27 +296,38 @@ class Recorder:
         place, left = self._place, self._left
         expected = step.expected(place.kind) or 0.0
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
-        words = {"slug": place.folder.name, "results": str(place.results)}
-        command = [word.format(**words) for word in step.command]
-        if step.command[0] != "pytest":
-            # Profiles name their folder themselves.
-            if "--results" not in command and step.command[0] != "kernels":
-                command += ["--results", str(place.results / step.place)]
-            command += self._device if step.on_device else []
+        command = self._command(step)
+        # A command that hangs costs its own time, not that of all that comes after it.
+        limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
         if step.sweeps:
-            command += ["--budget", f"{expected:.0f}s", "--stop-after", f"{left:.0f}s"]
+            limit = left
+            seconds = max(self._seconds_left(step), _MIN_SECONDS)
+            stop_after = max(left - _IMPORT_SECONDS, 1.0)
+            command += ["--budget", f"{seconds:.0f}s", "--stop-after", f"{stop_after:.0f}s"]
         began = self._now()
-        code, output = self._run(command, left + (_GRACE / 2 if step.sweeps else 0.0))
-        failures = self._state.ended.get(step.name, {}).get("tries", 0) + bool(code)
+        code, output = self._run(command, limit)
+        took = self._now() - began
+        before = self._state.ended.get(step.name, {})
+        failed = bool(code) or (code is None and took >= expected)
         self._state.ended[step.name] = {
-            "finished": code is not None, "exit": code, "tries": failures,
-            "seconds": round(self._now() - began, 1), "at": _utc(),
+            "finished": code is not None, "exit": code, "at": _utc(),
+            "failures": before.get("failures", 0) + 1 if failed else 0,
+            "seconds": round(before.get("seconds", 0.0) + took, 1),
         }  # fmt: skip
         if step.output and output.strip():
-            write_whole(place.folder / step.output, output)
+            # Tracebacks have paths, and a path may have a user's name.
+            write_whole(place.folder / step.output, output.replace(str(ROOT), "."))
         self._state.write(place)
         if code:
             self._note(f"{step.name} ended with exit code {code}.")
+
+    def _command(self, step: Step) -> list[str]:
+        place = self._place
+        words = {"slug": place.folder_of(step).name, "results": str(place.results)}
+        command = [word.format(**words) for word in step.command]
+        if step.command[0] in ("sweeps", "analysis") and "--results" not in command:
+            command += ["--results", str(place.results / step.place)]
+        return command + (self._device if step.on_device else [])
 
     def _anchors(self) -> dict[str, Any] | None:
         """Whether this is still the machine of the earlier slices, at the same speed."""
@@ -274,6 +342,15 @@ class Recorder:
             return None
         self._note(report["sentence"])
         return report
+
+
+def total_line(parts: Sequence[Part], kind: str) -> str:
+    """What all parts should take together, the starts of their commands included."""
+    steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
+    seconds = sum(step.expected(kind) or 0.0 for step in steps)
+    starts = _START_SECONDS[kind] * len(steps)
+    total = f"{'in all':14} {seconds + starts:5.0f} s"
+    return f"{total}, {starts:.0f} of them to start {len(steps)} commands"
 
 
 def part_seconds(part: Part, kind: str) -> float:

@@ -85,7 +85,7 @@ class FakeBench:
 
     Behaviours: ok, wrong, oom, unsupported, raise, abort, abort-once, hang, poison,
     raise-in-sample, abort-in-sample, abort-together, abort-in-naming, lose-name, lose-name-always,
-    real-time-signal, half-a-character.
+    profiler-fails, real-time-signal, half-a-character.
     ``exposed`` says of which M launch gaps show, and in how many samples.
     """
 
@@ -163,6 +163,8 @@ class FakeBench:
         for one in cases:
             visit([one.id], 1e5)
             behaviour = self._behaviour(one)
+            if behaviour == "profiler-fails":
+                raise RuntimeError("CUPTI is not permitted")
             if behaviour == "abort-in-naming":
                 os.abort()
             if behaviour == "lose-name" and not self._marked("lost"):
@@ -243,6 +245,7 @@ class FakeNvml:
         pass
 
     NVML_SUCCESS = 0
+    NVML_COMPUTEMODE_DEFAULT = 0
     NVML_FI_DEV_POWER_INSTANT = 186
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -258,8 +261,8 @@ class FakeNvml:
         self.answers: dict[str, Any] = {
             "ClockInfo": 1980, "MaxClockInfo": 1980, "PowerUsage": 612_000, "Temperature": 55,
             "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
-            "FieldValues": [self.field], "EccMode": (1, 1), "ComputeRunningProcesses": [],
-            **answers,
+            "ComputeMode": 0, "FieldValues": [self.field], "EccMode": (1, 1),
+            "ComputeRunningProcesses": [], **answers,
         }  # fmt: skip
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -105,8 +105,19 @@ def test_autotuned_convolutions_cost_their_search() -> None:
 
 
 def test_naming_has_its_place_in_the_budget() -> None:
-    assert naming_reserve(3500, 600) == pytest.approx(22.5)
-    assert naming_reserve(3500, 60) == pytest.approx(6.0)  # a tenth at most
+    gemms = sweep("s", *range(1, 3501))
+    assert naming_reserve(gemms, 600) == pytest.approx(22.5)
+    assert naming_reserve(gemms, 60) == pytest.approx(6.0)  # a tenth at most
+    conv = Case("s", Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp16"), "cudnn")
+    assert naming_reserve([conv] * 100, 600) == pytest.approx(10.5)  # each plan is built anew
+
+
+def test_no_case_is_too_long_of_what_was_asked_for_by_name() -> None:
+    case = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas", mode="sustained")
+    assert make_plan({"s": [case]}, H200, 30).planned == ()  # over two percent
+    assert [entry.case for entry in make_plan({"s": [case]}, H200, 30, in_order=True).planned] == [
+        case
+    ]
 
 
 def test_planned_cases_survive_json() -> None:

@@ -105,7 +105,7 @@ def test_where_the_plan_was_too_hopeful_fewer_cases_are_begun_and_each_is_done()
 
 
 def test_a_case_that_takes_far_longer_than_planned_is_left() -> None:
-    cases = planned(400, expected=0.0001)  # case m takes m × 0.1 ms a sample
+    cases = planned(400, expected=0.0001)  # case m takes m × 0.1 ms per sample
     _, events, _ = go(cases, budget=1.0, seconds=1e-3)
     too_long = {e["case"] for e in events if e["event"] == "too-long"}
     assert too_long
@@ -222,6 +222,19 @@ def test_a_case_whose_launch_gaps_show_is_given_up_after_six_samples() -> None:
     _, more, device = go(cases, earlier=events)
     assert device.prepared == []  # what was given up stays so
     assert not samples_of(more)
+
+
+def test_a_short_call_leaves_no_case_because_of_its_own_shortness() -> None:
+    """Five percent of a call's last minute is no measure of what the plan has room for."""
+    cases = planned(3, expected=12.0)
+    events: list[Event] = []
+    bench = FakeBench([entry.case for entry in cases], seconds=1.0, canary="raise")
+    rounds = Rounds(
+        cases, {}, bench, "1/1", 1e4, 0.0, events.append, lambda ids, seconds: None, limit=40.0
+    )
+    assert rounds.run() == "budget"
+    assert not [e for e in events if e["event"] == "too-long"]
+    assert 12.0 < sum(e["cost"] for e in events) < 60.0
 
 
 def test_power_is_told_of_sustained_work_alone() -> None:

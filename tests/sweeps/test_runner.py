@@ -151,6 +151,21 @@ def test_one_crash_of_an_experimental_feature_is_the_last(tmp_path: Path, behavi
     assert carry(a_run(tmp_path, cases, 2.0, **how))[1] == []
 
 
+def test_what_crashed_in_an_earlier_call_is_not_tried_by_cases_planned_later(
+    tmp_path: Path,
+) -> None:
+    cases = experimental(40)
+    how: dict[str, Any] = {"seconds": 30.0, "canary": "raise"}
+    carry(a_run(tmp_path, cases[:30], 2.0, behaviours={30: "abort"}, **how))
+    record = read_run(tmp_path)
+    record["plan"]["cases"] = [entry.to_json() for entry in cases]
+    write_run(tmp_path, record)
+    end, warnings = carry(a_run(tmp_path, cases, 2.0, behaviours={35: "abort"}, **how))
+    assert (end, warnings) == ("done", [])
+    rows = rows_of(tmp_path)
+    assert {rows[m]["status"] for m in range(31, 41)} == {"unsupported"}
+
+
 def names_of(folder: Path) -> dict[int, str]:
     return {m: row["kernel"] for m, row in rows_of(folder).items()}
 
@@ -175,12 +190,27 @@ def test_a_name_that_was_lost_is_asked_of_another_process(tmp_path: Path) -> Non
 
 def test_a_name_that_nobody_has_is_empty_and_not_asked_for_again(tmp_path: Path) -> None:
     run = a_run(tmp_path, planned(3), behaviours={2: "lose-name-always"})
-    assert carry(run) == ("done", [])
+    assert carry(run) == ("done", ["The kernels of 1 cases cannot be named."])
     assert names_of(tmp_path)[2] == ""
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
     before = (tmp_path / "samples" / "1-of-1.jsonl").read_bytes()
     carry(run)
     assert (tmp_path / "samples" / "1-of-1.jsonl").read_bytes() == before
+
+
+def test_crashes_while_naming_cost_only_the_names_of_those_that_crashed(tmp_path: Path) -> None:
+    crashing = dict.fromkeys((2, 4, 6, 8, 10), "abort-in-naming")
+    end, warnings = carry(a_run(tmp_path, planned(12), behaviours=crashing))
+    assert (end, len(warnings)) == ("done", 5)
+    assert [m for m, name in names_of(tmp_path).items() if not name] == [2, 4, 6, 8, 10]
+
+
+def test_a_profiler_that_fails_is_said_and_not_asked_for_ever(tmp_path: Path) -> None:
+    end, warnings = carry(a_run(tmp_path, planned(4), behaviours={2: "profiler-fails"}))
+    assert end == "done"
+    assert warnings[0].endswith("stopped: RuntimeError: CUPTI is not permitted")
+    assert warnings[-1] == "The kernels of 3 cases cannot be named."  # one was named before
+    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
 
 
 def test_a_crash_while_naming_costs_a_name_and_no_time(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fakes import FakeNvml
 
 from sweeps import telemetry
@@ -153,3 +154,21 @@ def test_the_doctor_is_content_with_a_healthy_card() -> None:
     findings = list(examine_nvml(FakeNvml(), "card"))
     assert not any(finding.warning for finding in findings)
     assert "SM clock 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "shared"),
+    [
+        (FakeNvml(), True),
+        (FakeNvml(ComputeMode=3), False),  # EXCLUSIVE_PROCESS: a second process would fail
+        (FakeNvml(refuse=("ComputeMode",)), True),
+        (None, True),
+    ],
+)
+def test_a_gpu_in_exclusive_mode_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, shared: bool
+) -> None:
+    monkeypatch.setattr(telemetry, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(telemetry, "nvml_handle", lambda nvml, properties: "card")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: properties())
+    assert telemetry.is_shared(0) is shared

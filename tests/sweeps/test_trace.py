@@ -82,7 +82,7 @@ def names(launches: list[list[Kernel] | None]) -> list[list[str] | None]:
 
 def test_a_trace_is_sorted_by_the_calls_that_launched_its_kernels() -> None:
     launches = split_trace(TRACE, 4)
-    assert names(launches) == [["a_gemm", SPLITK], [NVJET], [], ["conv"]]
+    assert names(launches) == [["a_gemm", SPLITK], [NVJET], None, ["conv"]]
     assert launches[1] == [Kernel(NVJET, pytest.approx(8e-6), (4, 2, 1))]
 
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_lost_costs_its_own_launch_alone(lost: int) -> None:
     if event["cat"] == "kernel" and event["args"]["correlation"] in (10, 11, 12, 14):
         assert partial[different[0]] is None  # counts disagree: ask another process
     for i in different:
-        kernels = partial[i] or []
+        kernels = partial[i] or []  # never a name that is not its own
         assert {k.name for k in kernels} <= {k.name for k in whole[i] or []}
 
 
@@ -167,7 +167,21 @@ def test_a_gpu_s_session_sacrifices_its_first_records(
 
     launches = [lambda i=i: profiler.launch(f"gemm_{i}") for i in range(20)]
     traced = trace_gpu([*launches, fails])
-    assert names(traced) == [*([f"gemm_{i}"] for i in range(20)), []]
+    assert names(traced) == [*([f"gemm_{i}"] for i in range(20)), None]
+
+
+def test_the_runtime_s_own_call_of_the_driver_is_not_a_second_launch() -> None:
+    inner = {**call(21.5, 99, "cuda_driver"), "dur": 1.0}  # within the runtime's call at 21
+    assert split_trace([*TRACE, inner], 4) == split_trace(TRACE, 4)
+
+
+def test_a_host_function_has_no_kernel() -> None:
+    host = {**call(25.0, 98), "name": "cudaLaunchHostFunc"}
+    assert split_trace([*TRACE, host], 4) == split_trace(TRACE, 4)
+
+
+def test_where_nothing_was_traced_nothing_is_asked_again() -> None:
+    assert split_trace([marked(0, 20.0), marked(1, 40.0)], 2) == [[], []]
 
 
 def test_columns_name_the_main_kernel_its_tile_and_all_shares() -> None:
