@@ -403,6 +403,9 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
 # --- The real commands on a made-up GPU ----------------------------------------------------------
 
 
+RECORDED = pytest.mark.xdist_group("recorded")  # one worker, so that it is recorded once
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A whole recording of a made-up H200: every branch of the GPU's path runs."""
@@ -412,6 +415,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return results / "nvidia-h200", Path(answer.stdout.strip()), answer.stderr
 
 
+@RECORDED
 def test_every_part_runs_on_a_gpu_and_nothing_is_missing(recorded: Any) -> None:
     folder, archive, said = recorded
     assert "missing" not in said
@@ -434,6 +438,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@RECORDED
 def test_a_gpu_s_rows_have_names_clocks_and_hidden_gaps(recorded: Any) -> None:
     folder, *_ = recorded
     rows = [row for row in rows_of(folder) if row["status"] == "ok"]
@@ -451,6 +456,7 @@ def test_a_gpu_s_rows_have_names_clocks_and_hidden_gaps(recorded: Any) -> None:
     assert {row["sweep"] for row in special} == {"warp-specialisation"}
 
 
+@RECORDED
 def test_the_clock_s_check_compares_two_processes(recorded: Any) -> None:
     folder, *_ = recorded
     report = json.loads((folder / "clock.json").read_text())
@@ -463,6 +469,7 @@ def test_the_clock_s_check_compares_two_processes(recorded: Any) -> None:
     assert report["graph_replays"]
 
 
+@RECORDED
 def test_the_next_slice_recognises_the_machine(recorded: Any) -> None:
     folder, *_ = recorded
     command = ["sweeps", "anchors", "--json", "--device", "gpu", "--results", str(folder.parent)]
