@@ -156,7 +156,7 @@ class _Tally:
     def add(self, event: Event) -> None:
         self.spent += event.get("cost", 0.0)
         case = event["case"]
-        history = self.histories.get(case, self._others[case])
+        history = self.histories[case] if case in self.histories else self._others[case]
         history.add(event)
         if case in self.histories:
             if event["event"] == "sample":
