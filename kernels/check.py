@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kernels.device import Device
@@ -55,9 +56,23 @@ class Row:
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[Row]:
     """Check each named implementation on each problem; a failure is a row, never an exception."""
+    names, problems = list(names), list(problems)
+    if device.gpu is not None:
+        for name in names:
+            # On all cores at once; what fails here fails again, as a row of its own.
+            with suppress(Exception):
+                _compile(name, problems, device)
     return [
         _check_one(name, problem, device) for problem, name in itertools.product(problems, names)
     ]
+
+
+def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
+    implementation = all_implementations()[name]
+    able = [p for p in problems if implementation.supports(p, device.machine) is None]
+    implementation.compile_ahead(
+        [(problem, implementation.configs(problem, device.machine)[0]) for problem in able]
+    )
 
 
 def _check_one(name: str, problem: Problem, device: Device) -> Row:

@@ -65,6 +65,7 @@ def record_command(
     Call it again, as often as you like: it begins from what is there.
     """
     began = time.monotonic()
+    results = results.resolve()  # commands run in the checkout, wherever this one was started
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
@@ -106,8 +107,7 @@ def find_place(results: Path, where: Sequence[str]) -> Place:
     """
     told = _ask(["sweeps", "machine", "--json", "--results", str(results), *where])
     return Place(
-        told["slug"], told["name"], told["kind"], Path(told["folder"]), results.resolve(),
-        told["software"],
+        told["slug"], told["name"], told["kind"], Path(told["folder"]), results, told["software"]
     )  # fmt: skip
 
 
