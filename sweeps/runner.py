@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -22,7 +21,7 @@ from kernels.config import experimental_feature
 from kernels.errors import UserError
 from sweeps.case import Case
 from sweeps.compiling import compiling
-from sweeps.fold import History, canary_report, fold_rows, histories, spent_seconds
+from sweeps.fold import canary_report, fold_rows, histories, spent_seconds
 from sweeps.plan import Planned, naming_reserve
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
@@ -35,6 +34,7 @@ from sweeps.store import (
     write_run,
     write_table,
 )  # fmt: skip
+from sweeps.tally import Tally, count_by_sweep
 from sweeps.worker import Order, work
 
 _START_SECONDS = 300.0  # for a child to import, fill its arena and compile
@@ -116,68 +116,11 @@ def fold(folder: Path) -> dict[str, Any]:
             **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
             "damaged_lines": len(damaged),
         }
-        record["sweeps"] = _by_sweep(planned, rows, histories(events))
+        record["sweeps"] = count_by_sweep(planned, rows, histories(events))
         record["spent_s"] = round(spent_seconds(events), 3)
         record["canary"] = canary_report(events)
         write_run(folder, record)
         return record
-
-
-def _by_sweep(
-    planned: Sequence[Planned], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
-) -> dict[str, dict[str, int]]:
-    """Of each sweep: cases planned, those with a time, and those that more time would bring on.
-
-    The last are those that need more samples, and those whose kernels nobody has named yet.
-    """
-    counts: dict[str, dict[str, int]] = {}
-    for entry in planned:
-        count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
-        count["planned"] += 1
-        history = known.get(entry.case.id, History())
-        count["open"] += not history.closed or history.unnamed
-    for row in rows:
-        counts[row["sweep"]]["measured"] += row["status"] == "ok"
-    return counts
-
-
-class _Tally:
-    """How far a shard is, kept up to date event by event."""
-
-    def __init__(self, planned: Sequence[Planned], events: Sequence[Event]) -> None:
-        self.histories = {entry.case.id: History() for entry in planned}
-        self._others: dict[str, History] = defaultdict(History)
-        self._seen: set[str] = set()
-        self._closed: set[str] = set()
-        self.spent = 0.0
-        for event in events:
-            self.add(event)
-
-    def add(self, event: Event) -> None:
-        self.spent += event.get("cost", 0.0)
-        case = event["case"]
-        history = self.histories[case] if case in self.histories else self._others[case]
-        history.add(event)
-        if case in self.histories:
-            if event["event"] == "sample":
-                self._seen.add(case)
-            if history.closed:
-                self._closed.add(case)
-
-    @property
-    def complete(self) -> bool:
-        return len(self._closed) == len(self.histories)
-
-    def all(self) -> dict[str, History]:
-        return {**self._others, **self.histories}
-
-    def unnamed(self) -> list[str]:
-        """Cases that have times, and kernels that nobody has asked for."""
-        return [case for case, history in self.histories.items() if history.unnamed]
-
-    def report(self, reporter: Reporter, budget: float) -> None:
-        seen = len(self._closed | self._seen)
-        reporter.update(self.spent, budget, seen, len(self._closed), len(self.histories))
 
 
 class _Supervisor:
@@ -191,7 +134,7 @@ class _Supervisor:
         self._log = log
         self._reporter = reporter
         self._note = note
-        self._tally = _Tally(run.planned, events)
+        self._tally = Tally(run.planned, events)
         self._idle_crashes = 0
         self._starting = 0.0  # seconds that the last child took until its first word
         self._careful: set[str] = set()

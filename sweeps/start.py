@@ -98,12 +98,13 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
         elif request.add:
             budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
             spent = spent_seconds(read_events(folder)[0])
-            record = _extended(record, sweeps, budget, spent + budget)
+            record = _extended(record, sweeps, budget, spent + budget, request, device)
             write_run(folder, record)
         elif request.budget and request.budget > record["plan"]["budget_s"]:
             before = record["plan"]
             more = request.budget - before["budget_s"]
-            record = _extended(record, choose_sweeps(before["sweeps"]), more, request.budget)
+            same = choose_sweeps(before["sweeps"])
+            record = _extended(record, same, more, request.budget, request, device)
             write_run(folder, record)
     plan = record["plan"]
     planned = [Planned.from_json(row) for row in plan["cases"]]
@@ -253,7 +254,12 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
 
 
 def _extended(
-    record: dict[str, Any], sweeps: dict[str, Sweep], more: float, budget: float
+    record: dict[str, Any],
+    sweeps: dict[str, Sweep],
+    more: float,
+    budget: float,
+    request: Request,
+    device: Device,
 ) -> dict[str, Any]:
     """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
 
@@ -262,16 +268,21 @@ def _extended(
     """
     plan, machine = record["plan"], Machine.from_json(record["machine"])
     there = {row["id"] for row in plan["cases"]}
+    known = {row["sweep"] for row in plan["cases"]}
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    # What was begun here goes on here, whatever was recorded elsewhere meanwhile.
+    elsewhere = {*plan["recorded_elsewhere"], *_recorded(cases, request, device)} - known
     lacking = {
-        name: [case for case in sweep_cases(sweep, machine) if case.id not in there]
-        for name, sweep in sweeps.items()
-        if name not in plan["recorded_elsewhere"]
+        name: [case for case in wanted if case.id not in there]
+        for name, wanted in cases.items()
+        if name not in elsewhere
     }
     added = make_plan(lacking, machine, more, plan["shards"], in_order=True)
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
+        "recorded_elsewhere": sorted(elsewhere),
         # What did not fit before has been tried again, so that only the new count holds.
         "left_out": {
             **{name: n for name, n in plan["left_out"].items() if name not in sweeps},

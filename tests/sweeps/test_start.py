@@ -131,6 +131,18 @@ def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
         begin(replace(added, shard=(1, 2)), quiet)
 
 
+def test_what_is_recorded_elsewhere_is_not_added_either(tmp_path: Path) -> None:
+    main, extra = tmp_path / "main", tmp_path / "extra"
+    recorded = begin(Request(("depthwise",), 20.0, main, device="cpu"), quiet)
+    rows = [{"status": "ok", **entry.case.columns()} for entry in recorded.planned]
+    write_table(recorded.folder, rows)
+    begin(Request(("cache",), 20.0, extra, device="cpu"), quiet)
+    added = Request(("depthwise", "square"), 20.0, extra, device="cpu", lacking_in=main, add=True)
+    assert {entry.case.sweep for entry in begin(added, quiet).planned} == {"square"}
+    plan = read_run(extra / recorded.folder.name)["plan"]
+    assert plan["recorded_elsewhere"] == ["depthwise"]
+
+
 def test_what_is_added_has_its_budget_from_now_on(tmp_path: Path) -> None:
     first = begin(request(tmp_path), quiet)
     with SampleLog(first.folder, (1, 1)) as log:
