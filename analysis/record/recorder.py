@@ -230,16 +230,21 @@ class Recorder:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[Step]:
-        for part in self._parts:
-            for step in self._steps(part):
-                if self._lacks(step) and not self._given_up(step):
-                    yield step
+        """What can still be done: every step for its time, then sweeps with what time is left."""
+        steps = [step for part in self._parts for step in self._steps(part)]
+        for step in steps:
+            if self._lacks(step) and not self._given_up(step) and not self._used_up(step):
+                yield step
+        for step in steps:
+            if self._open_cases(step)[0] and not self._given_up(step):
+                yield step
 
     def _given_up(self, step: Step) -> bool:
-        """Whether a step failed too often, or a sweep has had its time."""
-        ended = self._state.ended.get(step.name, {})
-        if ended.get("failures", 0) >= _TRIES:
-            return True
+        """Whether a step failed too often."""
+        return bool(self._state.ended.get(step.name, {}).get("failures", 0) >= _TRIES)
+
+    def _used_up(self, step: Step) -> bool:
+        """Whether a sweep has had its time: what comes after it has waited for its own."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: Step) -> float:
@@ -259,7 +264,7 @@ class Recorder:
             return f"{step.name} failed with exit code {ended['exit']}{again}"
         open_, left_out = self._open_cases(step)
         if open_:
-            return f"{step.name} has {open_} cases open{again}"
+            return f"{step.name} has {open_} cases open"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
     def _part_of(self, step: Step) -> str:
@@ -301,14 +306,15 @@ class Recorder:
         limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
         if step.sweeps:
             limit = left
-            seconds = max(self._seconds_left(step), _MIN_SECONDS)
+            seconds = expected if self._used_up(step) else self._seconds_left(step)
             stop_after = max(left - _IMPORT_SECONDS, 1.0)
             command += ["--budget", f"{seconds:.0f}s", "--stop-after", f"{stop_after:.0f}s"]
         began = self._now()
         code, output = self._run(command, limit)
         took = self._now() - began
         before = self._state.ended.get(step.name, {})
-        failed = bool(code) or (code is None and took >= expected)
+        # A sweep that is stopped keeps what it has; of another command nothing is left.
+        failed = bool(code) or (code is None and not step.sweeps and took >= expected)
         self._state.ended[step.name] = {
             "finished": code is not None, "exit": code, "at": _utc(),
             "failures": before.get("failures", 0) + 1 if failed else 0,
