@@ -17,6 +17,7 @@ def test_a_job_s_end_is_an_interrupt(number: signal.Signals) -> None:
 
 
 def test_what_is_short_is_finished_first() -> None:
+    """SIGTERM, SIGHUP and Ctrl-C are nothing while a file is written."""
     done = []
     with terminated_as_interrupt(), undisturbed():
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):

@@ -358,7 +358,13 @@ def start(folder: Path, count: int, pause: float, stalls: int = 0) -> subprocess
     return subprocess.Popen(
         [sys.executable, "-c", CODE, str(folder), str(count), str(pause), str(stalls)], cwd=ROOT,
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=_as_in_a_terminal,
     )  # fmt: skip
+
+
+def _as_in_a_terminal() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def count_events(folder: Path) -> int:
