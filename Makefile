@@ -12,65 +12,70 @@ PART ?=
 PYTEST ?=
 WRITE ?=
 
-export DEVICE
+# Recipes read them from the environment, where a shell takes them for text and never for commands.
+export PYTHON DEVICE GPU BUDGET SWEEPS MACHINE FRESH PART PYTEST WRITE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep test plots table rules families record rehearse bench compile-check lint format clean
 
+# pytest splits this as a shell would.
+export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
+
 # The interpreter that has what a target needs, set up if it must be.
-python = py=$$($(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
-	&& $(PYTHON) sweeps/bootstrap.py $(1)) || exit 1
-on_device = $(if $(DEVICE),--device $(DEVICE)) $(if $(GPU),--gpu $(GPU))
-of_machine = $(if $(MACHINE),--machine $(MACHINE))
+python = set -f; py=$$("$$PYTHON" -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
+	&& "$$PYTHON" sweeps/bootstrap.py $(1)) || exit 1
+on_device = $${DEVICE:+--device "$$DEVICE"} $${GPU:+--gpu "$$GPU"}
+of_machine = $${MACHINE:+--machine "$$MACHINE"}
+fresh = $${FRESH:+--fresh}
+budget = $${BUDGET:+--budget "$$BUDGET"}
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
 
 sweep:  ## measure this machine, then plots and table (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
-	@$(call python); $$py -m sweeps run $(SWEEPS) $(if $(BUDGET),--budget $(BUDGET)) \
-		$(if $(FRESH),--fresh) $(on_device) \
-	&& $$py -m analysis report $(of_machine)
+	@$(call python); "$$py" -m sweeps run $$SWEEPS $(budget) $(fresh) $(on_device) \
+	&& "$$py" -m analysis report $(of_machine)
 
 test:  ## the whole test suite (PYTEST="-k name" narrows it)
-	@$(call python,test); $$py -m pytest -q -n auto --dist loadgroup --benchmark-disable $(PYTEST)
+	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable
 
 plots:  ## draw the plots from recorded results (MACHINE=slug)
-	@$(call python); $$py -m analysis plot $(of_machine)
+	@$(call python); "$$py" -m analysis plot $(of_machine)
 
 table:  ## write the recommendation table from recorded results (MACHINE=slug)
-	@$(call python); $$py -m analysis table $(of_machine)
+	@$(call python); "$$py" -m analysis table $(of_machine)
 
 families:  ## the Triton kernels against the library, by class of shape; needs a GPU (BUDGET=8m)
-	@$(call python); $$py -m sweeps run families families-conv candidates candidates-conv --add \
-		--budget $(or $(BUDGET),8m) $(if $(FRESH),--fresh) $(on_device) --results results/families \
-	&& $$py -m analysis families --results results/families
+	@$(call python); "$$py" -m sweeps run families families-conv candidates candidates-conv --add \
+		--budget "$${BUDGET:-8m}" $(fresh) $(on_device) --results results/families \
+	&& "$$py" -m analysis families --results results/families
 
 rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
-	@$(call python); $(if $(MACHINE),:,$$py -m sweeps run $$($$py -m analysis rules --sweeps) \
-		--add --budget $(or $(BUDGET),5m) $(if $(FRESH),--fresh) $(on_device) \
+	@$(call python); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
+		--add --budget "$${BUDGET:-5m}" $(fresh) $(on_device) \
 		--results results/rules --lacking-in results \
-	&& $$py -m sweeps profile $(if $(FRESH),--fresh) $(on_device) --results results/rules) \
-	&& $$py -m analysis rules $(of_machine)
+	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
+	&& "$$py" -m analysis rules $(of_machine)
 
 record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock one-more")
-	@$(call python,test); $$py -m analysis record $(if $(BUDGET),--budget $(BUDGET)) \
-		$(foreach part,$(PART),--part $(part)) $(on_device)
+	@$(call python,test); "$$py" -m analysis record $(budget) \
+		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
 
 rehearse:  ## record on a CPU and on a made-up GPU, in slices and killed in every step; long
-	@$(call python,test); $$py tests/rehearse.py
+	@$(call python,test); "$$py" tests/rehearse.py
 
 bench:  ## benchmark our own code
-	@$(call python,test); mkdir -p .benchmarks && $$py -m pytest -q tests/benchmarks --benchmark-only -s \
-		--benchmark-json .benchmarks/bench.json $(PYTEST)
+	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --benchmark-only -s \
+		--benchmark-json .benchmarks/bench.json
 
 compile-check:  ## compile the kernels for named architectures, without a GPU
-	@$(call python); $$py -m kernels compile $(if $(WRITE),--write $(WRITE))
+	@$(call python); "$$py" -m kernels compile $${WRITE:+--write "$$WRITE"}
 
 lint:  ## ruff and the type checker
-	@$(call python,test lint); $$py -m ruff check . && $$py -m ruff format --check . && $$py -m mypy
+	@$(call python,test lint); "$$py" -m ruff check . && "$$py" -m ruff format --check . && "$$py" -m mypy
 
 format:  ## rewrite the code as lint wants it
-	@$(call python,test lint); $$py -m ruff check --fix . && $$py -m ruff format .
+	@$(call python,test lint); "$$py" -m ruff check --fix . && "$$py" -m ruff format .
 
 clean:  ## remove the environment; results stay
 	rm -rf .venv

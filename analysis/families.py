@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Recording, problems_of
+from analysis.markdown import plain, table_row
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.operation import as_problem
@@ -165,9 +166,9 @@ def _with_search(
 
 def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
     lines = [
-        f"# Hand-written kernels against the library on {recording.machine.name}",
+        f"# Hand-written kernels against the library on {plain(recording.machine.name)}",
         "",
-        recording.caption().replace("  ·  ", ", ") + ".",
+        plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
         "A ratio is the library's time over the kernel's, geometric mean over the shapes: above 1 "
         "the kernel is faster. The library is its own choice or its autotuner's, whichever is "
@@ -194,4 +195,4 @@ def _row(row: dict[str, Any]) -> str:
         f"{row['wins']:.0%}", f"{row['clear_wins']:.0%}", f"{row['worst']:.2f}",
         row["worst_shape"], found,
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from analysis.markdown import printable
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.operation import Workload, as_problem
@@ -126,7 +127,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is unreadable, or of another version.
     """
-    run = read_run(folder)
+    run: dict[str, Any] = printable(read_run(folder))
     versions = run["schema"], run["protocol"]
     if versions != (SCHEMA, PROTOCOL):
         raise UserError(

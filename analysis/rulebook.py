@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.evidence import Effect
 from analysis.load import Recording, find_recording, load
+from analysis.markdown import plain, table_row
 from analysis.plots.style import NEUTRAL, panels, save
 from analysis.records import write_records
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all
@@ -91,7 +92,7 @@ def write_rules(evident: Evident, rows: Sequence[Judged]) -> list[Path]:
     write_whole(folder / "rules.md", markdown(rows, machine, caption))
     written = [folder / "rules.md"]
     if steps:
-        title = f"# Who uses Tensor Cores on {machine.name}\n\n"
+        title = f"# Who uses Tensor Cores on {plain(machine.name)}\n\n"
         write_whole(folder / "tensor-cores.md", title + "\n".join(map(text, steps)))
         written.append(folder / "tensor-cores.md")
     figure = draw_sheet(rows, machine)
@@ -104,9 +105,9 @@ def markdown(rows: Sequence[Judged], machine: Machine, caption: str) -> str:
     """The table, those with a verdict first."""
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     lines = [
-        f"# The field's rules on {machine.name}",
+        f"# The field's rules on {plain(machine.name)}",
         "",
-        caption.replace("  ·  ", ", ") + ".",
+        plain(caption).replace("  ·  ", ", ") + ".",
         "",
         f"{len(measured)} of {len(rows)} rules were measured here. An effect is a ratio of times "
         "or of speeds, above 1 where following the rule pays; in brackets its 95 % interval, to "
@@ -124,7 +125,7 @@ def markdown(rows: Sequence[Judged], machine: Machine, caption: str) -> str:
         "",
         "| rule | statement | |",
         "|---|---|---|",
-        *(f"| {r.id} | {r.statement} ({r.source}) | {r.reason} |" for r in rows
+        *(table_row([r.id, f"{r.statement} ({r.source})", r.reason]) for r in rows
           if r.verdict == NOT_MEASURED),
         "",
     ]  # fmt: skip
@@ -142,7 +143,7 @@ def _line(row: Judged) -> str:
         row.id, f"{row.statement} ({row.source})", row.verdict, figures(row), predicted,
         str(row.cases), row.reason,
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def figures(row: Judged) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analysis.markdown import plain, table_row
 from analysis.measured import read_measurements
 from analysis.recommend import Advice, advise_all
 from analysis.records import write_records
@@ -52,9 +53,9 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 def markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
     """What to change, what it gains, what it costs and why; the rest is counted."""
     lines = [
-        f"# Which shapes to use on {analysis.recording.machine.name}",
+        f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
         "",
-        analysis.recording.caption().replace("  ·  ", ", ") + ".",
+        plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
         "",
         "In brackets: the 95 % interval of a measured gain, the 90 % interval of a predicted one. "
         "A row is here only if its whole interval is above 1 %.",
@@ -105,7 +106,7 @@ def _row(answer: Advice) -> str:
         answer.implementation,
         answer.reason,
     ]
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:

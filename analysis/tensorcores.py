@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis.evidence import UNCERTAIN
 from analysis.load import kernels_of, workloads_of
+from analysis.markdown import table_row
 from analysis.rules import Judged, all_rules, not_measured
 from kernels.errors import UserError
 from kernels.machine import Machine
@@ -174,8 +175,18 @@ def text(step: Step) -> str:
         used = {True: "yes", False: "no", None: "–"}[o.used]
         used = "none here" if step.kind == "cpu" else used
         lines.append(
-            f"| {o.operation} | {o.shape} | {o.dtype} | {o.calls} | {eligible} | {used} "
-            f"| {o.seconds * 1e6:.0f} µs | {o.share:.1%} |"
+            table_row(
+                [
+                    o.operation,
+                    o.shape,
+                    o.dtype,
+                    str(o.calls),
+                    eligible,
+                    used,
+                    f"{o.seconds * 1e6:.0f} µs",
+                    f"{o.share:.1%}",
+                ]
+            )
         )
     rest = step.operations[_MOST:]
     if rest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.plots.style import panels
+from analysis.plots.style import panels, verbatim
 from analysis.tidy import Analysis
 from analysis.units import rate_unit
 
@@ -43,6 +43,6 @@ def draw(analysis: Analysis) -> Figure | None:
             places = range(0, len(sizes), every)
             setter(places, [str(sizes[i]) for i in places])
             (axes.set_xlabel if label == "N" else axes.set_ylabel)(label)
-        axes.set_title(name)
+        axes.set_title(verbatim(name))
     figure.colorbar(image, ax=list(all_axes), label=unit, shrink=0.9)
     return figure

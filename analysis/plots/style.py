@@ -58,15 +58,20 @@ def panels(
         figure, axes = plt.subplots(
             1, count, figsize=size, squeeze=False, sharey=share_y, layout="constrained"
         )
-        figure.suptitle(title, fontsize=16, fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left")
     return figure, list(axes[0])
+
+
+def verbatim(text: str) -> str:
+    """The text as it is: a name may have a dollar, which would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def save(figure: Figure, caption: str, folder: Path, name: str) -> Path:
     """Write PNG and SVG with the caption below; returns the PNG's path."""
     make_folder(folder)
     with plt.rc_context(_SETTINGS):
-        figure.supxlabel(caption, fontsize=9, color=NEUTRAL, x=0.01, ha="left")
+        figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", metadata={"Software": None})
     plt.close(figure)
