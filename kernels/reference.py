@@ -80,8 +80,10 @@ def _gemm(
     rows = _some(rng, problem.m, _ROWS, a.device)
     columns = _some(rng, problem.n, _COLUMNS, a.device)
     which = _some(rng, problem.batch, 3, a.device)
-    want = torch.matmul(a[which][:, rows].double(), b[which][:, :, columns].double())
-    return y[which][:, rows][:, :, columns], want
+    # Indexed at once: one axis after another would copy whole matrices.
+    left, right = a[which[:, None], rows], b.mT[which[:, None], columns]
+    got = y[which[:, None, None], rows[:, None], columns]
+    return got, torch.matmul(left.double(), right.mT.double())
 
 
 def _series(

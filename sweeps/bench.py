@@ -19,12 +19,14 @@ from kernels.device import select_device
 from kernels.launch import Implementation, Launch
 from kernels.machine import Machine
 from kernels.problem import Gemm
-from kernels.reference import check
 from kernels.registry import library_for
+from kernels.verify import WrongResultError
 from sweeps.arena import Arena, ArenaFullError, set_bytes
 from sweeps.case import Case
+from sweeps.checking import ResultChecker
 from sweeps.clock import CpuClock, CudaClock, nothing
 from sweeps.fold import CANARY, History
+from sweeps.pulse import pulse_of_this_process
 from sweeps.rounds import PoisonedError, Ready, Refused, Visit
 from sweeps.sampler import Sampler, Subject
 from sweeps.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
@@ -66,7 +68,9 @@ class TorchBench:
         self._telemetry.start()
         most = int(_ARENA_SHARE * self._free_memory())
         self._arena = Arena(self._device, machine.l2_bytes, most)
-        self.sampler = Sampler(self._clock, self._arena.flush, self._telemetry)
+        self.sampler = Sampler(
+            self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
+        )
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
             # No launch is quicker than the device can read what only this set has.
@@ -94,10 +98,7 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
     ) -> Iterator[Ready | Refused]:
-        """Compile all, then check and warm up each.
-
-        A case whose facts are known from an earlier process is not checked again.
-        """
+        """Compile all, then check and warm up each."""
         self._compile([case for case in cases if case.id not in self.careful], visit)
         for case in cases:
             visit([case.id], _FIRST_SECONDS)
@@ -182,19 +183,16 @@ class TorchBench:
         reason = implementation.supports(case.problem, self.machine)
         if reason is not None:
             return Refused(case, "unsupported", reason)
-        facts = dict(history.facts)
         launch = self._launch(case, implementation, 1)
-        if "rel_error" not in facts:
-            operands = launch.sets[0]
-            operands.out.fill_(math.nan)  # what is not written is not right
-            outcome = check(case.problem, operands, launch(0))
-            if math.isfinite(outcome.rel_error):
-                facts["rel_error"] = outcome.rel_error
-            if not outcome.ok:
-                return Refused(case, "wrong", f"off by {outcome.rel_error:.1e} of the largest "
-                               f"value; {outcome.tolerance:.0e} is allowed.", facts)  # fmt: skip
+        begin = self.sampler.now()
+        verdict = ResultChecker(case.problem, launch, case.id).before()
+        checking = self.sampler.now() - begin
+        exact = math.isfinite(verdict.rel_error)
+        facts = {"rel_error": verdict.rel_error} if exact else {}
+        if not verdict.ok:
+            return Refused(case, "wrong", verdict.message, facts)
         with launch.settings():
-            seconds = self.sampler.estimate(launch.bare, warmed_up=not history.facts)
+            seconds = self.sampler.estimate(launch.bare, warmed_up=True)
         capacity = self._arena.capacity(case.problem, case.shared_a)
         sets = min(self._sets(case, seconds), capacity)
         if sets > 1:
@@ -210,6 +208,8 @@ class TorchBench:
             launch.paced,
             taken,
             len(history.exposed),
+            checker=ResultChecker(case.problem, launch, f"{case.id} {len(taken)}"),
+            checking=checking,
         )
         if case.shared_a:
             # A sum reads all of it, on a GPU in stream order.
@@ -225,13 +225,15 @@ class TorchBench:
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """``oom`` or ``error``, after giving memory back and finding the context alive."""
+        """``wrong``, ``oom`` or ``error``, once memory is given back and the context is alive."""
         if self.gpu is not None:
             try:
                 torch.cuda.synchronize(self.gpu)
                 torch.cuda.empty_cache()
             except RuntimeError as broken:
                 raise PoisonedError(str(broken)) from None
+        if isinstance(error, WrongResultError):
+            return "wrong", str(error)
         full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
         if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
             return "oom", str(error)

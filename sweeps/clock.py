@@ -21,10 +21,13 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a whole batch, and whether every gap between its launches was hidden."""
+    """Seconds of a whole batch, whether every gap between its launches was hidden, and what its
+    last launch returned.
+    """
 
     seconds: float
     hidden: bool = True
+    last: object = None
 
 
 def nothing() -> None:
@@ -53,9 +56,10 @@ class Clock(Protocol):
         Args:
             launch: launches once on the set of an index.
             indices: the sets, in order.
-            before: what each attempt begins with, unmeasured: a cache flush, say. A batch that is
-                timed again begins with it again.
-            settle: seconds of the same launches that come first, unmeasured and without a pause.
+            before: what comes right before the batch, unmeasured: a cache flush, say. A batch that
+                is timed again has it again.
+            settle: seconds of the same launches that come first of all, unmeasured and without a
+                pause.
             paced: asks for the time at the host's own pace, gaps and all.
         """
         ...
@@ -88,14 +92,16 @@ class CpuClock:
         paced: bool = False,
     ) -> Timing:
         """Time the batch on the calling thread."""
-        before()
         begin = time.perf_counter_ns()
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
             launch(indices[0])
+        before()
+        *most, final = indices
         begin = time.perf_counter_ns()
-        for index in indices:
+        for index in most:
             launch(index)
-        return Timing((time.perf_counter_ns() - begin) * 1e-9)
+        last = launch(final)
+        return Timing((time.perf_counter_ns() - begin) * 1e-9, last=last)
 
     def wake(self) -> None:
         """Nothing: a case's own check and first launches wake a CPU."""
@@ -144,9 +150,9 @@ class CudaClock:
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
         for _ in range(_TRIES):
-            before()
             if settle:
                 self._settle(launch, indices, settle)
+            before()
             timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
             if timing.hidden:
                 break
@@ -175,11 +181,13 @@ class CudaClock:
         known = self._queue_seconds[launch]
         if gate is not None:
             gate.close(known * len(indices))
+        *most, final = indices
         queued = self.now()
         begin.record()
         try:
-            for index in indices:
+            for index in most:
                 launch(index)
+            last = launch(final)
             end.record()
             # Once the first event has happened the gate is open: it must not have, yet.
             hidden = gate is None or not begin.query()
@@ -192,7 +200,7 @@ class CudaClock:
         end.synchronize()
         if gate is not None:
             gate.learn(begin, hidden)
-        return Timing(begin.elapsed_time(end) * 1e-3, hidden)
+        return Timing(begin.elapsed_time(end) * 1e-3, hidden, last)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
         """Keep the device busy, one batch running and one queued behind it."""

@@ -29,6 +29,8 @@ class History:
     outcome: Event | None = None
     too_long: bool = False
     crashes: int = 0
+    sound: dict[int | None, int] = field(default_factory=dict)
+    """Of each GPU's samples, how many at the beginning are followed by a right result."""
 
     @property
     def best(self) -> list[Event]:
@@ -36,15 +38,22 @@ class History:
         return max(self.samples.values(), key=len, default=[])
 
     @property
-    def seconds(self) -> list[float]:
-        """Seconds per launch of those samples."""
-        return [sample["s"] for sample in self.best]
+    def trusted(self) -> list[Event]:
+        """Those of :attr:`best` after which a result of the case was found right."""
+        best = self.best
+        return best[: self.sound.get(best[0].get("gpu"), 0)] if best else []
+
+    @property
+    def only_exposed(self) -> bool:
+        """Whether launch gaps show in every sample."""
+        return bool(self.exposed) and not self.best
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left to be timed."""
-        over = self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED
-        return over or finished(self.seconds)
+        """Whether nothing is left to be timed or checked."""
+        if self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED:
+            return True
+        return finished([s["s"] for s in self.best]) and len(self.trusted) == len(self.best)
 
     @property
     def unnamed(self) -> bool:
@@ -56,8 +65,12 @@ class History:
         match event["event"]:
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
+                if "checking" in event:
+                    self._found_right(event)
             case "sample":
                 self.exposed.append(event)
+            case "right":
+                self._found_right(event)
             case "facts":
                 self.facts = {**self.facts, **event["facts"]}
             case "outcome":
@@ -66,6 +79,9 @@ class History:
                 self.too_long = True
             case "crash":
                 self.crashes += 1
+
+    def _found_right(self, event: Event) -> None:
+        self.sound[event.get("gpu")] = len(self.samples[event.get("gpu")])
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
@@ -81,6 +97,11 @@ def spent_seconds(events: Iterable[Event]) -> float:
     return sum(event.get("cost", 0.0) for event in events)
 
 
+def checking_seconds(events: Iterable[Event]) -> float:
+    """Those of them that went into checking results."""
+    return sum(event.get("checking", 0.0) for event in events)
+
+
 def fold_rows(
     run: str, planned: Sequence[Planned], events: Iterable[Event]
 ) -> list[dict[str, Any]]:
@@ -89,12 +110,12 @@ def fold_rows(
     rows = []
     for entry in planned:
         history = known.get(entry.case.id)
-        if history is None or not (history.outcome or history.best or history.exposed):
+        if history is None or not (history.outcome or history.trusted or history.only_exposed):
             continue
         row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
         if history.outcome is not None:
             rows.append({**row, **_failed(history.outcome)})
-        elif not history.best:
+        elif history.only_exposed:
             rows.append({**row, **_failed(_only_exposed(history))})
         else:
             rows.append({**row, **_measured(entry, history)})
@@ -105,7 +126,8 @@ def _only_exposed(history: History) -> Event:
     """The outcome of a case whose every sample has launch gaps in it."""
     message = (
         f"gaps between launches show in all {len(history.exposed)} samples: launching waits for "
-        "the device (is CUDA_LAUNCH_BLOCKING set?), or takes longer than can be hidden."
+        "the device (is CUDA_LAUNCH_BLOCKING set?) or takes longer than can be hidden, or the "
+        "process is stopped again and again."
     )
     return {**history.exposed[-1], "status": "error", "message": message}
 
@@ -119,7 +141,8 @@ def _failed(outcome: Event) -> dict[str, Any]:
 
 
 def _measured(entry: Planned, history: History) -> dict[str, Any]:
-    samples, seconds = history.best, history.seconds
+    samples = history.trusted
+    seconds = [sample["s"] for sample in samples]
     middle, interval = median(seconds), median_interval(seconds)
     problem = entry.case.problem
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}

@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
@@ -17,6 +19,15 @@ def die_with_parent() -> None:
     """On Linux: do not outlive a parent that was killed, least of all inside a hanging kernel."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def is_stopped(process: BaseProcess) -> bool:
+    """On Linux: whether a process is stopped (SIGSTOP, Ctrl-Z) and not only slow."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"  # the name before it may have any character
 
 
 @contextmanager

@@ -152,8 +152,16 @@ class Rounds:
         self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
-        """Go on until every case is finished (``done``) or the budget is spent (``budget``)."""
-        while self._left > 0:
+        """Go on until every case is finished (``done``) or the budget is spent (``budget``).
+
+        In the end, what has samples is checked once more: no sample counts without that.
+        """
+        end = self._measure()
+        self._check([subject for subject in self._open if subject.samples])
+        return end
+
+    def _measure(self) -> str:
+        while self._spare > 0:
             admitted = self._admit()
             if not self._open:
                 if admitted:
@@ -161,15 +169,38 @@ class Rounds:
                 return "budget" if self._waiting else "done"
             if admitted:
                 self._aside(None, self._sampler.wake)
-            due = self._due()
+            due = [subject for subject in self._due() if not subject.finished]
             self._random.shuffle(due)
             for subject in due:
-                if self._left <= 0:
-                    return "budget"
+                if self._spare <= 0:
+                    break
                 self._watch_drift()
                 self._take(subject)
+            self._check([subject for subject in self._open if subject.finished])
             self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
         return "budget"
+
+    @property
+    def _spare(self) -> float:
+        """Seconds that may go into samples: checking what has some comes after them."""
+        return self._left - sum(s.checking for s in self._open if s.samples)
+
+    def _check(self, subjects: Sequence[Subject]) -> None:
+        """Once more after their samples: a kernel may have been right only when it began."""
+        for subject in subjects:
+            if subject.key in self._failed or not subject.samples:
+                continue
+            self._visit([subject.key], subject.cost + subject.checking)
+            begin = self._sampler.now()
+            try:
+                if subject.checker is not None:
+                    subject.checker.after()
+            except Exception as error:
+                self._fail(subject, error)
+                continue
+            cost = self._sampler.now() - begin
+            self._left -= cost
+            self._report("right", subject.key, cost, checking=round(cost, 6))
 
     def _promised(self) -> float:
         """Seconds that six samples of every open case still take."""
@@ -178,7 +209,7 @@ class Rounds:
     def _due(self) -> list[Subject]:
         """The cases of the next round: all, or those under six samples where time is short."""
         extra = sum(s.cost for s in self._open if len(s.samples) >= _LEAST_SAMPLES)
-        short = self._promised() + extra > self._left
+        short = self._promised() + extra > self._spare
         few = [s for s in self._open if len(s.samples) < _LEAST_SAMPLES] if short else []
         return few or list(self._open)
 
@@ -197,7 +228,7 @@ class Rounds:
         skipped: deque[Planned] = deque()
         while self._waiting and len(chosen) < self._chunk:
             entry = self._waiting.popleft()
-            if promised + entry.expected * pace > self._left:
+            if promised + entry.expected * pace > self._spare:
                 skipped.append(entry)  # a cheaper one further on may still fit
                 continue
             promised += entry.expected * pace
@@ -218,7 +249,8 @@ class Rounds:
                 self._report("outcome", result.case.id, cost, status=result.status,
                              message=result.message)  # fmt: skip
                 continue
-            self._report("facts", result.case.id, cost, facts=dict(result.facts))
+            self._report("facts", result.case.id, cost, facts=dict(result.facts),
+                         checking=round(result.subject.checking, 6))  # fmt: skip
             if _LEAST_SAMPLES * result.subject.cost > self._too_long(result.case):
                 self._report("too-long", result.case.id, 0.0)
             else:
@@ -235,9 +267,7 @@ class Rounds:
         try:
             sample = self._sampler.sample(subject)
         except Exception as error:
-            status, message = self._bench.failure(error)
-            self._failed.add(subject.key)
-            self._report("outcome", subject.key, 0.0, status=status, message=message)
+            self._fail(subject, error)
             return
         self._left -= sample.cost
         reading = sample.reading
@@ -250,7 +280,13 @@ class Rounds:
         }  # fmt: skip
         self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
                      **({} if sample.hidden else {"hidden": False}),
+                     **({"checking": round(sample.checking, 6)} if sample.checked else {}),
                      **{name: value for name, value in sensors.items() if value})  # fmt: skip
+
+    def _fail(self, subject: Subject, error: Exception) -> None:
+        status, message = self._bench.failure(error)
+        self._failed.add(subject.key)
+        self._report("outcome", subject.key, 0.0, status=status, message=message)
 
     def _watch_drift(self) -> None:
         """Now and then, time the same product: its times tell how steady the machine is."""

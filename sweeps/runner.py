@@ -21,9 +21,9 @@ from kernels.config import experimental_feature
 from kernels.errors import UserError
 from sweeps.case import Case
 from sweeps.compiling import compiling
-from sweeps.fold import canary_report, fold_rows, histories, spent_seconds
+from sweeps.fold import canary_report, checking_seconds, fold_rows, histories, spent_seconds
 from sweeps.plan import Planned, naming_reserve
-from sweeps.process import terminated_as_interrupt, undisturbed
+from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.store import (
     Event,
@@ -37,6 +37,7 @@ from sweeps.store import (
 from sweeps.tally import Tally, count_by_sweep
 from sweeps.worker import Order, work
 
+_LISTENING_STEP = 1.0  # seconds; what a stop of this process costs of its patience at most
 _START_SECONDS = 300.0  # for a child to import, fill its arena and compile
 _LEAST_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
@@ -118,6 +119,7 @@ def fold(folder: Path) -> dict[str, Any]:
         }
         record["sweeps"] = count_by_sweep(planned, rows, histories(events))
         record["spent_s"] = round(spent_seconds(events), 3)
+        record["checking_s"] = round(checking_seconds(events), 3)
         record["canary"] = canary_report(events)
         write_run(folder, record)
         return record
@@ -239,7 +241,7 @@ class _Supervisor:
     def _listen(self, child: _Child, naming: bool) -> str | None:
         crashed = self._crashed_naming if naming else self._crashed
         while True:
-            if not child.connection.poll(child.patience):
+            if not self._speaks(child):
                 child.process.kill()
                 crashed(child, f"it hung for {child.patience:.0f} s")
                 return None
@@ -275,6 +277,19 @@ class _Supervisor:
                         else "Nothing could be measured"
                     )
                     raise UserError(f"{what}: {content[0]}", exit_code=1)
+
+    def _speaks(self, child: _Child) -> bool:
+        """Whether it says something before the patience is over.
+
+        Time in which the child or this process is stopped does not count.
+        """
+        waited = 0.0
+        while waited < child.patience:
+            step = min(_LISTENING_STEP, child.patience - waited)
+            if child.connection.poll(step):
+                return True
+            waited += 0.0 if is_stopped(child.process) else step
+        return False
 
     def _record(self, event: Event) -> None:
         self._log.append(event)

@@ -11,9 +11,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from sweeps.clock import Clock, LaunchCall, Timing
+from sweeps.clock import Clock, LaunchCall, Timing, nothing
+from sweeps.pulse import Pulse
 from sweeps.statistics import CHECKPOINTS, finished
 from sweeps.telemetry import RETRY, Reading, Telemetry
 
@@ -23,8 +25,31 @@ PROTOCOL = 1
 SUSTAINED_SETTLE = 0.3
 SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3
+_STOP_RETRIES = 3
 MAX_EXPOSED = CHECKPOINTS[0]
 """Samples with launch gaps in them after which a case is given up: they never enter a median."""
+
+CHECKED_EVERY = 6
+"""One sample in so many is checked, the first one of a case among them: it costs about as much as a
+sample does. The median of six samples has one that was."""
+
+
+class Checker(Protocol):
+    """Knows whether what was launched computed what it should."""
+
+    def poison(self) -> None:
+        """Make every result wrong, in the device's own order of things."""
+        ...
+
+    def batch(self, indices: Sequence[int], last: object) -> None:
+        """Check the results of a batch on the sets of ``indices``; ``last`` is what its last launch
+        returned. Raises if one is wrong.
+        """
+        ...
+
+    def after(self) -> None:
+        """Check once more when all samples are taken. Raises if a result is wrong."""
+        ...
 
 
 @dataclass
@@ -34,7 +59,8 @@ class Subject:
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
     ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` brings back
-    into the flushed cache what a launch should find there; cold, that is nothing.
+    into the flushed cache what a launch should find there; cold, that is nothing. ``checker``
+    checks some of its batches.
     """
 
     key: str
@@ -49,6 +75,8 @@ class Subject:
     launches: int = 0  # of a batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
     warm: Callable[[], object] = lambda: None
+    checker: Checker | None = None
+    checking: float = 0.0  # seconds that checking one launch takes, about
 
     @property
     def finished(self) -> bool:
@@ -58,7 +86,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed batch: seconds per launch, how many, and what the sensors said."""
+    """One timed batch: seconds per launch, how many, and what the sensors said.
+
+    ``cost`` are the seconds that all of it took, ``checking`` those of them that went into its
+    results, if they were ``checked``.
+    """
 
     key: str
     seconds: float
@@ -66,6 +98,8 @@ class Sample:
     cost: float
     reading: Reading
     hidden: bool
+    checked: bool
+    checking: float
 
 
 class Sampler:
@@ -76,11 +110,13 @@ class Sampler:
         clock: Clock,
         flush: Callable[[], None] = lambda: None,
         telemetry: Telemetry | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         """``flush`` evicts the last-level cache, in the device's own order of things."""
         self._clock = clock
         self._flush = flush
         self._telemetry = telemetry or Telemetry()
+        self._pulse = pulse or Pulse()
         self._stays_slow = False
         self._flush_seconds: float | None = None
 
@@ -95,10 +131,10 @@ class Sampler:
         """
         clock = self._clock
         if not warmed_up:
-            clock.time(launch, [0])
+            self._timed(launch, [0])
         seconds, count = math.inf, 1
         while True:
-            seconds = min(seconds, clock.time(launch, [0] * count).seconds / count)
+            seconds = min(seconds, self._timed(launch, [0] * count).seconds / count)
             if seconds * count >= clock.batch_seconds / 4 or count >= clock.most_launches:
                 return seconds
             # Never more launches than a full batch should have, however fast the first one was.
@@ -128,9 +164,9 @@ class Sampler:
     def _flush_cost(self) -> float:
         """Seconds of a flush: on a CPU, several times a short batch's own."""
         if self._flush_seconds is None:
-            begin = self._clock.now()
+            begin = self.now()
             self._flush()
-            self._flush_seconds = self._clock.now() - begin
+            self._flush_seconds = self.now() - begin
         return self._flush_seconds
 
     def sample(self, subject: Subject) -> Sample:
@@ -139,49 +175,88 @@ class Sampler:
         A sample during which the hardware slowed itself down is taken again after a pause, three
         times at most; then it stands, and its reasons with it. A machine that stays slow is not
         waited for again until it was seen at its full speed.
+
+        Raises:
+            Exception: whatever a launch throws, or the subject's checker, if a result is wrong.
         """
         clock = self._clock
-        begin = clock.now()
+        checked = (len(subject.samples) + subject.exposed) % CHECKED_EVERY == 0
+        checker = subject.checker if checked else None
+        begin = self.now()
         for attempt in range(_THROTTLE_RETRIES + 1):
             if attempt:
                 self._telemetry.forget()
             start = clock.now()
-            timing = self._batch(subject)
+            timing = self._batch(subject, checker)
             reading = self._telemetry.between(start, clock.now())
             throttled = not RETRY.isdisjoint(reading.throttled)
             if not throttled or self._stays_slow:
                 break
         self._stays_slow = throttled
         seconds = timing.seconds / subject.launches
-        cost = clock.now() - begin
+        subject.cost = self.now() - begin
+        if checker is not None:
+            checker.batch(self._indices(subject), timing.last)
+        cost = self.now() - begin
         if timing.hidden:
             subject.samples.append(seconds)
         else:
             subject.exposed += 1
-        subject.cost = cost
-        return Sample(subject.key, seconds, subject.launches, cost, reading, timing.hidden)
+        return Sample(
+            subject.key, seconds, subject.launches, cost, reading, timing.hidden, checked,
+            cost - subject.cost,
+        )  # fmt: skip
 
     def wake(self) -> None:
         """After a pause: bring the device back to the clocks of work."""
         self._clock.wake()
 
     def now(self) -> float:
-        """The clock's host time, in seconds."""
-        return self._clock.now()
+        """The clock's host time without what the process was stopped for, in seconds."""
+        return self._clock.now() - self._pulse.lost()
 
-    def _batch(self, subject: Subject) -> Timing:
-        clock, launch = self._clock, subject.launch
-        indices: Sequence[int] = [i % subject.sets for i in range(subject.launches)]
+    def _indices(self, subject: Subject) -> Sequence[int]:
+        """The sets of a batch, in order."""
+        if subject.cache == "warm" and subject.mode != "sustained":
+            return [0] * subject.launches
+        return [i % subject.sets for i in range(subject.launches)]
+
+    def _batch(self, subject: Subject, checker: Checker | None) -> Timing:
+        sustained = subject.mode == "sustained"
+        before = functools.partial(self._set_out, subject, checker)
         with subject.settings():
-            if subject.mode == "sustained":
-                return clock.time(launch, indices, settle=SUSTAINED_SETTLE)
-            before: Callable[[], object] = functools.partial(self._empty_cache, subject)
-            if subject.cache == "warm":
-                indices = [0] * subject.launches
-                before = functools.partial(launch, 0)
-            return clock.time(launch, indices, before=before, paced=subject.paced)
+            return self._timed(
+                subject.launch, self._indices(subject), before=before,
+                settle=SUSTAINED_SETTLE if sustained else 0.0,
+                paced=subject.paced and not sustained,
+            )  # fmt: skip
 
-    def _empty_cache(self, subject: Subject) -> None:
-        """Flush the cache, then bring back what the subject's launches should find in it."""
-        self._flush()
-        subject.warm()
+    def _timed(
+        self,
+        launch: LaunchCall,
+        indices: Sequence[int],
+        before: Callable[[], object] = nothing,
+        settle: float = 0.0,
+        paced: bool = False,
+    ) -> Timing:
+        """As the clock's own, again where the process was stopped meanwhile.
+
+        Where that happens time after time, as under a limit on CPU time that works by stopping, the
+        batch shows gaps.
+        """
+        for _ in range(_STOP_RETRIES + 1):
+            stops = self._pulse.stops()
+            timing = self._clock.time(launch, indices, before, settle, paced)
+            if self._pulse.stops() == stops:
+                return timing
+        return replace(timing, hidden=False)
+
+    def _set_out(self, subject: Subject, checker: Checker | None) -> None:
+        """What a batch begins with: results that are wrong, and the cache as it should be."""
+        if subject.mode != "sustained" and subject.cache == "warm":
+            subject.launch(0)
+        if checker is not None:
+            checker.poison()
+        if subject.mode != "sustained" and subject.cache != "warm":
+            self._flush()
+            subject.warm()

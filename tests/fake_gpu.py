@@ -187,14 +187,15 @@ def install_rooftile() -> None:
     import kernels.device
     import kernels.timers
     import sweeps.bench
+    import sweeps.checking
     import sweeps.clock
     import sweeps.clockcheck
     import sweeps.profile
     import sweeps.start
     from kernels.launch import Launch
     from kernels.machine import known_machine
-    from kernels.reference import Check
     from kernels.vendor import Library
+    from kernels.verify import Verdict
     from sweeps.plan import expected_seconds
 
     h200 = known_machine("nvidia-h200")
@@ -213,8 +214,8 @@ def install_rooftile() -> None:
 
         return Launch(bare, sets)
 
-    def right(*arguments: Any, **options: Any) -> Check:
-        return Check(1e-4, 1e-2)
+    def right(*arguments: Any, **options: Any) -> Verdict:
+        return Verdict(1e-4, 1e-2)
 
     this_gpu: Callable[[int], Any] = kernels.device._this_gpu
 
@@ -254,8 +255,9 @@ def install_rooftile() -> None:
         return lambda: device.kernel("fake_step", 1e-3)
 
     put(kernels.device, _this_gpu=on_the_host, nvidia_driver=lambda: "580.159.04")
-    put(sweeps.bench, check=right, CudaClock=Clock)
-    put(kernels.check, check=right)
+    put(sweeps.bench, CudaClock=Clock)
+    put(sweeps.checking, verify=right)
+    put(kernels.check, verify=right)
     put(sweeps.start, sweep_cases=some_cases)
     put(sweeps.clockcheck, sweep_cases=some_cases, do_bench=do_bench)
     put(sweeps.profile, training_step=step)

@@ -42,6 +42,7 @@ class FakeClock:
         self.batches: list[tuple[tuple[int, ...], float]] = []
         self.waking: list[float] = []
         self.exposed = False  # whether gaps show in the batch at hand
+        self.launched = 0.0  # seconds of launches that the clock did not make itself
 
     def time(
         self,
@@ -51,9 +52,10 @@ class FakeClock:
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        first = before()
+        self.launched = 0.0
+        before()
+        self.seconds += self.launched
         self.exposed = False
-        self.seconds += first if isinstance(first, float) else 0.0
         self.batches.append((tuple(indices), settle))
         took = 0.0
         for index in indices:
@@ -213,7 +215,10 @@ class FakeBench:
                 raise RuntimeError("launch failed")
             if behaviour == "abort-in-sample":
                 os.abort()
-            return law(index)
+            seconds = law(index)
+            assert isinstance(seconds, float)
+            self.clock.launched += seconds
+            return seconds
 
         return launch
 

@@ -395,7 +395,7 @@ def test_a_spent_budget_leaves_cases_unreached_and_says_so(
     count = len(started.planned)
     with SampleLog(started.folder, (1, 1)) as log:  # one case has cost all that there was
         seen = {"case": started.planned[0].case.id, "at": 1.7e9, "worker": "1/1"}
-        log.append({"event": "sample", "s": 1e-5, "n": 1, "cost": 20.0, **seen})
+        log.append({"event": "sample", "s": 1e-5, "n": 1, "cost": 20.0, "checking": 0.1, **seen})
         log.append({"event": "facts", "facts": {"kernel": "gemm"}, "cost": 0.0, **seen})
     run_command(list(NAMES), "20s", tmp_path, device="cpu")
     captured = capsys.readouterr()

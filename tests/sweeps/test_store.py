@@ -160,7 +160,8 @@ def test_an_old_run_is_set_aside_whole(tmp_path: Path) -> None:
 
 
 def sample(case: str, seconds: float, **more: object) -> dict[str, object]:
-    return {"event": "sample", "case": case, "s": seconds, "n": 10, "cost": 0.5, "at": 1.7e9,
+    return {"event": "sample", "case": case, "s": seconds, "n": 10, "cost": 0.5, "checking": 0.0,
+            "at": 1.7e9,
             "worker": "1/1", **more}  # fmt: skip
 
 
