@@ -29,3 +29,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"use one of {', '.join(words)}."
+
+
+class WrongResultError(Exception):
+    """A launch computed something else than its problem's result."""

@@ -51,7 +51,11 @@ _TOGETHER = 1 << 22  # elements of small sets that are stacked and tested at onc
 
 
 def remainders(
-    problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor], seed: int
+    problem: Workload,
+    sets: Sequence[Operands],
+    results: Sequence[Tensor],
+    seed: int,
+    one_side: bool = False,
 ) -> list[float] | None:
     """The largest remainder of each result; NaN where a result has a NaN.
 
@@ -60,6 +64,7 @@ def remainders(
         sets: the operands, one set for each result.
         results: with the problem's logical shape.
         seed: of the random signs.
+        one_side: sums along one of the two axes alone, drawn by ``seed``: half the work.
 
     Returns:
         A number for each set, to be compared with :data:`LIMIT`, in standard deviations of a
@@ -76,17 +81,19 @@ def remainders(
             for operands, result in zip(sets, results, strict=True):
                 variance = length * _mean_square(operands.a) * _mean_square(operands.b)
                 sides = _conv_sides(problem, operands, result)
-                largest = [_remainder(side, signs, variance).amax() for side in _sums(sides)]
+                sides = _chosen(sides, seed if one_side else None)
+                largest = [_remainder(side, signs, variance).amax() for side in sides]
                 squares.append(torch.stack(largest).amax(0, keepdim=True))
         else:
             for some in _together(sets):
                 a, b, y = _stacked(problem, sets[some], results[some])
                 variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
-                sides = (
+                sides = [
                     _Side(torch.matmul, a, b, y, -1, -1, cut=-2),
                     _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
-                )
-                left = [_remainder(side, signs, variance) for side in _sums(sides)]
+                ]
+                sides = _chosen(sides, seed if one_side else None)
+                left = [_remainder(side, signs, variance) for side in sides]
                 largest = [one.flatten(1).amax(1) for one in left]
                 squares.append(torch.stack(largest).amax(0))
     return [float(value) for value in torch.cat(squares).sqrt().tolist()]
@@ -111,9 +118,13 @@ class _Side:
     adds_up: bool = False
 
 
-def _sums(sides: Sequence[_Side]) -> Sequence[_Side]:
-    """Those that sum anything up: without a sum, a side is the whole product once more."""
-    return [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
+def _chosen(sides: list[_Side], seed: int | None) -> list[_Side]:
+    """Those that sum anything up: without a sum, a side is the whole product once more.
+
+    With a ``seed``, one of them.
+    """
+    sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
+    return sides if seed is None else [sides[seed % len(sides)]]
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
@@ -199,7 +210,7 @@ def _stacked(
     return a, b, y
 
 
-def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> tuple[_Side, _Side]:
+def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Sums over output channels and over images; of a filter gradient, over both channels.
 
     Channels that are summed up are (groups, channels of a group), so that no sum mixes groups.
@@ -216,10 +227,10 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> tuple[_Side, 
             return grouped(conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
         w, y = grouped(b, 0), grouped(result, 1)
-        return (
+        return [
             _Side(forward, a, w, y, 1, 2),
             _Side(lambda w, x: forward(x, w), w, a, y, 0, 0, cut=None),
-        )
+        ]
     if conv.pass_ == "dgrad":
 
         def backward(dy: Tensor, w: Tensor) -> Tensor:
@@ -227,10 +238,10 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> tuple[_Side, 
             return grouped(conv2d_input(size, w, dy, *geometry), 1)
 
         dx = grouped(result, 1)
-        return (
+        return [
             _Side(backward, a, b, dx, 1, 2),
             _Side(lambda w, dy: backward(dy, w), b, a, dx, 0, 0, cut=None),
-        )
+        ]
 
     def outputs(x: Tensor, dy: Tensor) -> Tensor:
         size = (dy.shape[1] * dy.shape[2], *conv_shapes(conv)["w"][1:])
@@ -240,7 +251,7 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> tuple[_Side, 
         size = (conv.kout, x.shape[2], conv.r, conv.s)
         return conv2d_weight(x.flatten(1, 2), size, dy, *geometry)
 
-    return (
+    return [
         _Side(outputs, a, grouped(b, 1), grouped(result, 0), 2, 1, adds_up=True),
         _Side(inputs, b, grouped(a, 1), result, 2, 1, adds_up=True),
-    )
+    ]

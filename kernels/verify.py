@@ -30,12 +30,12 @@ class Verdict:
         return not self.message
 
 
-class WrongResultError(Exception):
-    """A launch computed something else than its problem's result."""
-
-
 def verify(
-    problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor], seed: int
+    problem: Workload,
+    sets: Sequence[Operands],
+    results: Sequence[Tensor],
+    seed: int,
+    one_side: bool = False,
 ) -> Verdict:
     """Test results: all of every one by the identity, some entries of one against float64.
 
@@ -47,6 +47,7 @@ def verify(
         sets: the operands, one set for each result.
         results: with the problem's logical shape.
         seed: of everything that is drawn: the result, its entries, the identity's signs.
+        one_side: the identity from one side alone.
     """
     which = random.Random(seed).randrange(len(results))
     sampled = check(problem, sets[which], results[which], seed)
@@ -54,7 +55,7 @@ def verify(
     if not sampled.ok:
         return Verdict(*figures, f"off by {sampled.rel_error:.1e} of the largest value; "
                        f"{sampled.tolerance:.0e} is allowed.")  # fmt: skip
-    left = remainders(problem, sets, results, seed)
+    left = remainders(problem, sets, results, seed, one_side)
     if left is None:
         finite = all(bool(torch.isfinite(result).all()) for result in results)
         return Verdict(*figures, "" if finite else "some values are infinite or no numbers.")

@@ -98,6 +98,9 @@ def plan_command(
             f"{row['name']:20} {row['cases']:5} cases, {row['planned']:5} in the plan, "
             f"about {row['expected_s']:6.0f} s at six samples each"
         )
+    total, checking = (sum(row[name] for row in rows) for name in ("expected_s", "checking_s"))
+    share = f", {checking / total:.1%} of it to check results" if total else ""
+    print(f"{total:.0f} s in all{share}.")
 
 
 @app.command("machine")

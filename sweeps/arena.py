@@ -101,6 +101,16 @@ class Arena:
         """Read twice the cache's size of other data; on a GPU, in stream order."""
         self._flush.sum()
 
+    def restore(self) -> None:
+        """Fill all inputs with what they had: a kernel that is wrong may have written anywhere."""
+        for inputs in self._inputs.values():
+            self._fill(inputs)
+
+    def _fill(self, inputs: Tensor) -> None:
+        generator = torch.Generator(self._device).manual_seed(0)
+        for chunk in inputs.split(_FILL_CHUNK):
+            chunk.copy_(torch.randn(len(chunk), generator=generator, device=self._device))
+
     def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
@@ -111,9 +121,7 @@ class Arena:
                 torch.empty(size // dtype.itemsize, dtype=dtype, device=self._device)
                 for size in sizes
             )
-            generator = torch.Generator(self._device).manual_seed(0)
-            for chunk in inputs.split(_FILL_CHUNK):
-                chunk.copy_(torch.randn(len(chunk), generator=generator, device=self._device))
+            self._fill(inputs)
             self._inputs[dtype], self._results[dtype] = inputs, results
         return self._inputs[dtype], self._results[dtype]
 

@@ -16,11 +16,11 @@ import torch
 
 from kernels import implementations
 from kernels.device import select_device
+from kernels.errors import WrongResultError
 from kernels.launch import Implementation, Launch
 from kernels.machine import Machine
 from kernels.problem import Gemm
 from kernels.registry import library_for
-from kernels.verify import WrongResultError
 from sweeps.arena import Arena, ArenaFullError, set_bytes
 from sweeps.case import Case
 from sweeps.checking import ResultChecker
@@ -190,6 +190,7 @@ class TorchBench:
         exact = math.isfinite(verdict.rel_error)
         facts = {"rel_error": verdict.rel_error} if exact else {}
         if not verdict.ok:
+            self._arena.restore()
             return Refused(case, "wrong", verdict.message, facts)
         with launch.settings():
             seconds = self.sampler.estimate(launch.bare, warmed_up=True)
@@ -233,6 +234,7 @@ class TorchBench:
             except RuntimeError as broken:
                 raise PoisonedError(str(broken)) from None
         if isinstance(error, WrongResultError):
+            self._arena.restore()
             return "wrong", str(error)
         full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
         if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels.machine import Machine
+from sweeps.limits import too_fast
 from sweeps.plan import Planned
 from sweeps.sampler import MAX_EXPOSED
 from sweeps.schema import SCHEMA
@@ -103,9 +105,12 @@ def checking_seconds(events: Iterable[Event]) -> float:
 
 
 def fold_rows(
-    run: str, planned: Sequence[Planned], events: Iterable[Event]
+    run: str, planned: Sequence[Planned], events: Iterable[Event], machine: Machine | None = None
 ) -> list[dict[str, Any]]:
-    """One row for each case of the plan that has anything to say, in the plan's order."""
+    """One row for each case of the plan that has anything to say, in the plan's order.
+
+    A time that ``machine`` cannot reach becomes an error.
+    """
     known = histories(events)
     rows = []
     for entry in planned:
@@ -118,7 +123,7 @@ def fold_rows(
         elif history.only_exposed:
             rows.append({**row, **_failed(_only_exposed(history))})
         else:
-            rows.append({**row, **_measured(entry, history)})
+            rows.append({**row, **_measured(entry, history, machine)})
     return rows
 
 
@@ -140,16 +145,20 @@ def _failed(outcome: Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measured(entry: Planned, history: History) -> dict[str, Any]:
+def _measured(entry: Planned, history: History, machine: Machine | None) -> dict[str, Any]:
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
     middle, interval = median(seconds), median_interval(seconds)
     problem = entry.case.problem
+    impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
+    if impossible:
+        return _failed({**samples[-1], "status": "error", "message": sentence})
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
     gaps = len(history.exposed)
+    left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""
     row: dict[str, Any] = {
         "status": "ok",
-        "message": f"launch gaps show in {gaps} more samples, which are left out." if gaps else "",
+        "message": " ".join(filter(None, [sentence, left_out])),
         "time_utc": _utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),

@@ -7,6 +7,7 @@ the time. A case is admitted while its expected cost fits what is left of the bu
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from kernels.constants import default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
+from kernels.problem import DTYPE_BYTES
 from sweeps.case import Case
+from sweeps.clock import CpuClock, CudaClock
 from sweeps.compiling import compilers, kernel_key
 from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.statistics import CHECKPOINTS
@@ -27,6 +30,11 @@ _SAMPLES = CHECKPOINTS[0]
 _LARGEST_SHARE = 0.02  # of the budget, for one case
 _PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, check, warm-up
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
+
+# One check of a result: what the host needs for its 90 operations, and passes over all operands, by
+# the bytes of an element. A CPU's are measured; fp32 is not copied into a wider type.
+_CHECK_SECONDS = {"cpu": 1.5e-3, "gpu": 8e-4}
+_CHECK_PASSES = {2: 10, 4: 4}
 
 # What else a GPU's cases take. No GPU has shown these yet: they are what readers of PyTorch's and
 # Triton's sources expect of an H200.
@@ -44,6 +52,7 @@ class Planned:
 
     case: Case
     expected: float
+    checking: float = 0.0  # of those, the seconds in which its results are checked
 
     def to_json(self) -> dict[str, Any]:
         """For run.json."""
@@ -139,16 +148,30 @@ def _with_costs(
             batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
         elif machine.kind == "cpu" and case.cache != "warm":
             batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
-        # A check and a few first launches come before the samples.
+        # A few first launches come before the samples.
         cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
+        checking = _checking_seconds(case, seconds, machine)
+        cost += checking
         if machine.kind == "gpu":
             cost += _WAKE_SECONDS + _cudnn_seconds(case)
             key = kernel_key(case)
             if key is not None and key not in compiled:
                 compiled.add(key)
                 cost += compile_seconds
-        planned.append(Planned(case, cost))
+        planned.append(Planned(case, cost, checking))
     return planned
+
+
+def _checking_seconds(case: Case, seconds: float, machine: Machine) -> float:
+    """Seconds in which a case's results are checked, one launch taking ``seconds``.
+
+    Before its samples (a launch that warms up in any case), after them, and in one of six from one
+    side: there every launch of a cold batch has a result of its own.
+    """
+    one = _CHECK_PASSES[DTYPE_BYTES[case.problem.dtype]] * case.problem.bytes / machine.bandwidth
+    clock = CudaClock if machine.kind == "gpu" else CpuClock
+    launches = math.ceil(clock.batch_seconds / max(seconds, 1e-9)) if case.cache != "warm" else 1
+    return 3 * _CHECK_SECONDS[machine.kind] + seconds + (2 + 0.5 * launches) * one
 
 
 def _cudnn_seconds(case: Case) -> float:

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
@@ -21,10 +20,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def is_stopped(process: BaseProcess) -> bool:
+def is_stopped(pid: int | None) -> bool:
     """On Linux: whether a process is stopped (SIGSTOP, Ctrl-Z) and not only slow."""
     try:
-        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] == "T"  # the name before it may have any character

@@ -19,6 +19,7 @@ from typing import Any
 
 from kernels.config import experimental_feature
 from kernels.errors import UserError
+from kernels.machine import Machine
 from sweeps.case import Case
 from sweeps.compiling import compiling
 from sweeps.fold import canary_report, checking_seconds, fold_rows, histories, spent_seconds
@@ -107,7 +108,8 @@ def fold(folder: Path) -> dict[str, Any]:
         record = read_run(folder)
         planned = [Planned.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
-        rows = fold_rows(record["run"], planned, events)
+        machine = Machine.from_json(record["machine"]) if record["machine"] else None
+        rows = fold_rows(record["run"], planned, events, machine)
         write_table(folder, rows)
         statuses = [row["status"] for row in rows]
         record["counts"] = {
@@ -288,7 +290,7 @@ class _Supervisor:
             step = min(_LISTENING_STEP, child.patience - waited)
             if child.connection.poll(step):
                 return True
-            waited += 0.0 if is_stopped(child.process) else step
+            waited += 0.0 if is_stopped(child.process.pid) else step
         return False
 
     def _record(self, event: Event) -> None:

@@ -180,14 +180,16 @@ class Sampler:
             Exception: whatever a launch throws, or the subject's checker, if a result is wrong.
         """
         clock = self._clock
-        checked = (len(subject.samples) + subject.exposed) % CHECKED_EVERY == 0
+        taken = len(subject.samples) + subject.exposed
+        checked = taken % CHECKED_EVERY == 0
+        indices = self._indices(subject, taken)
         checker = subject.checker if checked else None
         begin = self.now()
         for attempt in range(_THROTTLE_RETRIES + 1):
             if attempt:
                 self._telemetry.forget()
             start = clock.now()
-            timing = self._batch(subject, checker)
+            timing = self._batch(subject, indices, checker)
             reading = self._telemetry.between(start, clock.now())
             throttled = not RETRY.isdisjoint(reading.throttled)
             if not throttled or self._stays_slow:
@@ -196,7 +198,7 @@ class Sampler:
         seconds = timing.seconds / subject.launches
         subject.cost = self.now() - begin
         if checker is not None:
-            checker.batch(self._indices(subject), timing.last)
+            checker.batch(indices, timing.last)
         cost = self.now() - begin
         if timing.hidden:
             subject.samples.append(seconds)
@@ -215,18 +217,21 @@ class Sampler:
         """The clock's host time without what the process was stopped for, in seconds."""
         return self._clock.now() - self._pulse.lost()
 
-    def _indices(self, subject: Subject) -> Sequence[int]:
-        """The sets of a batch, in order."""
+    def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
+        """The sets of a batch, in order.
+
+        Each begins with another, so that also batches of one launch use them all.
+        """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
-        return [i % subject.sets for i in range(subject.launches)]
+        return [(taken + i) % subject.sets for i in range(subject.launches)]
 
-    def _batch(self, subject: Subject, checker: Checker | None) -> Timing:
+    def _batch(self, subject: Subject, indices: Sequence[int], checker: Checker | None) -> Timing:
         sustained = subject.mode == "sustained"
         before = functools.partial(self._set_out, subject, checker)
         with subject.settings():
             return self._timed(
-                subject.launch, self._indices(subject), before=before,
+                subject.launch, indices, before=before,
                 settle=SUSTAINED_SETTLE if sustained else 0.0,
                 paced=subject.paced and not sustained,
             )  # fmt: skip

@@ -172,17 +172,20 @@ def plan_rows(
     ``cores`` are those of its host, which compile; None: as many as here.
 
     Returns:
-        ``name``, ``cases``, ``planned``, and ``expected_s`` for six samples of each planned case.
+        ``name``, ``cases``, ``planned``, ``expected_s`` for six samples of each planned case, and
+        ``checking_s``, those of them in which results are checked.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
     rows: dict[str, dict[str, Any]]
-    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0}
+    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0,
+                   "checking_s": 0.0}
             for name, all_ in cases.items()}  # fmt: skip
     for entry in plan.planned:
         row = rows[entry.case.sweep]
         row["planned"] += 1
         row["expected_s"] += entry.expected
+        row["checking_s"] += entry.checking
     return list(rows.values())
 
 

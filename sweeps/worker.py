@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
+import os
 import signal
 import sys
 import time
@@ -46,33 +48,49 @@ def work(connection: Connection, order: Order) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides what they mean
         signal.signal(number, signal.SIG_IGN)
 
+    os.register_at_fork(after_in_child=functools.partial(_take_no_part, connection))
+
+    def send(*message: object) -> None:
+        if connection.closed:
+            os._exit(1)  # a launch has forked, and this is the other process
+        connection.send(message)
+
     def tell(event: Event) -> None:
-        connection.send(("event", event))
+        send("event", event)
 
     def visit(cases: Sequence[str], seconds: float) -> None:
-        connection.send(("visit", tuple(cases), seconds))
+        send("visit", tuple(cases), seconds)
 
     try:
         bench = _make_bench(order)
         if order.naming:
             cases = [entry.case for entry in order.planned]
             name_kernels(cases, bench, order.worker, tell, visit)
-            connection.send(("end", "done"))
+            send("end", "done")
             return
         # The budget counts measuring alone; the time of this call has gone on since it began.
         rounds = Rounds(
             order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
             limit=order.until - time.monotonic(),
         )  # fmt: skip
-        connection.send(("end", rounds.run()))
+        send("end", rounds.run())
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the parent has gone
     except PoisonedError as error:
-        connection.send(("poisoned", _first_line(error)))
+        send("poisoned", _first_line(error))
     except UserError as error:
-        connection.send(("failed", str(error)))
+        send("failed", str(error))
     except Exception as error:
-        connection.send(("failed", f"{type(error).__name__}: {_first_line(error)}"))
+        send("failed", f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _take_no_part(connection: Connection) -> None:
+    """In a process that a launch has forked: leave the measuring to the one that was here before.
+
+    An open connection would also hide that process's death from the parent.
+    """
+    connection.close()
+    die_with_parent()
 
 
 def _first_line(error: Exception) -> str:

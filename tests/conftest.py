@@ -31,13 +31,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC_DATA = ROOT.parent / "shared" / "data"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if HAS_GPU:
-        return
-    skip = pytest.mark.skip(reason="no GPU that PyTorch can use")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run what takes many minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    reasons = {}
+    if not HAS_GPU:
+        reasons["gpu"] = "no GPU that PyTorch can use"
+    if not config.getoption("--long"):
+        reasons["long"] = "`make attacks` runs it"
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        for keyword, reason in reasons.items():
+            if keyword in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(optionalhook=True)  # a GPU node's Python may have pytest without pytest-benchmark

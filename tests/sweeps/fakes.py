@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from kernels.errors import WrongResultError
 from kernels.problem import Gemm
 from sweeps.case import Case
 from sweeps.clock import LaunchCall, Timing, nothing
@@ -82,12 +83,30 @@ def noisy(seconds: float, spread: float, seed: int = 0) -> LaunchCall:
     return lambda index: seconds * rng.lognormvariate(0.0, spread)
 
 
+class FakeChecker:
+    """Finds what its case's behaviour says."""
+
+    def __init__(self, behaviour: str) -> None:
+        self.behaviour = behaviour
+
+    def poison(self) -> None:
+        pass
+
+    def batch(self, indices: Sequence[int], last: object) -> None:
+        if self.behaviour == "wrong-in-batch":
+            raise WrongResultError("in a timed batch it was wrong.")
+
+    def after(self) -> None:
+        if self.behaviour == "wrong-after":
+            raise WrongResultError("after its samples it was wrong.")
+
+
 class FakeBench:
     """Cases whose M says what happens to them; see ``behaviours``.
 
     Behaviours: ok, wrong, oom, unsupported, raise, abort, abort-once, hang, poison,
     raise-in-sample, abort-in-sample, abort-together, abort-in-naming, lose-name, lose-name-always,
-    profiler-fails, real-time-signal, half-a-character.
+    profiler-fails, real-time-signal, half-a-character, wrong-in-batch, wrong-after.
     ``exposed`` says of which M launch gaps show, and in how many samples.
     """
 
@@ -107,6 +126,7 @@ class FakeBench:
         exposed: Mapping[int, int] | None = None,
         sustained: Collection[int] = (),
         stalls_after: int = 0,
+        checking: float = 0.0,
     ) -> None:
         """``stalls_after``: launches after which the process only waits to be killed."""
         self.clock = FakeClock()
@@ -114,6 +134,7 @@ class FakeBench:
         self._sustained = sustained
         self._stalls_after = stalls_after
         self._launched = 0
+        self._checking = checking
         self.sampler = Sampler(self.clock)
         self.gpu = gpu
         self.prepared: list[Case] = []
@@ -152,7 +173,8 @@ class FakeBench:
             taken = known[one.id].samples.get(self.gpu, []) if one.id in known else []
             subject = Subject(
                 one.id, self._launch(one, behaviour), cache="warm",
-                samples=[sample["s"] for sample in taken],
+                samples=[sample["s"] for sample in taken], checker=FakeChecker(behaviour),
+                checking=self._checking,
             )  # fmt: skip
             subject.launches = 1
             subject.cost = self._seconds * one.problem.m  # type: ignore[union-attr]
@@ -187,6 +209,8 @@ class FakeBench:
     def failure(self, error: Exception) -> tuple[str, str]:
         if isinstance(error, PoisonedError):
             raise error
+        if isinstance(error, WrongResultError):
+            return "wrong", str(error)
         return "error", f"{type(error).__name__}: {error}"
 
     def canary(self) -> Subject | None:

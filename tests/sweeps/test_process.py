@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from sweeps.process import terminated_as_interrupt, undisturbed
+from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -26,3 +29,14 @@ def test_what_is_short_is_finished_first() -> None:
     assert done == ["written"]
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)  # afterwards they mean what they meant
+
+
+def test_a_stopped_process_is_told_from_a_slow_one() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert not is_stopped(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    while not is_stopped(process.pid):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not is_stopped(process.pid)

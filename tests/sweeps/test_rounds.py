@@ -10,7 +10,7 @@ from fakes import FakeBench, planned
 
 from sweeps import rounds as rounds_module
 from sweeps.case import Case
-from sweeps.fold import CANARY, histories
+from sweeps.fold import CANARY, fold_rows, histories
 from sweeps.plan import Planned
 from sweeps.rounds import CHUNK, FIRST_CHUNK, PoisonedError, Rounds
 from sweeps.sampler import Sampler, Subject
@@ -263,3 +263,43 @@ def test_the_canary_is_sampled_now_and_then() -> None:
 def test_identity_of_cases() -> None:
     one = planned(1)[0].case
     assert Case.from_columns(one.columns()).id == one.id
+
+
+def test_every_case_is_found_right_after_its_samples() -> None:
+    cases = planned(30)
+    _, events, _ = go(cases)
+    last = {event["case"]: event["event"] for event in events}
+    assert all(last[entry.case.id] == "right" for entry in cases)
+    assert all(history.closed for history in histories(events).values() if history.facts)
+
+
+@pytest.mark.parametrize("behaviour", ["wrong-in-batch", "wrong-after"])
+def test_a_kernel_that_was_right_at_first_has_no_time(behaviour: str) -> None:
+    cases = planned(3)
+    _, events, _ = go(cases, behaviours={2: behaviour})
+    rows = fold_rows("run", cases, events)
+    assert [row["status"] for row in rows] == ["ok", "wrong", "ok"]
+    assert "time_us" not in rows[1]
+    assert rows[1]["message"].endswith("it was wrong.")
+
+
+def test_what_is_open_when_the_budget_ends_is_checked_in_time() -> None:
+    cases = planned(8)
+    end, events, device = go(cases, budget=0.05, spread=0.3, checking=1e-3, canary="raise")
+    assert end == "budget"
+    taken = samples_of(events)
+    right = {event["case"] for event in events if event["event"] == "right"}
+    assert right == set(taken)
+    assert device.clock.seconds < 0.05 - len(right) * 1e-3 + 0.002  # no launch came after it
+
+
+def test_finished_samples_of_a_killed_process_are_checked_and_not_taken_again() -> None:
+    cases = planned(4)
+    _, events, _ = go(cases)
+    killed = [event for event in events if event["event"] != "right"]
+    rows = fold_rows("run", cases, killed)
+    assert {row["samples"] for row in rows} == {1}  # what a checked sample vouches for
+    _, more, _ = go(cases, earlier=killed)
+    assert not samples_of(more) - Counter({CANARY: 100})
+    rows = fold_rows("run", cases, [*killed, *more])
+    assert {row["samples"] for row in rows} <= set(CHECKPOINTS)

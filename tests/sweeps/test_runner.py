@@ -19,6 +19,7 @@ from fakes import Silent, planned
 
 from kernels.errors import UserError
 from kernels.problem import Gemm
+from sweeps import runner as runner_module
 from sweeps.case import Case
 from sweeps.fold import CANARY
 from sweeps.plan import Planned
@@ -490,3 +491,20 @@ def test_folding_twice_gives_the_same_table(tmp_path: Path) -> None:
     table = (tmp_path / "measurements.csv").read_bytes()
     fold(tmp_path)
     assert (tmp_path / "measurements.csv").read_bytes() == table
+
+
+def test_a_child_that_is_stopped_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its patience does not run while it is stopped: it is there when it goes on."""
+    asked: list[int] = []
+
+    def stopped(pid: int) -> bool:
+        asked.append(pid)
+        return len(asked) < 100  # five seconds of them, ten times its patience
+
+    monkeypatch.setattr(runner_module, "is_stopped", stopped)
+    monkeypatch.setattr(runner_module, "_LISTENING_STEP", 0.05)
+    carry(a_run(tmp_path, planned(1), 0.5, behaviours={1: "hang"}, canary="raise"))
+    assert len(asked) >= 100
+    assert rows_of(tmp_path)[1]["status"] == "error"

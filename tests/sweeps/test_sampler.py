@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from fakes import FakeClock, noisy
 
-from sweeps.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE, Sampler, Subject
+from sweeps.pulse import Pulse
+from sweeps.sampler import CHECKED_EVERY, SUSTAINED_BATCH, SUSTAINED_SETTLE, Sampler, Subject
 from sweeps.statistics import CHECKPOINTS
 from sweeps.telemetry import Reading, Telemetry
 
@@ -197,3 +198,92 @@ def test_a_subject_is_finished_when_its_samples_agree(clock: FakeClock) -> None:
             sampler.sample(subject)
     assert len(quiet.samples) == 6
     assert len(loud.samples) == CHECKPOINTS[-1]
+
+
+class Stopped(Pulse):
+    """Of a process that is stopped for 40 s during each of the first ``times`` batches."""
+
+    def __init__(self, clock: FakeClock, times: int) -> None:
+        self.clock = clock
+        self.times = times
+
+    def stops(self) -> int:
+        return min(len(self.clock.batches), self.times)
+
+    def lost(self) -> float:
+        return 40.0 * self.stops()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_batch_that_was_stopped_is_taken_again_and_costs_nothing(
+    clock: FakeClock, times: int
+) -> None:
+    sampler = Sampler(clock, pulse=Stopped(clock, times))
+
+    def launch(index: int) -> float:
+        stopped = len(clock.batches) <= times
+        return 40.0 + 1e-3 if stopped else 1e-3
+
+    subject = Subject("case", launch, cache="warm", launches=1)
+    clock.launched = 0.0
+    sample = sampler.sample(subject)
+    assert (sample.seconds, sample.hidden) == (1e-3, True)
+    assert subject.samples == [1e-3]
+    assert sample.cost == pytest.approx((times + 1) * 1e-3)
+
+
+def test_a_process_that_is_stopped_again_and_again_has_no_good_sample(clock: FakeClock) -> None:
+    sampler = Sampler(clock, pulse=Stopped(clock, 1000))
+    subject = Subject("case", lambda index: 1e-3, cache="warm", launches=1)
+    assert not sampler.sample(subject).hidden
+    assert (subject.samples, subject.exposed) == ([], 1)
+
+
+def test_an_estimate_is_not_of_a_stop(clock: FakeClock) -> None:
+    sampler = Sampler(clock, pulse=Stopped(clock, 1))
+    durations = iter([40.0] + [1e-3] * 1000)
+    assert sampler.estimate(lambda index: next(durations), warmed_up=True) == pytest.approx(1e-3)
+
+
+class Recorder:
+    """A checker that keeps what it is asked, and finds the batches of some numbers wrong."""
+
+    def __init__(self, wrong: int | None = None) -> None:
+        self.asked: list[tuple[int, ...]] = []
+        self.poisoned = 0
+        self.wrong = wrong
+
+    def poison(self) -> None:
+        self.poisoned += 1
+
+    def batch(self, indices: Sequence[int], last: object) -> None:
+        self.asked.append(tuple(indices))
+        if self.wrong == len(self.asked):
+            raise ValueError("wrong")
+
+    def after(self) -> None:
+        pass
+
+
+def test_the_first_sample_and_every_sixth_are_checked(clock: FakeClock) -> None:
+    checker = Recorder()
+    subject = Subject("case", lambda index: 1e-3, 3, launches=2, checker=checker)
+    sampler = Sampler(clock)
+    checked = [sampler.sample(subject).checked for _ in range(2 * CHECKED_EVERY + 1)]
+    assert [i for i, one in enumerate(checked) if one] == [0, CHECKED_EVERY, 2 * CHECKED_EVERY]
+    assert checker.poisoned == len(checker.asked) == 3
+
+
+def test_batches_begin_with_one_set_after_another(clock: FakeClock) -> None:
+    subject = Subject("case", lambda index: 1e-3, 2, launches=1)
+    sampler = Sampler(clock)
+    for _ in range(4):
+        sampler.sample(subject)
+    assert [batch for batch, _ in clock.batches] == [(0,), (1,), (0,), (1,)]
+
+
+def test_a_sample_that_is_found_wrong_is_none(clock: FakeClock) -> None:
+    subject = Subject("case", lambda index: 1e-3, launches=1, checker=Recorder(wrong=1))
+    with pytest.raises(ValueError, match="wrong"):
+        Sampler(clock).sample(subject)
+    assert subject.samples == []

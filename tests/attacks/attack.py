@@ -1,0 +1,56 @@
+"""An attack: evil kernels in a whole run, with its real child, bench, clock and files."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Silent
+
+from kernels.device import this_cpu
+from kernels.machine import Machine, of_cpu
+from kernels.operation import Workload
+from sweeps.case import Case
+from sweeps.plan import Planned
+from sweeps.runner import Run, carry_out
+from sweeps.sampler import PROTOCOL
+from sweeps.schema import SCHEMA
+from sweeps.store import write_run
+
+
+@functools.cache
+def cpu() -> Machine:
+    """This CPU with ceilings that nothing reaches, and a cache that is flushed quickly."""
+    facts = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e15), 1e12, 2)
+    return replace(facts, l2_bytes=1 << 20, memory_bytes=1 << 31)
+
+
+def evil(name: str, problem: Workload, cache: str = "cold", mode: str = "burst") -> Case:
+    return Case("attack", problem, f"evil-{name}", "", mode, cache)
+
+
+def first_quick(values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test of which only the first belongs to its quick part."""
+    first, *others = values
+    return [first, *(pytest.param(one, marks=pytest.mark.long) for one in others)]
+
+
+def attack(
+    folder: Path, cases: Iterable[Case], patience: float = 20.0
+) -> dict[str, dict[str, str]]:
+    """The rows of a run over the cases, by case."""
+    planned = [Planned(case, 0.01) for case in cases]
+    (folder / "samples").mkdir(parents=True)
+    plan = {"budget_s": 1e6, "shards": 1, "cases": [entry.to_json() for entry in planned]}
+    versions = {"schema": SCHEMA, "protocol": PROTOCOL, "software": {}}
+    write_run(folder, {**versions, "machine": cpu().to_json(), "run": "now", "plan": plan})
+    arguments = {"machine": cpu(), "device": "cpu", "gpu": None}
+    run = Run(folder, planned, 1e6, "evil:evil_bench", arguments, least_patience=patience)
+    carry_out(run, Silent(), lambda text: None)
+    with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
+        return {Case.from_columns(row).id: row for row in csv.DictReader(file)}
