@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from sweeps.clock import Clock, LaunchCall, Timing, nothing
+from sweeps.clock import Clock, LaunchCall, Timing
 from sweeps.pulse import Pulse
 from sweeps.statistics import CHECKPOINTS, finished
 from sweeps.telemetry import RETRY, Reading, Telemetry
@@ -131,10 +131,11 @@ class Sampler:
         """
         clock = self._clock
         if not warmed_up:
-            self._timed(launch, [0])
+            clock.time(launch, [0])
         seconds, count = math.inf, 1
         while True:
-            seconds = min(seconds, self._timed(launch, [0] * count).seconds / count)
+            batch = functools.partial(clock.time, launch, [0] * count)
+            seconds = min(seconds, self._whole(batch).seconds / count)
             if seconds * count >= clock.batch_seconds / 4 or count >= clock.most_launches:
                 return seconds
             # Never more launches than a full batch should have, however fast the first one was.
@@ -229,29 +230,23 @@ class Sampler:
     def _batch(self, subject: Subject, indices: Sequence[int], checker: Checker | None) -> Timing:
         sustained = subject.mode == "sustained"
         before = functools.partial(self._set_out, subject, checker)
+        batch = functools.partial(
+            self._clock.time, subject.launch, indices, before=before,
+            settle=SUSTAINED_SETTLE if sustained else 0.0,
+            paced=subject.paced and not sustained,
+        )  # fmt: skip
         with subject.settings():
-            return self._timed(
-                subject.launch, indices, before=before,
-                settle=SUSTAINED_SETTLE if sustained else 0.0,
-                paced=subject.paced and not sustained,
-            )  # fmt: skip
+            return self._whole(batch)
 
-    def _timed(
-        self,
-        launch: LaunchCall,
-        indices: Sequence[int],
-        before: Callable[[], object] = nothing,
-        settle: float = 0.0,
-        paced: bool = False,
-    ) -> Timing:
-        """As the clock's own, again where the process was stopped meanwhile.
+    def _whole(self, take: Callable[[], Timing]) -> Timing:
+        """A batch that was not stopped halfway: taken again where the process was.
 
         Where that happens time after time, as under a limit on CPU time that works by stopping, the
         batch shows gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()
-            timing = self._clock.time(launch, indices, before, settle, paced)
+            timing = take()
             if self._pulse.stops() == stops:
                 return timing
         return replace(timing, hidden=False)

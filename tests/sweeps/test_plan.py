@@ -37,7 +37,7 @@ def test_any_beginning_covers_the_axis() -> None:
 def test_every_sweep_is_represented_and_gets_a_like_share_of_the_time() -> None:
     sweeps = {"small": sweep("small", *[256] * 1, *range(257, 700)),
               "large": sweep("large", *range(2048, 2248))}  # fmt: skip
-    plan = make_plan(sweeps, CPU, 60)
+    plan = make_plan(sweeps, CPU, 70)
     spent = {"small": 0.0, "large": 0.0}
     for entry in plan.planned:
         spent[entry.case.sweep] += entry.expected
@@ -126,3 +126,10 @@ def test_planned_cases_survive_json() -> None:
         again = Planned.from_json(json.loads(json.dumps(entry.to_json())))
         assert again.case == entry.case
         assert abs(again.expected - entry.expected) < 1e-6
+
+
+def test_checking_results_is_part_of_what_a_case_is_expected_to_take() -> None:
+    cases = [Case("s", Gemm(n, n, n, "bf16"), "cublas") for n in (64, 4096)]
+    small, large = sorted(make_plan({"s": cases}, H200, 600).planned, key=lambda p: p.checking)
+    assert 3 * 8e-4 <= small.checking < large.checking < 0.5 * large.expected
+    assert Planned.from_json(large.to_json()).expected == pytest.approx(large.expected, abs=1e-6)
