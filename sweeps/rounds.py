@@ -242,21 +242,25 @@ class Rounds:
             cost = self._sampler.now() - begin
             self._left -= cost
             self._preparing += cost
-            begin = self._sampler.now()
-            if isinstance(result, Refused):
-                if result.facts:
-                    self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
-                self._report("outcome", result.case.id, cost, status=result.status,
-                             message=result.message)  # fmt: skip
-                continue
-            self._report("facts", result.case.id, cost, facts=dict(result.facts),
-                         checking=round(result.subject.checking, 6))  # fmt: skip
-            if _LEAST_SAMPLES * result.subject.cost > self._too_long(result.case):
-                self._report("too-long", result.case.id, 0.0)
-            else:
-                self._open.append(result.subject)
-                self._begun.append(result.subject)
+            self._take_in(result, cost)
+            begin = self._sampler.now()  # telling waits for the parent, which may be stopped
         return len(chosen)
+
+    def _take_in(self, result: Ready | Refused, cost: float) -> None:
+        """Report what became of a case's preparation, and open it."""
+        if isinstance(result, Refused):
+            if result.facts:
+                self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
+            self._report("outcome", result.case.id, cost, status=result.status,
+                         message=result.message)  # fmt: skip
+            return
+        self._report("facts", result.case.id, cost, facts=dict(result.facts),
+                     checking=round(result.subject.checking, 6))  # fmt: skip
+        if _LEAST_SAMPLES * result.subject.cost > self._too_long(result.case):
+            self._report("too-long", result.case.id, 0.0)
+        else:
+            self._open.append(result.subject)
+            self._begun.append(result.subject)
 
     def _too_long(self, case: Case) -> float:
         """Seconds of six samples past which the plan was mistaken to admit a case."""

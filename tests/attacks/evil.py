@@ -278,7 +278,7 @@ def _chance(p: float) -> Callable[[], Callable[[], bool]]:
 
 WRONG |= {
     "wrong-after-3-launches": turns(WRONG["negated"], _launches(3)),
-    "wrong-after-30-launches": turns(WRONG["a-row-negated"], _launches(30)),
+    "wrong-after-5-launches": turns(WRONG["a-row-negated"], _launches(5)),
     "stops-after-3-launches": turns(WRONG["computes-nothing"], _launches(3)),
     "wrong-later": turns(WRONG["negated"], _seconds(LATER)),
     "stops-later": turns(WRONG["computes-nothing"], _seconds(LATER)),
