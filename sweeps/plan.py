@@ -28,7 +28,7 @@ from sweeps.statistics import CHECKPOINTS
 
 _SAMPLES = CHECKPOINTS[0]
 _LARGEST_SHARE = 0.02  # of the budget, for one case
-_PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, check, warm-up
+_PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, warm-up
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
 
 # One check of a result: what the host needs for its 90 operations, and passes over all operands, by
