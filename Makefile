@@ -13,7 +13,7 @@ PYTEST ?=
 WRITE ?=
 
 # Recipes read them from the environment, where a shell takes them for text and never for commands.
-export PYTHON DEVICE GPU BUDGET SWEEPS MACHINE FRESH PART PYTEST WRITE
+export PYTHON DEVICE GPU BUDGET SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep test plots table rules families record attacks rehearse bench compile-check lint format clean

@@ -174,20 +174,8 @@ def text(step: Step) -> str:
         eligible = f"no: {o.why_not}" if o.why_not else "yes"
         used = {True: "yes", False: "no", None: "–"}[o.used]
         used = "none here" if step.kind == "cpu" else used
-        lines.append(
-            table_row(
-                [
-                    o.operation,
-                    o.shape,
-                    o.dtype,
-                    str(o.calls),
-                    eligible,
-                    used,
-                    f"{o.seconds * 1e6:.0f} µs",
-                    f"{o.share:.1%}",
-                ]
-            )
-        )
+        cells = [o.operation, o.shape, o.dtype, str(o.calls), eligible, used]
+        lines.append(table_row([*cells, f"{o.seconds * 1e6:.0f} µs", f"{o.share:.1%}"]))
     rest = step.operations[_MOST:]
     if rest:
         share = sum(o.share for o in rest)

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sysconfig
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Call:
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
-class TritonFamily:
+class TritonFamily(ABC):
     """Base of the hand-written kernels; a family gives its calls and its candidate tiles."""
 
     name: str
@@ -70,23 +71,23 @@ class TritonFamily:
         return HAND_WRITTEN[self.name]
 
     @property
+    @abstractmethod
     def ops(self) -> tuple[str, ...]:
         """Operations that the family computes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[Call]:
         """The launches that compute ``operands.out``, in order, with :meth:`scratch` to work in."""
-        raise NotImplementedError
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """Shape of the dense fp32 array that the launches need beside the operands; () for none."""
         return ()
 
+    @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
-        raise NotImplementedError
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """None, or why not."""

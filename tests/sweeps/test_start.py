@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,6 @@ from sweeps.spec import read_sweep
 from sweeps.start import Request, begin, choose_sweeps
 from sweeps.store import SampleLog, read_run, write_run, write_table
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("square", "cache")
 
 
@@ -313,81 +309,6 @@ def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
     assert "GiB free" in words
 
 
-# --- The commands, on the real CPU ---------------------------------------------------------------
-
-
-def sweeps(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sweeps", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-
-
-# `python -m sweeps`, also to the processes that it starts, but the sweeps are those of a folder.
-# No visit is taken for one that hangs: on a busy machine even a first small product may be slow.
-MINE = """
-import functools, runpy, sys
-from pathlib import Path
-from sweeps import spec, start
-spec.FOLDER = Path(sys.argv.pop(1))
-start.Run = functools.partial(start.Run, least_patience=1e6)
-runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
-"""
-
-
-def run_mine(folder: Path, sweep: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a sweep of the test's own with more time than any machine needs for it.
-
-    It ends when its cases are done, so that nothing depends on how fast they are. The results are
-    in the same folder.
-    """
-    (folder / "mine.toml").write_text(sweep)
-    command = ("run", "mine", "--budget", "1000h", "--device", "cpu", "--results", str(folder))
-    return subprocess.run(
-        [sys.executable, "-c", MINE, str(folder), *command], cwd=ROOT, capture_output=True,
-        text=True, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def test_list_and_show_and_doctor() -> None:
-    listed = sweeps("list", "--json")
-    assert {row["name"] for row in json.loads(listed.stdout)} >= {"square", "alignment", "resnet50"}
-    shown = json.loads(sweeps("show", "cache", "--device", "cpu", "--json").stdout)
-    assert shown["cases"][0]["expected_us"] > 0
-    assert shown["cases"][0]["bytes"] > 0
-    assert shown["expected_s"] > 0
-    findings = json.loads(sweeps("doctor", "--device", "cpu", "--json").stdout)
-    assert any("free" in finding["text"] for finding in findings)
-
-
-def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
-    sweep = (
-        'question = "Why?"\nop = "gemm"\n[[block]]\nm = [8, 16, 24, 32, 48, 64]\nn = 64\nk = 64\n'
-        'dtype = "fp32"\ncache = ["cold", "warm"]\n'
-    )
-    answer = run_mine(tmp_path, sweep)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == ""
-    assert "12 of 12 cases measured" in answer.stderr
-    (folder,) = tmp_path.glob("cpu-*")
-    counts = read_run(folder)["counts"]
-    assert counts["measured"] == counts["planned"] == 12
-    assert counts["not_reached"] == 0
-    assert len((folder / "measurements.csv").read_text().splitlines()) == 1 + 12
-
-    # As if it had been stopped half way: the same command goes on from there.
-    log = folder / "samples" / "1-of-1.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    half = b"".join(lines[: len(lines) // 2])
-    log.write_bytes(half)
-    answer = run_mine(tmp_path, sweep)
-    assert answer.returncode == 0, answer.stderr
-    assert "12 of 12 cases measured" in answer.stderr
-    assert log.read_bytes().startswith(half)
-    assert len(log.read_bytes()) > len(half)
-    assert not (folder / "runs").exists()
-
-
 def test_a_spent_budget_leaves_cases_unreached_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,41 +325,6 @@ def test_a_spent_budget_leaves_cases_unreached_and_says_so(
     counts = read_run(started.folder)["counts"]
     assert 0 < counts["measured"] == counts["planned"] - counts["not_reached"]
     assert len((started.folder / "measurements.csv").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("run", "nothing"), "sweep 'nothing' is not known"),
-        (("run", "--budget", "soon"), "--budget takes a time"),
-        (("run", "--shard", "3/2"), "--shard takes I/N"),
-        (("show", "sqare"), "did you mean 'square'"),
-    ],
-)
-def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
-    answer = sweeps(*arguments)
-    assert answer.returncode == 2
-    assert words in answer.stderr
-    assert len(answer.stderr.strip().splitlines()) == 1
-
-
-def test_a_run_without_any_time_fails(tmp_path: Path) -> None:
-    """No Triton on a CPU: every case of a sweep of it is unsupported."""
-    sweep = (
-        'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\n'
-        'implementation = "triton-tiled"\n'
-    )
-    answer = run_mine(tmp_path, sweep, TRITON_INTERPRET="0")
-    assert answer.returncode == 1
-    assert "No case has a time" in answer.stderr
-    assert list(tmp_path.glob("cpu-*/measurements.csv"))
-
-
-def test_a_file_in_place_of_the_results_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("")
-    answer = sweeps("run", "cache", "--device", "cpu", "--results", str(tmp_path / "results"))
-    assert answer.returncode == 2
-    assert "should be a folder and something else is in its place" in answer.stderr
 
 
 @pytest.mark.parametrize(
