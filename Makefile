@@ -53,7 +53,7 @@ families:  ## the Triton kernels against the library, by class of shape; needs a
 rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
 	@$(call python); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
 		--add --budget "$${BUDGET:-5m}" $(fresh) $(on_device) \
-		--results results/rules --lacking-in results \
+		--results results/rules --skip-recorded results \
 	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
 	&& "$$py" -m analysis rules $(of_machine)
 

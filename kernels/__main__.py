@@ -74,7 +74,7 @@ def check_command(
     selected = select_device(device, gpu)
     if selected.gpu is None:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, below
-    from kernels.check import SUITE, check_all
+    from kernels.correctness.check import SUITE, check_all
 
     names = implementation or list(implementations())
     _check_names(names)
@@ -114,8 +114,8 @@ def compile_command(
     json: JsonOption = False,
 ) -> None:
     """Compile the Triton kernels for named architectures, without a GPU."""
-    from kernels.compilecheck import ARCHES, Row, compile_rows
-    from kernels.compiletable import markdown
+    from kernels.compiler.compilecheck import ARCHES, Row, compile_rows
+    from kernels.compiler.compiletable import compile_markdown
 
     def show(row: Row) -> None:
         if not json:
@@ -133,7 +133,7 @@ def compile_command(
     if json:
         print_json([asdict(row) for row in rows])
     if write is not None:
-        write.write_text(markdown(rows), encoding="utf-8")
+        write.write_text(compile_markdown(rows), encoding="utf-8")
     bad = [row for row in rows if not row.ok]
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
     if bad or not rows:

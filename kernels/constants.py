@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ class Constants:
     split: float  # seconds of a kernel beside the product: it reduces a split K, or transforms
     partials: float  # share of a split K's partial sums that goes through memory
     slow: float  # how much longer a kernel takes for each e-fold over 2 ms: the clocks give way
-    narrow: float  # work slows by (alignment / 16 bytes)^-narrow
-    pack: float  # times that B is moved once more, repacked before the product; CPUs do
+    misalignment: float  # work slows by (alignment / 16 bytes)^-misalignment
+    repack: float  # times that B is moved once more, repacked before the product; CPUs do
     resident: float  # share of an A that fits the last-level cache and is found there
     cached: float  # times that bandwidth when all operands are in the last-level cache
     sustained: float  # share of the burst's rate when the machine never pauses
@@ -39,6 +40,17 @@ class Constants:
         """By name, for calibration.json."""
         return {f.name: float(getattr(self, f.name)) for f in fields(self)}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, float]) -> Constants:
+        """Inverse of :meth:`to_json`; reads the names of earlier versions, too.
+
+        Raises:
+            TypeError: a constant is missing, or is none.
+        """
+        return cls(**{_EARLIER_NAMES.get(name, name): value for name, value in data.items()})
+
+
+_EARLIER_NAMES = {"narrow": "misalignment", "pack": "repack"}
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "compute": (0.05, 1.1),
@@ -54,8 +66,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "split": (0.0, 2e-5),
     "partials": (0.0, 2.0),
     "slow": (0.0, 0.3),
-    "narrow": (0.0, 2.0),
-    "pack": (0.0, 20.0),
+    "misalignment": (0.0, 2.0),
+    "repack": (0.0, 20.0),
     "resident": (0.0, 1.0),
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),

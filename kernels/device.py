@@ -15,7 +15,7 @@ import torch
 from kernels.errors import UserError
 from kernels.machine import DeviceProperties, Machine, from_properties, of_cpu
 
-_LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+_MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""
 
 
@@ -135,7 +135,7 @@ def _why_unusable(driver: str) -> str:
         return found + "is told to hide it: unset CUDA_VISIBLE_DEVICES, or use DEVICE=cpu."
     if torch.version.cuda is None:
         return found + "is a CPU build: install a CUDA build, or use DEVICE=cpu."
-    least = _LEAST_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_LEAST_DRIVER.values()))
+    least = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
     return found + (
         f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {least} or later; "
         "update the driver, point PYTHON at a PyTorch that it can run, or use DEVICE=cpu."

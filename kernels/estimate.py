@@ -14,7 +14,7 @@ Triton config and the calibrated model of ``analysis`` both call this formula.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.config import ceil_div, library_tiles, tail_efficiency, tile_count, tile_efficiency
-from kernels.constants import Constants
+from kernels.constants import Constants, default_constants
 from kernels.machine import Machine
+from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 Array = NDArray[np.float64]
@@ -39,7 +40,7 @@ ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
 """Ways to compute a convolution, and the outputs along a side of Winograd's tile."""
 
 _STEP_BYTES = 128  # one K step of a tile: 64 elements of 16 bits, as the libraries' kernels have it
-_LEAST_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
+_MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
 _SPLIT_WAVES = 1  # nor one of a problem whose largest tiles already fill so many waves
 _SLOW_SECONDS = 2e-3  # a kernel this long begins to feel the power limit
 _RESIDENT_SHARE = 0.8  # of the last-level cache, which an operand may fill and still be found there
@@ -59,8 +60,8 @@ class Shapes:
     first: Array  # of which the first operand's, if it is A of a GEMM
     density: Array  # useful share of the products of m·n·k
     alignment: Array  # bytes that divide every row, at most 16
-    helpers: Array  # kernels before and after the product
-    helped: Array  # bytes that they move
+    helper_kernels: Array  # kernels before and after the product
+    helper_bytes: Array  # bytes that they move
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
     sustained: Array  # 1 where the machine never pauses, 0 for bursts
 
@@ -107,10 +108,13 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     x, _, y = problem.operand_elements
     # Tensor Core kernels compute channels-last: other activations are read and written once more.
     moved = problem.layout == "nchw" and problem.dtype != "fp32"
-    helpers, helped = (2, 2 * (x + y) * element) if moved else (0, 0)
+    helper_kernels, helper_bytes = (2, 2 * (x + y) * element) if moved else (0, 0)
     gemm = problem.implied_gemm
     density = problem.flops / gemm.flops
-    return _row(problem, gemm, problem.bytes, density, helpers=helpers, helped=helped)
+    return _row(
+        problem, gemm, problem.bytes, density, helper_kernels=helper_kernels,
+        helper_bytes=helper_bytes,
+    )  # fmt: skip
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
@@ -123,21 +127,24 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     points = gemm.batch
     weights = points * gemm.k * gemm.n
     if tile == 2:
-        traffic, helpers, helped = x + weights + y, 1, filters + weights
+        traffic, helper_kernels, helper_bytes = x + weights + y, 1, filters + weights
     else:
-        traffic, helpers = points * gemm.m * (gemm.k + gemm.n) + weights, 3
-        helped = traffic + x + filters + y
+        traffic, helper_kernels = points * gemm.m * (gemm.k + gemm.n) + weights, 3
+        helper_bytes = traffic + x + filters + y
     element = DTYPE_BYTES[conv.dtype]
-    return _row(conv, gemm, traffic * element, helpers=helpers, helped=helped * element)
+    return _row(
+        conv, gemm, traffic * element, helper_kernels=helper_kernels,
+        helper_bytes=helper_bytes * element,
+    )  # fmt: skip
 
 
 def _row(
     problem: Problem, gemm: Gemm, traffic: int, density: float = 1.0, first: int = 0,
-    helpers: int = 0, helped: int = 0,
+    helper_kernels: int = 0, helper_bytes: int = 0,
 ) -> tuple[float, ...]:  # fmt: skip
     return (
         gemm.m, gemm.n, gemm.k, gemm.batch, DTYPE_BYTES[problem.dtype], traffic, first, density,
-        problem.alignment, helpers, helped,
+        problem.alignment, helper_kernels, helper_bytes,
     )  # fmt: skip
 
 
@@ -205,18 +212,18 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     """
     work = _work(shapes, tiles, machine, peak, c)
     memory = _memory(shapes, tiles, work.count, machine, c)
-    launch = c.launch + c.split * ((tiles.split > 1) + shapes.helpers)
-    helped = shapes.helped / (machine.bandwidth * c.dram)
+    launch = c.launch + c.split * ((tiles.split > 1) + shapes.helper_kernels)
+    helpers = shapes.helper_bytes / (machine.bandwidth * c.dram)
     busy = _fourth(work.total, work.intake, memory)
     slowed = _slowed(busy, c)
     slower = np.divide(slowed, busy)  # the parts are what they take in the slowed kernel
     return Estimate(
-        time=launch + helped + slowed,
+        time=launch + helpers + slowed,
         launch=launch + np.zeros_like(busy),
         compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slower,
         feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slower,
         latency=work.waves * work.steps * c.step * slower,
-        memory=memory * slower + helped,
+        memory=memory * slower + helpers,
         bm=tiles.bm,
         bn=tiles.bn,
         split=tiles.split,
@@ -224,7 +231,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
         waves=ceil_div(work.count, machine.sms),
         tile_efficiency=tile_efficiency(shapes.m, shapes.n, tiles.bm, tiles.bn),
         tail_efficiency=tail_efficiency(work.count, machine.sms),
-        bytes=shapes.bytes + shapes.helped + _partials(shapes, tiles),
+        bytes=shapes.bytes + shapes.helper_bytes + _partials(shapes, tiles),
         algorithm=np.zeros(len(shapes)),
     )
 
@@ -266,7 +273,7 @@ def candidate_times(
     for count in SPLITS[1:]:
         split_tiles = replace(tiles, split=np.array(float(count)))
         seconds = c.split + _busy(some, split_tiles, machine, peak, c)
-        deep = some.k * some.element >= _STEP_BYTES * _LEAST_STEPS * count
+        deep = some.k * some.element >= _STEP_BYTES * _MIN_STEPS * count
         better = deep & (seconds < found)
         found = np.where(better, seconds, found)
         parts = np.where(better, float(count), parts)
@@ -304,10 +311,10 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     depth = _STEP_BYTES / shapes.element
     steps = ceil_div(shapes.k, depth * tiles.split)
     # Few shapes differ in what slows a step; where none does, it is a tile's property alone.
-    narrow = (WIDE_BYTES / shapes.alignment) ** c.narrow
+    misaligned = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
-    compute = tiles.bm * tiles.bn * _alike(2 * depth * shapes.density * narrow / rate)
-    feed = (tiles.bm + tiles.bn) * _alike(_STEP_BYTES * narrow / c.feed)
+    compute = tiles.bm * tiles.bn * _alike(2 * depth * shapes.density * misaligned / rate)
+    feed = (tiles.bm + tiles.bn) * _alike(_STEP_BYTES * misaligned / c.feed)
     step = _fourth(compute, feed, c.step)
     epilogue = c.epilogue + tiles.bm * tiles.bn * _alike(shapes.element / c.store)
     total = waves * (steps * step + epilogue)
@@ -327,8 +334,8 @@ def _memory(shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Con
     ratio = (shapes.first / max(held, 1.0)) ** 4
     found = shapes.first * (c.resident / (1 + ratio))
     # One row needs no packing: it is a matrix-vector product, read straight through.
-    packed = c.pack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
-    traffic = shapes.bytes - found + packed + c.partials * _partials(shapes, tiles)
+    repacked = c.repack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
+    traffic = shapes.bytes - found + repacked + c.partials * _partials(shapes, tiles)
     bandwidth = machine.bandwidth * c.dram * np.where(shapes.cached > 0, c.cached, 1.0)
     active = np.minimum(count, machine.sms)
     return traffic / bandwidth * (1 + c.ramp / active)
@@ -357,3 +364,29 @@ def _fourth(*terms: Array | float) -> Array:
         square = term * term
         total = total + square * square
     return np.sqrt(np.sqrt(total))
+
+
+def workload_seconds(
+    products: Sequence[Sequence[tuple[int, Problem]]],
+    others: Sequence[float],
+    seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
+) -> Array:
+    """Seconds of each workload: the sum over its products, all of them estimated in one call.
+
+    Args:
+        products: those of each workload, with how many there are of each.
+        others: the seconds of each workload that has no products.
+        seconds_of: given the workload's position and the problem of each product, its seconds.
+    """
+    parts = [(i, *part) for i, own in enumerate(products) for part in own]
+    seconds = np.where([bool(own) for own in products], 0.0, others)
+    if parts:
+        owners, counts, problems = zip(*parts, strict=True)
+        np.add.at(seconds, list(owners), np.array(counts) * seconds_of(owners, problems))
+    return seconds
+
+
+def moving_seconds(workload: Workload, machine: Machine) -> float:
+    """A launch, and the workload's least bytes at the datasheet's bandwidth."""
+    launch = default_constants(machine.generation, workload.dtype).launch
+    return launch + workload.bytes / machine.bandwidth

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,20 @@ def known_machines() -> dict[str, Machine]:
     return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
 
 
-def known_machine(slug: str) -> Machine:
+def known_machine(slug: str, others: Iterable[str] = ()) -> Machine:
     """The machine of ``machines.toml`` with this slug.
+
+    Args:
+        slug: of the machine.
+        others: slugs that would have been understood as well, to be suggested.
 
     Raises:
         UserError: there is none.
     """
-    if slug not in known_machines():
-        raise UserError(f"machine {slug!r} is not known; {nearest(slug, known_machines())}")
-    return known_machines()[slug]
+    known = known_machines()
+    if slug not in known:
+        raise UserError(f"machine {slug!r} is not known; {nearest(slug, [*known, *others])}")
+    return known[slug]
 
 
 def machine_of_arch(arch: str) -> Machine:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 from kernels.launch import Implementation
+from kernels.library.vendor import libraries
 from kernels.machine import Machine
 from kernels.operation import Workload
-from kernels.vendor import libraries
 
 
 @functools.cache
@@ -22,11 +22,11 @@ def _triton_families() -> list[Implementation]:
         import triton  # noqa: F401  Linux only; without it the libraries go on alone
     except ImportError:
         return []
-    from kernels.conv import TritonConv
-    from kernels.persistent import TritonPersistent
-    from kernels.splitk import TritonSplitK
-    from kernels.streamk import TritonStreamK
-    from kernels.tiled import TritonTiled
+    from kernels.triton.conv import TritonConv
+    from kernels.triton.persistent import TritonPersistent
+    from kernels.triton.splitk import TritonSplitK
+    from kernels.triton.streamk import TritonStreamK
+    from kernels.triton.tiled import TritonTiled
 
     return [TritonTiled(), TritonSplitK(), TritonStreamK(), TritonPersistent(), TritonConv()]
 

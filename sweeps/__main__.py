@@ -21,7 +21,7 @@ from kernels.cli import (
     run,
 )
 from kernels.errors import UserError
-from sweeps.spec import all_sweeps
+from sweeps.cases.spec import all_sweeps
 from sweeps.store import RESULTS
 
 app = new_app("What is timed, and how.")
@@ -45,9 +45,9 @@ def show_command(
     name: str, device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
 ) -> None:
     """Show a sweep's cases on this machine, their memory and the time they should take."""
-    from sweeps.ceilings import measured_device
-    from sweeps.plan import expected_seconds, make_plan
-    from sweeps.start import choose_sweeps, sweep_cases
+    from sweeps.running.ceilings import measured_device
+    from sweeps.running.plan import expected_seconds, make_plan
+    from sweeps.running.resume import choose_sweeps, sweep_cases
 
     sweep = choose_sweeps([name])[name]
     selected = measured_device(device, gpu)
@@ -84,8 +84,8 @@ def plan_command(
 ) -> None:
     """Say what sweeps should take here, or on a GPU that is not here: cases and seconds."""
     from kernels.machine import known_machine
-    from sweeps.ceilings import measured_device
-    from sweeps.start import DEFAULT_BUDGET, plan_rows
+    from sweeps.running.ceilings import measured_device
+    from sweeps.running.resume import DEFAULT_BUDGET, plan_rows
 
     facts = known_machine(machine) if machine else measured_device(device, gpu).machine
     budget_s = parse_seconds(budget) or DEFAULT_BUDGET[facts.kind]
@@ -135,8 +135,8 @@ def clock_command(
     json: JsonOption = False,
 ) -> None:
     """Compare the sampler with the usual timer, two passes in two processes; writes clock.json."""
-    from sweeps.ceilings import measured_device
-    from sweeps.clockcheck import check_clock
+    from sweeps.health.clockcheck import check_clock
+    from sweeps.running.ceilings import measured_device
     from sweeps.store import folder_for, make_folder, write_json
 
     selected = measured_device(device, gpu)
@@ -164,7 +164,7 @@ def anchors_command(
 ) -> None:
     """Time a few recorded cases again: is this the same machine at the same speed?"""
     from kernels.device import select_device
-    from sweeps.anchors import time_again
+    from sweeps.health.anchors import time_again
     from sweeps.store import folder_for
 
     selected = select_device(device, gpu)
@@ -184,7 +184,7 @@ def doctor_command(
 ) -> None:
     """Say what this machine is and what may spoil its timings; changes nothing."""
     from kernels.device import select_device
-    from sweeps.doctor import examine
+    from sweeps.health.doctor import examine
 
     findings = examine(select_device(device, gpu), results)
     if json:
@@ -206,9 +206,9 @@ def run_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
-    lacking_in: Annotated[
+    skip_recorded: Annotated[
         Path | None,
-        typer.Option("--lacking-in", help="Leave out sweeps that are recorded whole in here."),
+        typer.Option("--skip-recorded", help="Leave out sweeps that this folder has whole."),
     ] = None,
     add: Annotated[
         bool,
@@ -221,15 +221,15 @@ def run_command(
     """Measure; goes on where an earlier run of the same plan stopped."""
     began = time.monotonic()
     from sweeps.progress import Live
-    from sweeps.runner import carry_out
-    from sweeps.start import Request, begin
+    from sweeps.running.resume import Request, begin
+    from sweeps.running.runner import carry_out
     from sweeps.store import read_run
 
     seconds = parse_seconds(stop_after, "stop-after")
     stop_at = None if seconds is None else began + seconds
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        lacking_in, add, stop_at,
+        skip_recorded, add, stop_at,
     )  # fmt: skip
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
@@ -260,7 +260,7 @@ def profile_command(
 ) -> None:
     """Profile a training step of ResNet-50 and of a GPT-2 block; goes by what is there already."""
     from kernels.device import select_device
-    from sweeps.profile import is_profiled, profile_models, write_models
+    from sweeps.profiling.profile import is_profiled, profile_models, write_models
     from sweeps.store import folder_for, make_folder
 
     selected = select_device(device, gpu)

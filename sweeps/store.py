@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from kernels.errors import UserError
-from sweeps.case import Case
+from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"

@@ -183,20 +183,20 @@ def install_nvml() -> None:
 
 def install_rooftile() -> None:
     """Launches that keep the device busy for what the estimate says, and compute nothing."""
-    import kernels.check
+    import kernels.correctness.check
     import kernels.device
     import kernels.timers
-    import sweeps.bench
-    import sweeps.checking
-    import sweeps.clock
-    import sweeps.clockcheck
-    import sweeps.profile
-    import sweeps.start
+    import sweeps.health.clockcheck
+    import sweeps.profiling.profile
+    import sweeps.running.bench
+    import sweeps.running.checking
+    import sweeps.running.resume
+    import sweeps.timing.clock
+    from kernels.correctness.verify import Verdict
     from kernels.launch import Launch
+    from kernels.library.vendor import Library
     from kernels.machine import known_machine
-    from kernels.vendor import Library
-    from kernels.verify import Verdict
-    from sweeps.plan import expected_seconds
+    from sweeps.running.plan import expected_seconds
 
     h200 = known_machine("nvidia-h200")
     noise = random.Random(os.getpid())
@@ -223,14 +223,14 @@ def install_rooftile() -> None:
         found = this_gpu(gpu)
         return type(found)(found.machine, "cpu", found.gpu)
 
-    class Clock(sweeps.clock.CudaClock):
+    class Clock(sweeps.timing.clock.CudaClock):
         def __init__(self, module: Any, name: str) -> None:
             super().__init__(FakeTorch(device), name)
 
         def now(self) -> float:
             return device.host
 
-    all_cases = sweeps.start.sweep_cases
+    all_cases = sweeps.running.resume.sweep_cases
 
     def some_cases(sweep: Any, machine: Any) -> list[Any]:
         cases = all_cases(sweep, machine)
@@ -255,17 +255,17 @@ def install_rooftile() -> None:
         return lambda: device.kernel("fake_step", 1e-3)
 
     put(kernels.device, _this_gpu=on_the_host, nvidia_driver=lambda: "580.159.04")
-    put(sweeps.bench, CudaClock=Clock)
-    put(sweeps.checking, verify=right)
-    put(kernels.check, verify=right)
-    put(sweeps.start, sweep_cases=some_cases)
-    put(sweeps.clockcheck, sweep_cases=some_cases, do_bench=do_bench)
-    put(sweeps.profile, training_step=step)
+    put(sweeps.running.bench, CudaClock=Clock)
+    put(sweeps.running.checking, verify=right)
+    put(kernels.correctness.check, verify=right)
+    put(sweeps.running.resume, sweep_cases=some_cases)
+    put(sweeps.health.clockcheck, sweep_cases=some_cases, do_bench=do_bench)
+    put(sweeps.profiling.profile, training_step=step)
     put(Library, prepare=prepare)
     # Memory that is never touched costs nothing, however large.
     put(torch, mm=multiply, randn=lambda *size, **how: torch.empty(*size, dtype=how.get("dtype")))
-    from kernels.family import TritonFamily
-    from kernels.persistent import TritonPersistent
+    from kernels.triton.family import TritonFamily
+    from kernels.triton.persistent import TritonPersistent
 
     put(TritonFamily, prepare=prepare, compile_ahead=lambda self, cases: None)
     put(TritonPersistent, prepare=prepare)
@@ -273,9 +273,9 @@ def install_rooftile() -> None:
 
 def install_record() -> None:
     """Its commands are run by this file, too."""
-    import analysis.record.command
+    import analysis.commands.record
 
-    put(analysis.record.command, INTERPRETER=[sys.executable, __file__])
+    put(analysis.commands.record, INTERPRETER=[sys.executable, __file__])
 
 
 install_torch()

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from analysis.record.parts import all_parts  # noqa: E402
-from sweeps.fold import CANARY  # noqa: E402
-from sweeps.statistics import CHECKPOINTS  # noqa: E402
+from sweeps.running.fold import CANARY  # noqa: E402
+from sweeps.timing.statistics import CHECKPOINTS  # noqa: E402
 
 SLICE = {"cpu": "75s", "gpu": "90s"}
 MAX_SLICES = 60

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.calibrate import calibrate
-from analysis.load import load, problems_of
-from analysis.model import Query
-from analysis.recommend import LEAST_GAIN, Advice
-from analysis.report import five_lines
-from analysis.rulebook import evidence_of, judge_evidence
-from analysis.table import build_table
-from analysis.tidy import Analysis, analyse
+from analysis.advice.highlights import five_lines
+from analysis.advice.recommend import MIN_GAIN, Advice
+from analysis.advice.table import build_table
+from analysis.model.calibrate import calibrate
+from analysis.model.fitted import Analysis, analyse
+from analysis.model.query import Query
+from analysis.recordings.load import load, problems_of
+from analysis.rules.inputs import judge_inputs, rule_inputs
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
@@ -68,7 +68,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     for answer in advice:
         if answer.verdict != "leave it":
             known = answer.predicted_lo if answer.measured_lo is None else answer.measured_lo
-            assert known >= LEAST_GAIN
+            assert known >= MIN_GAIN
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
@@ -115,7 +115,7 @@ RULES = [
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
-    rows = judge_evidence(evidence_of(path.parent.name, path.parent.parent))
+    rows = judge_inputs(rule_inputs(path.parent.name, path.parent.parent))
     recorded = json.loads(path.read_text(encoding="utf-8"))
     assert [row.id for row in rows] == [row["id"] for row in recorded]
     for row, before in zip(rows, recorded, strict=True):

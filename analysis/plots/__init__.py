@@ -7,9 +7,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from analysis.model.fitted import Analysis
 from analysis.plots import accuracy, conv, plane, roofline, scaling
 from analysis.plots.style import save
-from analysis.tidy import Analysis
 
 PLOTS: dict[str, Callable[[Analysis], Figure | None]] = {
     "roofline": roofline.draw,

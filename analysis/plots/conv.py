@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.model.fitted import Analysis
+from analysis.model.series import channel_series, layout_series
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
-from analysis.tidy import Analysis
 from analysis.units import rate_unit
 from kernels.problem import PASSES
 
 
-def channels_data(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward convolutions with as many channels in as out, over their number."""
-    rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
-    rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
-    return rows[["c", "h", "w", "r", "batch", "dtype", "tflops", "predicted_tflops"]]
-
-
 def draw_channels(analysis: Analysis) -> Figure | None:
     """TFLOP/s over the channels; large points are multiples of 8."""
-    rows = channels_data(analysis.table)
+    rows = channel_series(analysis.table)
     if rows.empty:
         return None
     first = rows.iloc[0]
@@ -47,32 +40,9 @@ def draw_channels(analysis: Analysis) -> Figure | None:
     return figure
 
 
-def layouts_data(table: pd.DataFrame) -> pd.DataFrame:
-    """NHWC's speed over NCHW's, pair by pair of the same convolution, with the interval.
-
-    Columns: label, dtype, pass, ratio, ratio_lo, ratio_hi.
-    """
-    rows = table[table["sweep"] == "conv-layouts"]
-    same = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
-    pairs = rows[rows["layout"] == "nhwc"].merge(
-        rows[rows["layout"] == "nchw"], on=same, suffixes=("_nhwc", "_nchw")
-    )
-    label = [f"{row.c}×{row.h}×{row.w}→{row.kout}, {row.r}×{row.s}" for row in pairs.itertuples()]
-    return pd.DataFrame(
-        {
-            "label": label,
-            "dtype": pairs["dtype"],
-            "pass": pairs["pass"],
-            "ratio": pairs["time_us_nchw"] / pairs["time_us_nhwc"],
-            "ratio_lo": pairs["time_lo_us_nchw"] / pairs["time_hi_us_nhwc"],
-            "ratio_hi": pairs["time_hi_us_nchw"] / pairs["time_lo_us_nhwc"],
-        }
-    )
-
-
 def draw_layouts(analysis: Analysis) -> Figure | None:
     """A dot and its interval for each pair; right of 1, NHWC is faster."""
-    pairs = layouts_data(analysis.table)
+    pairs = layout_series(analysis.table)
     if pairs.empty:
         return None
     passes = [pass_ for pass_ in PASSES if pass_ in set(pairs["pass"])]

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.model.fitted import Analysis
+from analysis.model.series import plane_series
 from analysis.plots.style import panels, verbatim
-from analysis.tidy import Analysis
 from analysis.units import rate_unit
-
-
-def data(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """TFLOP/s, measured and predicted, rows M and columns N."""
-    rows = table[(table["sweep"] == "plane") & (table["op"] == "gemm")]
-    measured, predicted = (
-        rows.pivot_table(index="m", columns="n", values=name).astype(float)
-        for name in ("tflops", "predicted_tflops")
-    )
-    return measured, predicted
 
 
 def draw(analysis: Analysis) -> Figure | None:
     """Two maps on one colour scale."""
-    measured, predicted = data(analysis.table)
+    measured, predicted = plane_series(analysis.table)
     if measured.shape[0] < 2 or measured.shape[1] < 2:
         return None
     rows = analysis.table[analysis.table["sweep"] == "plane"].iloc[0]

@@ -7,16 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.model.fitted import Analysis
+from analysis.model.series import roofline_series
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, panels
-from analysis.tidy import Analysis
 from analysis.units import rate, rate_unit
 from kernels.machine import Machine
-
-
-def data(table: pd.DataFrame) -> pd.DataFrame:
-    """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
-    rows = table[(table["cache"] == "cold") & (table["mode"] == "burst")]
-    return rows[["intensity", "tflops", "predicted_tflops", "dtype", "op"]]
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
@@ -33,7 +28,7 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 def draw(analysis: Analysis) -> Figure | None:
     """Log-log; a grey line joins each measured case to its prediction."""
-    rows = data(analysis.table)
+    rows = roofline_series(analysis.table)
     machine = analysis.recording.machine
     if rows.empty:
         return None

@@ -6,24 +6,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.model.fitted import Analysis
+from analysis.model.series import DIMENSIONS, alignment_series, square_series, steps_series
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
-from analysis.tidy import Analysis
 from analysis.units import rate_unit
 from kernels.config import large_tile, next_wave_edge
 from kernels.machine import Machine
 
-_DIMENSIONS = ("m", "n", "k")
-
-
-def square_data(table: pd.DataFrame) -> pd.DataFrame:
-    """The library's square products: size, dtype, measured and predicted TFLOP/s."""
-    rows = _library(table[table["sweep"] == "square"])
-    return rows.sort_values("m")[["m", "dtype", "tflops", "predicted_tflops"]]
-
 
 def draw_square(analysis: Analysis) -> Figure | None:
     """TFLOP/s over the side of a square product, with the dtype's roof."""
-    rows = square_data(analysis.table)
+    rows = square_series(analysis.table)
     if rows.empty:
         return None
     figure, (axes,) = panels(1, "Square products: where the machine reaches its peak")
@@ -43,18 +36,6 @@ def draw_square(analysis: Analysis) -> Figure | None:
     return figure
 
 
-def steps_data(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each of m, n and k that the steps sweep varies: its densest line of cases."""
-    rows = _library(table[table["sweep"] == "steps"])
-    lines = {}
-    for along in _DIMENSIONS:
-        others = [name for name in _DIMENSIONS if name != along]
-        groups = [group for _, group in rows.groupby(others) if group[along].nunique() > 3]
-        if groups:
-            lines[along] = max(groups, key=lambda group: group[along].nunique()).sort_values(along)
-    return lines
-
-
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
@@ -72,7 +53,7 @@ def edges(
 
 def draw_steps(analysis: Analysis) -> Figure | None:
     """A panel for each dimension; dotted lines at tile edges, dashed ones at wave edges."""
-    lines = steps_data(analysis.table)
+    lines = steps_series(analysis.table)
     if not lines:
         return None
     title = "One more row, column or term: measured (points), predicted (line)"
@@ -96,65 +77,23 @@ def draw_steps(analysis: Analysis) -> Figure | None:
             for edge in waves:
                 axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--")
         fixed = ", ".join(
-            f"{name.upper()} = {int(line[name].iloc[0])}" for name in _DIMENSIONS if name != along
+            f"{name.upper()} = {int(line[name].iloc[0])}" for name in DIMENSIONS if name != along
         )
         axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel=unit, ylim=(0, None))
     all_axes[0].legend(loc="lower right")
     return figure
 
 
-def alignment_data(table: pd.DataFrame) -> pd.DataFrame:
-    """How far each dimension is off its base, and TFLOP/s relative to no offset.
-
-    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi. The
-    interval is that of the ratio: both times' own are in it.
-    """
-    rows = _library(table[table["sweep"] == "alignment"])
-    pieces = []
-    for along in _DIMENSIONS:
-        others = [name for name in _DIMENSIONS if name != along]
-        for base in (1024, 4096):
-            line = rows[(rows[others[0]] == base) & (rows[others[1]] == base)]
-            line = line[line[along].between(base, base + 16)]
-            for dtype, some in line.groupby("dtype", sort=False):
-                at_base = some[some[along] == base]
-                if at_base.empty or len(some) < 3:
-                    continue
-                best = at_base.iloc[0]
-                pieces.append(
-                    pd.DataFrame(
-                        {
-                            "along": along,
-                            "base": base,
-                            "offset": some[along] - base,
-                            "dtype": dtype,
-                            "relative": some["tflops"] / best["tflops"],
-                            **_relative_interval(some, best),
-                        }
-                    ).sort_values("offset")
-                )
-    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
-
-
-def _relative_interval(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """The interval of a speed relative to another that has an interval of its own."""
-    work = rows["flops"] / base["flops"]
-    low = work * base["time_lo_us"] / rows["time_hi_us"]
-    high = work * base["time_hi_us"] / rows["time_lo_us"]
-    itself = rows.index == base.name
-    return {"relative_lo": low.mask(itself, 1.0), "relative_hi": high.mask(itself, 1.0)}
-
-
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Speed over the offset from a round size, M, N and K side by side."""
-    rows = alignment_data(analysis.table)
+    rows = alignment_series(analysis.table)
     if rows.empty:
         return None
     base = int(rows["base"].max())
     rows = rows[rows["base"] == base]
     title = f"Alignment: speed relative to {base}, one dimension at a time"
     figure, all_axes = panels(3, title, (14.0, 5.0), share_y=True)
-    for axes, along in zip(all_axes, _DIMENSIONS, strict=True):
+    for axes, along in zip(all_axes, DIMENSIONS, strict=True):
         for dtype, some in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
             bars = np.abs(some[["relative_lo", "relative_hi"]].to_numpy().T
@@ -167,8 +106,3 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     all_axes[0].set_ylabel("speed relative to the round size")
     all_axes[0].legend(loc="lower right")
     return figure
-
-
-def _library(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without the Triton kernels, which have plots of their own questions."""
-    return rows[~rows["implementation"].str.startswith("triton-")]

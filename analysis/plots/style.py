@@ -11,6 +11,8 @@ import matplotlib
 matplotlib.use("agg")  # files only, no display
 
 import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -31,6 +33,9 @@ LIMIT_STYLE = {
     "launch": ("#555555", "v"),
 }
 NEUTRAL = "#555555"
+ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
+"""Relative errors that are shaded around a prediction, and how dark."""
+_MAX_VECTORS = 5000  # points of a plot: more make an SVG that no browser draws quickly
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 _SETTINGS: dict[str, Any] = {
@@ -60,6 +65,30 @@ def panels(
         )
         figure.suptitle(verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left")
     return figure, list(axes[0])
+
+
+def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
+    """Predicted over measured time, log-log in µs, by limit, with bands of ±10 % and ±25 %.
+
+    Args:
+        axes: where to draw.
+        rows: with the columns ``measured``, ``predicted`` (both µs) and ``limit``.
+        size: of a marker, in points.
+        alpha: of a marker.
+    """
+    ends = np.array([rows["measured"].min() / 1.5, rows["measured"].max() * 1.5])
+    for band, shade in ERROR_BANDS:
+        axes.fill_between(ends, ends * (1 - band), ends * (1 + band), color=NEUTRAL, alpha=shade,
+                          linewidth=0, label=f"±{band:.0%}")  # fmt: skip
+    for limit, (color, marker) in LIMIT_STYLE.items():
+        bound = rows[rows["limit"] == limit]
+        if len(bound):
+            axes.plot(bound["measured"], bound["predicted"], marker, color=color, markersize=size,
+                      alpha=alpha, rasterized=len(rows) > _MAX_VECTORS,
+                      label=f"{limit}-bound, {len(bound):,}")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured time, µs",
+             ylabel="predicted time, µs")  # fmt: skip
+    axes.legend(loc="upper left", markerscale=max(1.0, 6.0 / size))
 
 
 def verbatim(text: str) -> str:

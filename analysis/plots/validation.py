@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.curve import Point
-from analysis.plots.style import LIMIT_STYLE, NEUTRAL, PREDICTION, panels, save
-from analysis.validate import Errors, Validation
-from analysis.validation import table
+from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_predicted
+from analysis.validation.errors import Errors
+from analysis.validation.holdout import Validation
+from analysis.validation.learning_curve import Point
+from analysis.validation.report import held_back_table
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
 
@@ -21,7 +22,7 @@ def write_validation_plots(
     found: Validation, folder: Path, curve: Sequence[Point] = (), floor: Errors | None = None
 ) -> list[Path]:
     """Everything that there is data for, as PNG and SVG; returns the PNGs."""
-    rows = table(found)
+    rows = held_back_table(found)
     figures = {
         "learning-curve": draw_curve(curve, floor) if curve else None,
         "predicted-measured": draw_scatter(rows),
@@ -63,19 +64,7 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
     error = rows["error"].abs()
     title = f"Held-back rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
-    ends = np.array([rows["seconds"].min() / 1.5, rows["seconds"].max() * 1.5]) * 1e6
-    for band, alpha in ((0.1, 0.16), (0.25, 0.08)):
-        axes.fill_between(ends, ends * (1 - band), ends * (1 + band), color=NEUTRAL, alpha=alpha,
-                          linewidth=0, label=f"±{band:.0%}")  # fmt: skip
-    for limit, (color, marker) in LIMIT_STYLE.items():
-        some = rows[rows["limit"] == limit]
-        if len(some):
-            axes.plot(some["seconds"] * 1e6, some["predicted"] * 1e6, marker, color=color,
-                      markersize=2.5, alpha=0.5, rasterized=True,
-                      label=f"{limit}-bound")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured time, µs",
-             ylabel="predicted time, µs")  # fmt: skip
-    axes.legend(loc="upper left", markerscale=3)
+    scatter_predicted(axes, rows, size=2.5, alpha=0.5)
     return figure
 
 
@@ -119,8 +108,8 @@ def draw_staircase(rows: pd.DataFrame) -> Figure | None:
         return None
     n, k = int(line["n"].iloc[0]), int(line["k"].iloc[0])
     figure, (axes,) = panels(1, "The staircase: one row more, at times one wave more")
-    axes.plot(line["m"], line["seconds"] * 1e6, "o", color=_STYLES["rows"][0], label="measured")
-    axes.plot(line["m"], line["predicted"] * 1e6, **PREDICTION, label="predicted")
+    axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], label="measured")
+    axes.plot(line["m"], line["predicted"], **PREDICTION, label="predicted")
     axes.set(xlabel=f"M   (N = {n}, K = {k})", ylabel="time, µs", xscale="log", yscale="log")
     axes.legend()
     return figure

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis.rules import rule_sweeps
+from analysis.rules.judge import rule_sweeps
 from kernels.problem import Conv, Gemm
-from sweeps.spec import all_sweeps
+from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
 """Folders below the results that some steps write to."""
@@ -100,7 +100,9 @@ def all_parts() -> tuple[Part, ...]:
             "the other default sweeps, the rules, the report",
             (
                 _sweeps("defaults", _other_defaults(), (360, 50)),
-                _sweeps("rules", (*rule_sweeps(),), (240, 30), "rules", "--lacking-in {results}"),
+                _sweeps(
+                    "rules", (*rule_sweeps(),), (240, 30), "rules", "--skip-recorded {results}"
+                ),
                 _command("profiles", "sweeps profile --results {results}/rules", (60, 15)),
                 _analysis("report", (90, 40)),
                 _analysis("rules", (30, 10)),
@@ -121,11 +123,7 @@ def all_parts() -> tuple[Part, ...]:
                     "warp-specialisation", ("warp-specialisation",), (120, None), "families"
                 ),
                 _tests("gpu-tests", "-m gpu --ignore=tests/benchmarks", 100),
-                _tests(
-                    "kernel-tests",
-                    "tests/kernels/test_gemm_families.py tests/kernels/test_conv.py",
-                    240,
-                ),
+                _tests("kernel-tests", "tests/kernels/triton", 240),
             ),
         ),
     )  # fmt: skip

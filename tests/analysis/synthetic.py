@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import Recording, load
+from analysis.recordings.load import Recording, load
 from kernels.constants import Constants, default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine, known_machine
 from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
-from sweeps.case import Case
-from sweeps.sampler import PROTOCOL
+from sweeps.cases.case import Case
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run, write_table
+from sweeps.timing.sampler import PROTOCOL
 
 H100 = known_machine("nvidia-h100-sxm")
 Law = Callable[[Sequence[Problem]], np.ndarray]

@@ -15,12 +15,12 @@ from fakes import Silent
 from kernels.device import this_cpu
 from kernels.machine import Machine, of_cpu
 from kernels.operation import Workload
-from sweeps.case import Case
-from sweeps.plan import Planned
-from sweeps.runner import Run, carry_out
-from sweeps.sampler import PROTOCOL
+from sweeps.cases.case import Case
+from sweeps.running.plan import PlanEntry
+from sweeps.running.runner import Run, carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
+from sweeps.timing.sampler import PROTOCOL
 
 
 @functools.cache
@@ -44,13 +44,13 @@ def attack(
     folder: Path, cases: Iterable[Case], patience: float = 20.0
 ) -> dict[str, dict[str, str]]:
     """The rows of a run over the cases, by case."""
-    planned = [Planned(case, 0.01) for case in cases]
+    planned = [PlanEntry(case, 0.01) for case in cases]
     (folder / "samples").mkdir(parents=True)
     plan = {"budget_s": 1e6, "shards": 1, "cases": [entry.to_json() for entry in planned]}
     versions = {"schema": SCHEMA, "protocol": PROTOCOL, "software": {}}
     write_run(folder, {**versions, "machine": cpu().to_json(), "run": "now", "plan": plan})
     arguments = {"machine": cpu(), "device": "cpu", "gpu": None}
-    run = Run(folder, planned, 1e6, "evil:evil_bench", arguments, least_patience=patience)
+    run = Run(folder, planned, 1e6, "evil:evil_bench", arguments, min_patience=patience)
     carry_out(run, Silent(), lambda text: None)
     with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
         return {Case.from_columns(row).id: row for row in csv.DictReader(file)}

@@ -16,12 +16,12 @@ from attack import cpu, evil
 from evil import CHANCES, evil_bench
 
 from kernels import implementations
+from kernels.correctness.verify import Verdict, verify
 from kernels.operands import Operands
 from kernels.problem import Gemm
-from kernels.verify import Verdict, verify
-from sweeps import bench, checking
-from sweeps.plan import Planned
-from sweeps.rounds import Rounds
+from sweeps.running import bench, checking
+from sweeps.running.plan import PlanEntry
+from sweeps.running.rounds import Rounds
 from sweeps.store import Event
 
 PROBLEM = Gemm(64, 64, 48, "fp32")
@@ -33,7 +33,7 @@ def trial(name: str, seed: int) -> bool:
     one = evil_bench([case], machine=cpu(), device="cpu", gpu=None)
     events: list[Event] = []
     Rounds(
-        [Planned(case, 0.01)], {}, one, "1/1", 1e6, 0.0, events.append, lambda ids, s: None, seed
+        [PlanEntry(case, 0.01)], {}, one, "1/1", 1e6, 0.0, events.append, lambda ids, s: None, seed
     ).run()
     return not any(event["event"] == "outcome" for event in events)
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from kernels import implementations
+from kernels.correctness.identity import LIMIT, remainders
+from kernels.correctness.verify import verify
 from kernels.device import this_cpu
-from kernels.identity import LIMIT, remainders
 from kernels.launch import Implementation
-from kernels.operands import TORCH_DTYPES, random_operands
+from kernels.library.calls import conv_call
+from kernels.operands import TORCH_DTYPES, Operands, random_operands
 from kernels.operation import Series, Workload
 from kernels.problem import GEMM_LAYOUTS, Conv, Gemm, Problem
-from kernels.verify import verify
 
 CPU = this_cpu().machine
-MOST = 1 << 22  # elements of an operand or result: so that thousands are tested in minutes
+MAX_ELEMENTS = 1 << 22  # elements of an operand or result: so that thousands are tested in minutes
 
 
 def size(rng: random.Random, most: int) -> int:
@@ -33,14 +34,14 @@ def random_gemm(rng: random.Random, dtype: str) -> Gemm:
             size(rng, 12), size(rng, 12), size(rng, 16), dtype, rng.choice(GEMM_LAYOUTS),
             rng.choice([1, 1, 1, 2, 5]),
         )  # fmt: skip
-        if max(gemm.operand_elements) * gemm.batch <= MOST and gemm.flops <= 1 << 29:
+        if max(gemm.operand_elements) * gemm.batch <= MAX_ELEMENTS and gemm.flops <= 1 << 29:
             return gemm
 
 
 def random_conv(rng: random.Random, dtype: str) -> Conv:
-    """Any but the filter gradients of 1×1 filters with a stride, which a CPU's library gets wrong.
+    """Any but the filter gradients of 1×1 filters with a stride: there, oneDNN destroys memory.
 
-    oneDNN's of 2×2×4×16 images in nhwc differ from float64 in a quarter of the draws, and on one
+    That of 2×2×4×16 images in nhwc differs from float64 in a quarter of the draws, and on one
     thread it writes past its memory (PyTorch 2.13): our check found that.
     """
     while True:
@@ -73,12 +74,26 @@ def in_16_bits(gemm: Gemm, parts: int, dtype: torch.dtype, seed: int) -> float:
 
 
 def accused(implementation: Implementation, problem: Workload, seed: int) -> list[str]:
-    """What a right result is blamed for: nothing, if all is well."""
+    """What a right result is blamed for: nothing, if all is well.
+
+    A library may really be wrong: with AMX, oneDNN's bf16 filter gradients of 2 channels in 2
+    groups are off by any factor (PyTorch 2.13). Where no entry may differ by much from PyTorch's
+    own loops in float64, the blame is false.
+    """
     operands = random_operands(problem, "cpu", seed)
     config = implementation.configs(problem, CPU)[0]
     result = implementation.prepare(problem, [operands], config)(0)
     verdict = verify(problem, [operands], [result], seed)
-    return [] if verdict.ok else [f"{implementation.name}: {problem}: {verdict.message}"]
+    if verdict.ok or (isinstance(problem, Conv) and really_wrong(problem, operands, result)):
+        return []
+    return [f"{implementation.name}: {problem}: {verdict.message}"]
+
+
+def really_wrong(problem: Conv, operands: Operands, result: torch.Tensor) -> bool:
+    """Whether a convolution is far off in some entry: PyTorch's own loops compute float64."""
+    right = conv_call(problem, [Operands(*(tensor.double() for tensor in operands))])(0)
+    off = (result.double() - right).abs().max() / right.abs().max()
+    return not off < 0.1
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.long)])

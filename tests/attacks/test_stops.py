@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from attack import first_quick
 
-from sweeps.statistics import CHECKPOINTS
+from sweeps.timing.statistics import CHECKPOINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = "6s"

@@ -9,16 +9,17 @@ import pytest
 from fakes import FakeBench, planned
 from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
-from analysis.load import load, parse_measurements
-from analysis.model import Model, Query
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.recordings.load import load, parse_measurements
 from kernels.constants import default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import known_machine
 from kernels.problem import Gemm, Problem
 from kernels.registry import library_for
-from sweeps.expand import expand
-from sweeps.rounds import Rounds
-from sweeps.spec import all_sweeps
+from sweeps.cases.expand import expand
+from sweeps.cases.spec import all_sweeps
+from sweeps.running.rounds import Rounds
 
 H100 = known_machine("nvidia-h100-sxm")
 SHAPES = 100_000

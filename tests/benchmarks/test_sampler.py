@@ -19,12 +19,12 @@ from kernels.operands import random_operands
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
 from kernels.timers import blocked_autorange, do_bench
-from sweeps.bench import TorchBench
-from sweeps.case import Case
-from sweeps.clock import CpuClock
-from sweeps.clockcheck import Pass, in_rounds, one_by_one
-from sweeps.rounds import Ready
-from sweeps.sampler import Sampler, Subject
+from sweeps.cases.case import Case
+from sweeps.health.clockcheck import Pass, in_rounds, one_by_one
+from sweeps.running.bench import TorchBench
+from sweeps.running.rounds import Ready
+from sweeps.timing.clock import CpuClock
+from sweeps.timing.sampler import Sampler, Subject
 
 SIZES = (48, 64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 256, 288, 320, 352, 384, 448, 512, 640)
 CPU_PROBLEMS: list[Problem] = [

@@ -11,7 +11,7 @@ import torch
 
 from kernels import device
 from kernels.errors import UserError
-from sweeps import doctor
+from sweeps.health import doctor
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ H100 = known_machine("nvidia-h100-sxm")
 PEAK = H100.peak("bf16")
 IDEAL = Constants(
     compute=1.0, dram=1.0, feed=1e15, l2=1e18, store=1e15, epilogue=0.0, step=0.0, launch=0.0,
-    tail=1.0, ramp=0.0, split=0.0, partials=1.0, slow=0.0, narrow=0.0, pack=0.0, resident=0.0,
-    cached=1.0, sustained=1.0,
+    tail=1.0, ramp=0.0, split=0.0, partials=1.0, slow=0.0, misalignment=0.0, repack=0.0,
+    resident=0.0, cached=1.0, sustained=1.0,
 )  # fmt: skip
 
 sizes = st.integers(1, 20_000)
@@ -60,9 +60,11 @@ def test_few_ctas_do_not_reach_the_bandwidth() -> None:
 
 
 def test_narrow_rows_are_slower_by_the_power_of_their_width() -> None:
-    narrow = replace(IDEAL, narrow=0.5)
+    misaligned = replace(IDEAL, misalignment=0.5)
     aligned, odd = Gemm(4096, 4096, 4096, "bf16"), Gemm(4096, 4096, 4095, "bf16")
-    slower = seconds(odd, one_tile(128, 128), narrow) / seconds(aligned, one_tile(128, 128), narrow)
+    slower = seconds(odd, one_tile(128, 128), misaligned) / seconds(
+        aligned, one_tile(128, 128), misaligned
+    )
     assert slower == pytest.approx((16 / 2) ** 0.5, rel=0.01)
 
 
@@ -71,8 +73,8 @@ def test_nchw_moves_its_activations_once_more() -> None:
     x, _, y = nhwc.operand_elements
     plain = replace(nhwc, layout="nchw", dtype="fp32")  # FMAs need no change of layout
     shapes = Shapes.of([nhwc, replace(nhwc, layout="nchw"), plain])
-    assert shapes.helped.tolist() == [0, 2 * 2 * (x + y), 0]
-    assert shapes.helpers.tolist() == [0, 2, 0]
+    assert shapes.helper_bytes.tolist() == [0, 2 * 2 * (x + y), 0]
+    assert shapes.helper_kernels.tolist() == [0, 2, 0]
     # It adds to the product's own time, whatever binds that.
     bandwidth = H100.bandwidth
     free, moved = (seconds(p, one_tile(128, 128)) for p in (nhwc, replace(nhwc, layout="nchw")))
@@ -85,11 +87,11 @@ def test_winograd_multiplies_less_and_moves_more() -> None:
     products = [float((s.batch * s.m * s.n * s.k)[0]) for s in (direct, two, four)]
     assert products[0] / products[1] == pytest.approx(9 / 4)  # 28 is a multiple of 2 and of 4
     assert products[0] / products[2] == pytest.approx(9 * 16 / 36)
-    assert direct.helpers[0] < two.helpers[0] < four.helpers[0]
-    assert direct.helped[0] < two.helped[0] < four.helped[0]
+    assert direct.helper_kernels[0] < two.helper_kernels[0] < four.helper_kernels[0]
+    assert direct.helper_bytes[0] < two.helper_bytes[0] < four.helper_bytes[0]
     # Every transformed input, filter and result is written by one kernel and read by another.
     x, filters, y = conv.operand_elements
-    assert four.helped[0] == four.bytes[0] + 4 * (x + filters + y)
+    assert four.helper_bytes[0] == four.bytes[0] + 4 * (x + filters + y)
     # The gradient of the input is the same product, channels exchanged.
     narrow = replace(conv, kout=64)
     forward = Shapes.of([narrow], algorithm="winograd-4x4")

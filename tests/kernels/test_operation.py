@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import implementations
-from kernels.calls import moved
+from kernels.correctness.reference import check
 from kernels.device import this_cpu
 from kernels.errors import UserError
+from kernels.library.calls import moved
+from kernels.library.vendor import LibraryConfig
 from kernels.operands import random_operands
 from kernels.operation import (
     LAYERS,
@@ -27,9 +29,7 @@ from kernels.operation import (
     products_of,
 )
 from kernels.problem import Gemm
-from kernels.reference import check
 from kernels.registry import library_for
-from kernels.vendor import LibraryConfig
 from sweeps.schema import problem_columns, problem_of
 
 sizes = st.integers(1, 9)

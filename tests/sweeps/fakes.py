@@ -16,20 +16,20 @@ from typing import Any
 
 from kernels.errors import WrongResultError
 from kernels.problem import Gemm
-from sweeps.case import Case
-from sweeps.clock import LaunchCall, Timing, nothing
-from sweeps.fold import CANARY, History
-from sweeps.plan import Planned
-from sweeps.rounds import PoisonedError, Ready, Refused, Visit
-from sweeps.sampler import Sampler, Subject
+from sweeps.cases.case import Case
+from sweeps.running.fold import CANARY, History
+from sweeps.running.plan import PlanEntry
+from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
+from sweeps.timing.clock import LaunchCall, Timing, nothing
+from sweeps.timing.sampler import Sampler, Subject
 
 
 def case(m: int, sweep: str = "fake") -> Case:
     return Case(sweep, Gemm(m, 64, 64, "fp32"), "fake")
 
 
-def planned(count: int, expected: float = 0.01) -> list[Planned]:
-    return [Planned(case(m), expected) for m in range(1, count + 1)]
+def planned(count: int, expected: float = 0.01) -> list[PlanEntry]:
+    return [PlanEntry(case(m), expected) for m in range(1, count + 1)]
 
 
 class FakeClock:
@@ -147,7 +147,7 @@ class FakeBench:
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
-    ) -> Iterator[Ready | Refused]:
+    ) -> Iterator[Ready | Refusal]:
         together = [one for one in cases if one.id not in self.careful]
         if any(self._behaviour(one) == "abort-together" for one in together):
             visit([one.id for one in together], 1e5)
@@ -159,13 +159,13 @@ class FakeBench:
             self.prepared.append(one)
             if behaviour in ("wrong", "oom", "unsupported"):
                 facts = {"rel_error": 0.5} if behaviour == "wrong" else {}
-                yield Refused(one, behaviour, f"it is {behaviour}.", facts)
+                yield Refusal(one, behaviour, f"it is {behaviour}.", facts)
                 continue
             if behaviour == "raise":
-                yield Refused(one, *self.failure(RuntimeError("no such\nkernel")))
+                yield Refusal(one, *self.failure(RuntimeError("no such\nkernel")))
                 continue
             if behaviour == "half-a-character":
-                yield Refused(one, *self.failure(RuntimeError("no file \udcff.cubin")))
+                yield Refusal(one, *self.failure(RuntimeError("no file \udcff.cubin")))
                 continue
             if behaviour == "poison":
                 raise PoisonedError("illegal memory access")

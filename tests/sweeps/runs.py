@@ -8,14 +8,14 @@ from typing import Any
 
 from fakes import Silent
 
-from sweeps.plan import Planned
-from sweeps.runner import Run, carry_out
-from sweeps.sampler import PROTOCOL
+from sweeps.running.plan import PlanEntry
+from sweeps.running.runner import Run, carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
+from sweeps.timing.sampler import PROTOCOL
 
 
-def a_run(path: Path, cases: list[Planned], patience: float = 1e6, **arguments: Any) -> Run:
+def a_run(path: Path, cases: list[PlanEntry], patience: float = 1e6, **arguments: Any) -> Run:
     """``patience``: seconds after which a visit hangs; so many that a busy machine's never does."""
     folder = path
     (folder / "samples").mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def a_run(path: Path, cases: list[Planned], patience: float = 1e6, **arguments: 
         versions = {"schema": SCHEMA, "protocol": PROTOCOL, "machine": {}, "software": {}}
         write_run(folder, {**versions, "run": "now", "plan": plan})
     return Run(
-        folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, least_patience=patience
+        folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, min_patience=patience
     )
 
 

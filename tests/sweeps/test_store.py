@@ -12,7 +12,7 @@ from fakes import planned
 
 from kernels.errors import UserError
 from sweeps import store
-from sweeps.fold import canary_report, fold_rows, spent_seconds
+from sweeps.running.fold import canary_report, fold_rows, spent_seconds
 from sweeps.schema import COLUMNS, IDENTITY
 from sweeps.store import (
     Event,

@@ -1,0 +1,1 @@
+"""Which shape to use instead of which."""

@@ -1,0 +1,104 @@
+"""The five lines that matter most in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import geometric_mean
+
+import pandas as pd
+
+from analysis.advice.recommend import Advice
+from analysis.model.fitted import Analysis
+from analysis.model.series import alignment_series, layout_series
+from analysis.units import rate
+
+
+def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:
+    """At most five sentences, each from measured rows; one that has no rows is left out."""
+    table = analysis.table
+    lines = (_peak(analysis), _alignment(table), _layout(table), _padding(advice), _trust(analysis))
+    return [line for line in lines if line]
+
+
+def _peak(analysis: Analysis) -> str:
+    """The fastest GEMM of each dtype, against the machine's ceiling."""
+    gemms = analysis.table[analysis.table["op"] == "gemm"]
+    parts = []
+    for dtype, rows in gemms.groupby("dtype", sort=False):
+        best = rows.loc[rows["tflops"].idxmax()]
+        share = best["tflops"] * 1e12 / analysis.recording.machine.peak(str(dtype))
+        parts.append(f"{dtype} {rate(best['tflops'])}, {share:.0%} of the ceiling")
+    lasting = _sustained(analysis.table)
+    return f"Fastest products: {'; '.join(parts)}{lasting}." if parts else ""
+
+
+def _sustained(table: pd.DataFrame) -> str:
+    """Speed without a pause over the burst's, geometric mean over the same cases."""
+    rows = table[table["sweep"] == "sustained"]
+    same = ["m", "n", "k", "batch", "dtype", "layout", "implementation", "config"]
+    pairs = rows[rows["mode"] == "burst"].merge(
+        rows[rows["mode"] == "sustained"], on=same, suffixes=("_burst", "_sustained")
+    )
+    if pairs.empty:
+        return ""
+    ratio = geometric_mean(pairs["time_us_burst"] / pairs["time_us_sustained"])
+    return f"; without a pause {ratio:.0%} of the burst's speed over {len(pairs)} large ones"
+
+
+def _alignment(table: pd.DataFrame) -> str:
+    """The worst offset from a round size whose interval stays below it."""
+    rows = alignment_series(table)
+    if rows.empty:
+        return ""
+    sure = rows[rows["relative_hi"] < 1]
+    if sure.empty:
+        return "Alignment: no offset from a round size is slower beyond its uncertainty."
+    worst = sure.loc[sure["relative"].idxmin()]
+    return (
+        f"Alignment: {worst['along'].upper()} = {worst['base'] + worst['offset']} runs at "
+        f"{worst['relative']:.0%} of the speed of {worst['base']} in {worst['dtype']}, the worst "
+        f"of {len(rows)} offsets."
+    )
+
+
+def _layout(table: pd.DataFrame) -> str:
+    """Geometric mean of NHWC's speed over NCHW's."""
+    pairs = layout_series(table)
+    if pairs.empty:
+        return ""
+    mean = geometric_mean(pairs["ratio"])
+    faster = int((pairs["ratio_lo"] > 1).sum())
+    slower = int((pairs["ratio_hi"] < 1).sum())
+    return (
+        f"NHWC against NCHW: {mean:.2f}× the speed in geometric mean over {len(pairs)} pairs; "
+        f"clearly faster in {faster}, clearly slower in {slower}."
+    )
+
+
+def _padding(advice: Sequence[Advice]) -> str:
+    """The best padding, and how many there are; how many sizes have a better one nearby."""
+    padded = [answer for answer in advice if answer.question == "pad"]
+    pads = [answer for answer in padded if answer.verdict == "pad"]
+    chosen = sum(answer.verdict == "choose" for answer in advice)
+    nearby = f"; for {chosen} another size within ±15 % computes more a second."
+    if not pads:
+        none = f"Padding: none of {len(padded)} shapes is faster padded beyond its uncertainty"
+        return none + nearby
+    best = pads[0]
+    return (
+        f"Padding: {len(pads)} of {len(padded)} shapes are faster padded, the most "
+        f"{best.problem} with {best.change}, by {best.gain:.0%} ({best.basis}){nearby}"
+    )
+
+
+def _trust(analysis: Analysis) -> str:
+    """How good the predictions are, and how steady the machine was."""
+    error = (analysis.table["predicted_time_us"] / analysis.table["time_us"] - 1).abs()
+    canary = analysis.recording.run.get("canary")
+    steady = ""
+    if canary and canary.get("certain"):
+        steady = f"; the machine drifted by {canary['drift']:+.1%} during the run"
+    return (
+        f"Predictions of rows that the model had not seen: median error {error.median():.1%}, "
+        f"95th percentile {error.quantile(0.95):.0%}{steady}."
+    )

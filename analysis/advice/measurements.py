@@ -1,0 +1,93 @@
+"""What was measured, to be asked for a problem and for its neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.advice.sizes import SizeIndex
+from analysis.recordings.load import cold_bursts, problems_of, stored_ordinarily
+from kernels.problem import Problem
+
+
+@dataclass(frozen=True)
+class MeasuredTime:
+    """A measured time and its interval, in seconds; the interval is NaN under six samples."""
+
+    time: float
+    lo: float
+    hi: float
+
+    @property
+    def width(self) -> float:
+        """Of the interval; infinite where there is none."""
+        return math.inf if math.isnan(self.lo) else self.hi - self.lo
+
+
+class Measurements:
+    """What was measured, cold and in bursts, to be asked for a problem and for its neighbours."""
+
+    def __init__(self, times: Mapping[Problem, Mapping[str, MeasuredTime]]) -> None:
+        """``times`` maps a problem to the time of each implementation that computed it."""
+        self._times = times
+        self._problems = list(times)
+        self._index = SizeIndex(self._problems)
+
+    @property
+    def problems(self) -> Iterable[Problem]:
+        """Every problem that was measured."""
+        return self._times
+
+    def of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
+        """Time of each implementation; empty if the problem was not measured."""
+        return self._times.get(problem, {})
+
+    def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
+        """Measured problems each of whose sizes is this one's, ``less`` to ``more`` larger."""
+        return [self._problems[i] for i in self._index.near(problem, less, more)]
+
+    def ratio(self, problem: Problem, option: Problem) -> tuple[float, float, float] | None:
+        """Time of ``problem`` over that of ``option`` and its interval, each by the fastest of the
+        implementations that computed both; None where no interval is known.
+        """
+        both = self.of(problem).keys() & self.of(option).keys()
+        if not both:
+            return None
+        own, other = (
+            min((self.of(p)[name] for name in both), key=lambda t: t.time)
+            for p in (problem, option)
+        )
+        if math.isnan(own.lo + other.lo):
+            return None
+        return own.time / other.time, own.lo / other.hi, own.hi / other.lo
+
+    def winner(self, problem: Problem, library: str) -> str:
+        """The fastest implementation, if its interval says so; else the library."""
+        entry = self.of(problem)
+        if library not in entry:
+            return library
+        name = min(entry, key=lambda key: entry[key].time)
+        return name if entry[name].hi < entry[library].lo else library
+
+
+def read_measurements(rows: pd.DataFrame) -> Measurements:
+    """The measured times of ``ok`` rows: cold, in bursts, of operands stored ordinarily."""
+    rows = cold_bursts(rows[stored_ordinarily(rows)])
+    columns = (
+        rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
+        for name in ("time_us", "time_lo_us", "time_hi_us")
+    )
+    times: dict[Problem, dict[str, MeasuredTime]] = {}
+    for problem, name, *values in zip(
+        problems_of(rows), rows["implementation"], *columns, strict=True
+    ):
+        found = MeasuredTime(*values)
+        known = times.setdefault(problem, {})
+        # The same problem in two sweeps: the narrower interval stands for it.
+        if name not in known or found.width < known[name].width:
+            known[name] = found
+    return Measurements(times)

@@ -1,0 +1,316 @@
+"""Two questions about a GEMM's sizes or a convolution's channels, or the answer to leave them.
+
+*pad*: "I need at least this; which slightly larger one takes less time?" *choose*: "I may pick
+within ±15 %; which one computes most per second?"
+
+Another shape is recommended only if it is better beyond doubt: by the measured intervals where
+both shapes were measured, by the prediction less its own uncertainty where not. That uncertainty
+is the one of a *ratio* of neighbouring shapes, which is smaller than that of either time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.advice.measurements import Measurements
+from analysis.advice.sizes import dimensions, role, sizes_near, with_sizes
+from analysis.model.fit import NEAR, Fit
+from analysis.model.predict import Model
+from analysis.model.query import Query, group_of
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
+
+MIN_GAIN = 0.01
+"""A gain below one percent is not worth a changed model."""
+
+QUESTIONS = ("pad", "choose")
+
+_AT_ONCE = 256  # combinations of sizes that are all tried; of more, those of the best sizes
+_BEST = 3  # of each dimension
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One shape's answer. Gains are fractions of :data:`QUESTIONS`' own kind: 0.12 means that the
+    padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more a second.
+
+    ``measured_gain`` and its interval are None where one of the shapes was not measured.
+    """
+
+    problem: Problem
+    instead: Problem
+    question: str  # of QUESTIONS
+    verdict: str  # "pad", "choose" or "leave it"
+    basis: str  # "measured" or "predicted"
+    implementation: str
+    predicted_gain: float
+    predicted_lo: float
+    predicted_hi: float
+    measured_gain: float | None
+    measured_lo: float | None
+    measured_hi: float | None
+    extra_flops: float
+    extra_bytes: float
+    reason: str
+
+    @property
+    def change(self) -> str:
+        """``N 50257 → 50304``; empty if nothing changes."""
+        return _change(self.problem, self.instead)
+
+    @property
+    def changed(self) -> list[str]:
+        """The dimensions that the answer changes."""
+        return _changed(self.problem, self.instead)
+
+    @property
+    def roles(self) -> str:
+        """What those dimensions stand for in a model."""
+        return ", ".join(role(self.problem, d) for d in self.changed)
+
+    @property
+    def gain(self) -> float:
+        """The measured gain where there is one, else the predicted."""
+        return self.predicted_gain if self.measured_gain is None else self.measured_gain
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, for JSON and CSV."""
+        shapes = {"shape": self.problem.spec(), "instead": self.instead.spec()}
+        rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
+        return {**shapes, "change": self.change, "roles": self.roles, **rest}
+
+
+def advise(
+    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float = 0.125,
+    question: str = "pad",
+) -> Advice:  # fmt: skip
+    """The best other sizes of a problem within ``allowance`` in each dimension, or to leave it.
+
+    Args:
+        problem: what is needed at least.
+        model: the machine's model.
+        measured: what was measured there.
+        library: the implementation that predictions are for.
+        allowance: how much larger a dimension may become, as a fraction; for ``choose`` also how
+            much smaller.
+        question: of :data:`QUESTIONS`.
+    """
+    options, frame = _options(problem, model, measured, library, allowance, question)
+    fit = model.fit(group_of(library, problem))
+    best, predicted, known = decide(problem, options, frame, fit, measured, question)
+    if best == 0:
+        verdict, reason = "leave it", _why_not(frame.iloc[0], question)
+        guess = max(range(1, len(options)), key=lambda i: predicted[i][0], default=0)
+        if guess and not known[guess] and predicted[guess][0] >= MIN_GAIN:
+            reason += _guessed(problem, options[guess], predicted[guess])
+    else:
+        # Tiles and waves are the reason only where they foresee a good part of the gain.
+        foreseen = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
+        why = _why(problem, options[best], frame.iloc[0], frame.iloc[best], foreseen)
+        verdict, reason = question, why
+    option = options[best]
+    gain = known[best] if best else None
+    return Advice(
+        problem=problem,
+        instead=option,
+        question=question,
+        verdict=verdict,
+        basis="measured" if gain or (not best and any(known[1:])) else "predicted",
+        implementation=measured.winner(option, library),
+        predicted_gain=predicted[best][0],
+        predicted_lo=predicted[best][1] if best else 0.0,
+        predicted_hi=predicted[best][2] if best else 0.0,
+        measured_gain=gain[0] if gain else None,
+        measured_lo=gain[1] if gain else None,
+        measured_hi=gain[2] if gain else None,
+        extra_flops=option.flops / problem.flops - 1,
+        extra_bytes=option.bytes / problem.bytes - 1,
+        reason=reason,
+    )
+
+
+Gain = tuple[float, float, float]
+"""A gain and its interval, as fractions."""
+
+
+def decide(
+    problem: Problem, options: Sequence[Problem], frame: pd.DataFrame, fit: Fit,
+    measured: Measurements, question: str,
+) -> tuple[int, list[Gain], list[Gain | None]]:  # fmt: skip
+    """Which of the options to take instead of the problem: the one that surely gains most.
+
+    Args:
+        problem: the first of the options.
+        options: other sizes of it.
+        frame: the model's prediction of each.
+        fit: how certain such predictions are.
+        measured: what was measured of them.
+        question: of :data:`QUESTIONS`.
+
+    Returns:
+        The position of the best, 0 to leave it; the predicted gain of each, and the measured.
+    """
+    seconds = frame["time_us"].to_numpy()
+    spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
+    work = [_work(problem, option, question) for option in options]
+    predicted = [
+        _times(_predicted_ratio(seconds[0], time, _error(problem, option, fit, (spreads[0], s))), w)
+        for time, option, s, w in zip(seconds, options, spreads, work, strict=True)
+    ]
+    ratios = [measured.ratio(problem, option) for option in options]
+    known = [r and _times(r, more) for r, more in zip(ratios, work, strict=True)]
+    # What is certain of each option's gain, by measurement where there is one.
+    certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
+    best = max(range(1, len(options)), key=certain.__getitem__, default=0)
+    return (best if best and certain[best] >= MIN_GAIN else 0), predicted, known
+
+
+def _work(problem: Problem, option: Problem, question: str) -> float:
+    """By which a gain counts that a larger option computes more."""
+    return option.flops / problem.flops if question == "choose" else 1.0
+
+
+def _options(
+    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float,
+    question: str,
+) -> tuple[list[Problem], pd.DataFrame]:  # fmt: skip
+    """The problem first, then other sizes of it, and the model's prediction of each.
+
+    All combinations of round sizes where they are few; else all sizes of one dimension at a time,
+    and the combinations of those that are best alone. The measured neighbours are among them.
+    """
+
+    def predict(options: Sequence[Problem]) -> pd.DataFrame:
+        return model.predict(Query.plain(options, library)).frame()
+
+    choose = question == "choose"
+    near = measured.near(problem, -allowance if choose else 0.0, allowance)
+    sizes = sizes_near(problem, allowance, choose)
+    if math.prod(map(len, sizes.values())) <= _AT_ONCE:
+        options = _ordered(problem, [*near, *_combined(problem, sizes)])
+        return options, predict(options)
+    one_by_one = [{d: v} for d, values in sizes.items() for v in values]
+    alone = _ordered(problem, [*near, *with_sizes(problem, one_by_one)])
+    first = predict(alone)
+    time = dict(zip(alone, first["time_us"], strict=True))
+
+    def best(d: str) -> set[int]:
+        """The problem's own size and those that are best while the others stay."""
+        fixed = {o: getattr(o, d) for o in alone if set(_changed(problem, o)) <= {d}}
+        order = sorted(fixed, key=lambda o: time[o] / _work(problem, o, question))
+        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST])}
+
+    combined = _combined(problem, {d: sorted(best(d)) for d in sizes})
+    rest = [option for option in combined if option not in time]
+    if not rest:
+        return alone, first
+    return [*alone, *rest], pd.concat([first, predict(rest)], ignore_index=True)
+
+
+def _changed(own: Problem, other: Problem) -> list[str]:
+    return [d for d in dimensions(own) if getattr(own, d) != getattr(other, d)]
+
+
+def _change(own: Problem, other: Problem) -> str:
+    changed = _changed(own, other)
+    return ", ".join(f"{d.upper()} {getattr(own, d)} → {getattr(other, d)}" for d in changed)
+
+
+def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
+    products = itertools.product(*sizes.values())
+    return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
+
+
+def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
+    """The problem first, the cheaper ones before the dearer, none twice."""
+    found = {problem, *options}
+    return sorted(found, key=lambda option: (option != problem, option.flops, option.spec()))
+
+
+def _error(
+    problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
+) -> tuple[float, float]:
+    """The 90 % range of the error of a predicted log ratio, own over option's.
+
+    It is known of pairs of which one pads the other a little. Where sizes shrink, it is taken to
+    be as wide either way; further off it is that of any two shapes.
+    """
+    growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
+    if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
+        return fit.ratio_range(False, spreads)
+    low, high = fit.ratio_range(True, spreads)
+    if min(growth) < 1:
+        low, high = min(low, -high), max(high, -low)
+    return low, high
+
+
+def _predicted_ratio(
+    own: float, other: float, error: tuple[float, float]
+) -> tuple[float, float, float]:
+    """Ratio and its 90 % interval from two predicted times and the error of such ratios."""
+    ratio = own / other
+    return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
+
+
+def _times(ratio: tuple[float, float, float], work: float) -> Gain:
+    """The gain of a time ratio where ``work`` times as much is computed."""
+    value, lo, hi = (part * work - 1 for part in ratio)
+    return value, lo, hi
+
+
+def _why(
+    problem: Problem,
+    option: Problem,
+    own: Mapping[str, Any],
+    padded: Mapping[str, Any],
+    foreseen: bool,
+) -> str:
+    """What the padding changes, in words; no more than the model can answer for."""
+    reasons = []
+    if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
+        unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+        odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
+        reasons.append(f"{' and '.join(odd)} no multiple of {unit}")
+    # Waves of different tiles do not compare.
+    if foreseen and padded["tile"] == own["tile"] and padded["waves"] < own["waves"]:
+        reasons.append(f"{padded['waves']} waves instead of {own['waves']}")
+    if foreseen and padded["tile_efficiency"] > own["tile_efficiency"] + 0.02:
+        reasons.append(
+            f"{padded['tile_efficiency']:.0%} instead of {own['tile_efficiency']:.0%} of the "
+            "tiles' area useful"
+        )
+    if not reasons:
+        return "the library is faster there; the model does not know why"
+    return "; ".join(reasons)
+
+
+def _guessed(problem: Problem, option: Problem, gain: Gain) -> str:
+    """What may be better but is not certain: worth a measurement, not a changed model."""
+    value, lo, hi = gain
+    change = _change(problem, option)
+    return f"; the best guess is {change}, by {value:.1%} ({lo:+.1%} to {hi:+.1%}): measure it"
+
+
+def _why_not(own: Mapping[str, Any], question: str) -> str:
+    if question == "choose":
+        return "no size near it computes more a second beyond its own uncertainty"
+    return {
+        "launch": "launch-bound: the size hardly matters",
+        "memory": "memory-bound: padding only moves more bytes",
+    }.get(own["limit"], "no padding is faster beyond its own uncertainty")
+
+
+def advise_all(
+    problems: Mapping[Problem, str], model: Model, measured: Measurements, question: str,
+    allowance: float,
+) -> list[Advice]:  # fmt: skip
+    """Advice for each of many problems (mapped to their library), the largest gains first."""
+    answers = [
+        advise(p, model, measured, name, allowance, question) for p, name in problems.items()
+    ]
+    return sorted(answers, key=lambda a: (a.verdict == "leave it", -a.gain, a.problem.spec()))

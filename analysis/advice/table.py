@@ -1,0 +1,117 @@
+"""The recommendation table of a recording, as CSV, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.advice.measurements import read_measurements
+from analysis.advice.recommend import Advice, advise_all
+from analysis.markdown import plain, table_row
+from analysis.model.fitted import Analysis
+from analysis.recordings.load import library_rows
+from analysis.recordings.write import write_records
+from kernels.problem import Gemm
+from sweeps.store import write_whole
+
+ALLOWANCE = {"pad": 0.125, "choose": 0.15}
+"""How far the table looks in each dimension, by question."""
+
+_ASKS = {
+    "pad": "I need at least this size: what should I pad to?",
+    "choose": "I may pick within ±15 %: which size computes most a second?",
+}
+_GAINS = {
+    "pad": "A gain of 12 % means that the padded one takes 1/1.12 of the time although it computes "
+    "more.",
+    "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
+}
+_TOP = 40
+
+
+def build_table(analysis: Analysis) -> list[Advice]:
+    """Both questions' advice for every problem that the sweeps measured with the library.
+
+    Those to *pad* first, then those to *choose*; of each the largest gains first.
+    """
+    rows = analysis.recording.products
+    measured = read_measurements(library_rows(rows))
+    problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
+    everything = read_measurements(rows)
+    return [
+        answer
+        for question, allowance in ALLOWANCE.items()
+        for answer in advise_all(problems, analysis.model, everything, question, allowance)
+    ]
+
+
+def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
+    """recommendations.csv and .json in full; .md with what is worth changing."""
+    folder = analysis.recording.folder
+    write_records(folder, "recommendations", [answer.to_json() for answer in advice])
+    write_whole(folder / "recommendations.md", recommendations_markdown(analysis, advice))
+
+
+def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
+    """What to change, what it gains, what it costs and why; the rest is counted."""
+    lines = [
+        f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
+        "",
+        plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
+        "",
+        "In brackets: the 95 % interval of a measured gain, the 90 % interval of a predicted one. "
+        "A row is here only if its whole interval is above 1 %.",
+        "",
+    ]
+    for question, ask in _ASKS.items():
+        asked = [answer for answer in advice if answer.question == question]
+        changes = sum(answer.verdict != "leave it" for answer in asked)
+        lines += [
+            f"## {question.capitalize()}: {ask}",
+            "",
+            f"{len(asked)} problems were looked at, within {ALLOWANCE[question]:.1%} of each "
+            f"dimension. {changes} have a better one nearby beyond doubt; leave the others. "
+            f"{_GAINS[question]}",
+            "",
+        ]
+        for op in ("gemm", "conv"):
+            lines += _listed([a for a in asked if a.verdict == question and a.problem.op == op])
+    return "\n".join(lines)
+
+
+def _listed(better: Sequence[Advice]) -> list[str]:
+    """A table of the first of them; empty for none."""
+    if not better:
+        return []
+    shape = "shape (M×N×K)" if isinstance(better[0].problem, Gemm) else "convolution"
+    lines = [
+        f"| {shape} | {better[0].question} | what that is | measured gain | predicted gain "
+        "| more FLOPs | more bytes | by | why |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_row, better[:_TOP]),
+        "",
+    ]
+    if len(better) > _TOP:
+        lines += [f"{len(better) - _TOP} more are in recommendations.csv.", ""]
+    return lines
+
+
+def _row(answer: Advice) -> str:
+    cells = [
+        str(answer.problem),
+        answer.change,
+        answer.roles,
+        _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),
+        _gain(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),
+        f"{answer.extra_flops:+.1%}",
+        f"{answer.extra_bytes:+.1%}",
+        answer.implementation,
+        answer.reason,
+    ]
+    return table_row(cells)
+
+
+def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
+    if gain is None or lo is None or hi is None:
+        return "–"
+    gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # no -0.0 %
+    return f"{gain:+.1%} [{lo:+.1%}, {hi:+.1%}]"

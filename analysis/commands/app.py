@@ -1,0 +1,101 @@
+"""What the commands of ``python -m analysis`` share: the application, options, and loading."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from analysis.model.predict import Model, model_from_json
+from analysis.recordings.load import Recording, find_recording, load, load_run
+from kernels.cli import (
+    new_app,
+    note,
+    parse_problems,
+)
+from kernels.config import HAND_WRITTEN
+from kernels.errors import UserError
+from kernels.machine import Machine, known_machine
+from kernels.problem import Conv, Problem
+
+app = new_app("What the measurements mean.")
+
+MachineOption = Annotated[
+    str | None, typer.Option("--machine", help="Its slug; without it, the one measured last.")
+]
+ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
+
+
+def problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
+    """The command line's problems, at least one."""
+    found = parse_problems(gemm, conv)
+    if not found:
+        raise UserError("give at least one --gemm or --conv.")
+    return found
+
+
+def model_of(machine: str | None, results: Path) -> tuple[Model, Path | None]:
+    """The model of a machine, from its recording's calibration where there is one."""
+    recorded = [path.parent.name for path in results.glob("*/run.json")]
+    if machine is None or machine in recorded or f"{machine}-local" in recorded:
+        folder = find_recording(machine, results)
+        facts = Machine.from_json(load_run(folder)["machine"])
+        path = folder / "calibration.json"
+        if not path.exists():
+            note("This recording is not calibrated yet: predictions use shipped constants.")
+            return Model(facts), folder
+        try:
+            return model_from_json(facts, json_module.loads(path.read_bytes())), folder
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(
+                f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
+                "writes it again."
+            ) from None
+    return Model(known_machine(machine, recorded)), None
+
+
+def library_of(model: Model, problem: Problem) -> str:
+    """The library that the recording has for such a problem; cublas or cudnn where none has."""
+    what = problem.pass_ if isinstance(problem, Conv) else problem.op
+    for group in model.fits:
+        name, *rest = group.split()
+        if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
+            return name
+    return "cublas" if problem.op == "gemm" else "cudnn"
+
+
+def load_machine(machine: str | None, results: Path) -> Recording:
+    """The recording of a machine, or of the one measured last."""
+    return load_noted(find_recording(machine, results))
+
+
+def load_noted(folder: Path) -> Recording:
+    """Load, and say which lines are damaged."""
+    recording = load(folder)
+    for sentence in recording.damaged:
+        note(sentence)
+    return recording
+
+
+def recording_at(place: str, results: Path) -> Recording:
+    """A recording by its folder, or by a machine's slug."""
+    folder = Path(place)
+    if not (folder / "run.json").exists():
+        if folder.is_dir() or "/" in place:
+            raise UserError(f"{place} has no run.json; give the folder of a recording.")
+        folder = find_recording(place, results)
+    return load_noted(folder)
+
+
+def parse_share(text: str, option: str = "pad") -> float:
+    """Read ``12.5%`` or ``0.125`` as a fraction."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"--{option} takes a share such as 12.5% or 0.125, not {text!r}.")
+    return share

@@ -1,0 +1,48 @@
+"""Comparisons: two recordings, and the hand-written kernels with the library."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import analysis.commands.ask  # its commands register themselves
+import analysis.commands.record  # noqa: F401
+from analysis.commands.app import MachineOption, ResultsOption, app, load_machine, recording_at
+from kernels.cli import JsonOption, print_json
+from sweeps.store import RESULTS
+
+
+@app.command("compare")
+def compare_command(
+    old: Annotated[str, typer.Argument(help="Folder of the earlier recording, or its slug.")],
+    new: Annotated[str, typer.Argument(help="Folder of the later recording, or its slug.")],
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Compare two recordings of one machine; exits 1 if any case is slower or lost its time."""
+    from analysis.recordings.compare import compare, comparison_json, comparison_text
+
+    comparison = compare(*(recording_at(place, results) for place in (old, new)))
+    if json:
+        print_json(comparison_json(comparison))
+    else:
+        print(comparison_text(comparison))
+    if comparison.counts()["slower"] or len(comparison.lost):
+        raise typer.Exit(1)
+
+
+@app.command("families")
+def families_command(
+    machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
+) -> None:
+    """Compare the hand-written kernels with the library, by class of shape."""
+    from analysis.recordings.families import compare_families, summarise, write_families
+
+    recording = load_machine(machine, results)
+    table = compare_families(recording)
+    text = write_families(recording, table)
+    if json:
+        print_json(summarise(table))
+        return
+    print(text)

@@ -1,0 +1,147 @@
+"""``python -m analysis record``."""
+
+from __future__ import annotations
+
+import json as json_module
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from analysis.record.parts import Part, all_parts
+from analysis.record.recorder import (
+    ROOT,
+    Place,
+    Recorder,
+    part_seconds,
+    run_command,
+    select_parts,
+    total_line,
+)
+from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
+from kernels.errors import UserError
+from sweeps.process import terminated_as_interrupt
+from sweeps.store import RESULTS
+
+INTERPRETER = [sys.executable]
+"""What runs the other packages, as ``-m package``."""
+
+_BUDGET = {"gpu": 3000.0, "cpu": 300.0}
+_MIN_BUDGET = 30.0
+
+
+@app.command("record")
+def record_command(
+    budget: Annotated[
+        str | None, typer.Option(help="Time of this call in all; 50m on a GPU, 5m on a CPU.")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--part", help="Only this one; may be repeated.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say what the parts should take.")
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="With --plan: a GPU that is not here.")
+    ] = None,
+    cores: Annotated[
+        int | None, typer.Option("--cores", help="With --plan: of that GPU's host.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --part: whatever was tried of it, begin anew.")
+    ] = False,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Record everything that this machine can tell, in the order of its worth.
+
+    Call it again, as often as you like: it begins from what is there.
+    """
+    began = time.monotonic()
+    results = results.resolve()  # commands run in the checkout, wherever this one was started
+    parts = select_parts(all_parts(), part or [])
+    where = ["--device", device, "--gpu", str(gpu)]
+    if not plan and (machine or cores):
+        raise UserError("--machine and --cores are for --plan: what is recorded is this machine.")
+    if again and not part:
+        raise UserError("--again needs --part NAME: which part to begin anew.")
+    if machine is not None:
+        note("Counting cases and seconds …")
+        print("\n".join(plan_lines(parts, machine, cores)))
+        return
+    seconds = parse_seconds(budget)
+    place = find_place(results, where)
+    seconds = seconds or _BUDGET[place.kind]
+    if seconds < _MIN_BUDGET:
+        raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
+    run = partial(run_command, INTERPRETER)
+    recorder = Recorder(place, parts, seconds, where, note, run, began=began, again=again)
+    if plan:
+        print("\n".join(recorder.plan()))
+        return
+    note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
+    for line in recorder.plan():
+        note(f"  {line}")
+    with terminated_as_interrupt():
+        archive = recorder.record()
+    missing = recorder.missing()
+    for sentence in missing:
+        note(f"  missing: {sentence}")
+    if recorder.goes_on():
+        note("The same command goes on.")
+    print(archive)
+
+
+def find_place(results: Path, where: Sequence[str]) -> Place:
+    """Which machine this is, told by a process that may import PyTorch.
+
+    Raises:
+        UserError: what that process says is wrong with the device.
+    """
+    told = _ask(["sweeps", "machine", "--json", "--results", str(results), *where])
+    return Place(
+        told["slug"], told["name"], told["kind"], Path(told["folder"]), results, told["software"]
+    )  # fmt: skip
+
+
+def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[str]:
+    """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
+    names = [name for part in parts for step in part.steps for name in step.sweeps]
+    command = ["sweeps", "plan", *dict.fromkeys(names), "--json",
+               "--machine", machine, "--budget", "24h",
+               *(["--cores", str(cores)] if cores else [])]  # fmt: skip
+    planned = {row["name"]: row for row in _ask(command)} if names else {}
+    lines = []
+    for part in parts:
+        lines.append(f"{part.name}: {part_seconds(part, 'gpu'):.0f} s; {part.purpose}")
+        for step in part.steps:
+            line = f"  {step.name:22} {step.expected('gpu'):5.0f} s"
+            if step.sweeps:
+                rows = [planned[name] for name in dict.fromkeys(step.sweeps)]
+                cases = sum(row["cases"] for row in rows)
+                needed = sum(row["expected_s"] for row in rows)
+                line += f" for {cases} cases, which need {needed:.0f} s at six samples each"
+            lines.append(line)
+    return [*lines, total_line(parts, "gpu")]
+
+
+def _ask(command: Sequence[str]) -> Any:
+    """The JSON that a command prints.
+
+    Raises:
+        UserError: with the command's own sentence and exit code, if it fails.
+    """
+    answer = subprocess.run(
+        [*INTERPRETER, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        sentence = (answer.stderr.strip().splitlines() or ["the command said nothing"])[-1]
+        raise UserError(sentence, answer.returncode)
+    return json_module.loads(answer.stdout)

@@ -1,0 +1,69 @@
+"""What is written about a recording: calibrate, plot, table, and report for all of them."""
+
+from __future__ import annotations
+
+import analysis.commands.ask  # its commands register themselves
+import analysis.commands.record  # noqa: F401
+from analysis.commands.app import MachineOption, ResultsOption, app, load_machine
+from kernels.cli import JsonOption, note, print_json
+from sweeps.store import RESULTS
+
+
+@app.command("calibrate")
+def calibrate_command(
+    machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
+) -> None:
+    """Fit the model to a recording; writes calibration.json and predicted.csv."""
+    from analysis.model.fitted import analyse, write_predictions
+
+    analysis = analyse(load_machine(machine, results))
+    write_predictions(analysis)
+    if json:
+        print_json(analysis.calibration.to_json())
+        return
+    print("group                          rows  median    mean     p95  on rows not seen")
+    for group, fit in analysis.model.fits.items():
+        print(f"{group:28} {fit.rows:6} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
+
+
+@app.command("plot")
+def plot_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
+    """Draw every plot that the recording has data for."""
+    from analysis.model.fitted import analyse
+    from analysis.plots import write_plots
+
+    for path in write_plots(analyse(load_machine(machine, results))):
+        print(path)
+
+
+@app.command("table")
+def table_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
+    """Write the recommendation table as CSV, Markdown and JSON."""
+    from analysis.advice.table import build_table, write_table
+    from analysis.model.fitted import analyse
+
+    analysis = analyse(load_machine(machine, results))
+    write_table(analysis, build_table(analysis))
+    print(analysis.recording.folder / "recommendations.md")
+
+
+@app.command("report")
+def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
+    """Everything: predictions, plots, table, and the five lines that matter most."""
+    from analysis.advice.highlights import five_lines
+    from analysis.advice.table import build_table, write_table
+    from analysis.model.fitted import analyse, write_predictions
+    from analysis.plots import write_plots
+
+    note("Calibrating the model, drawing plots and looking for better shapes …")
+    analysis = analyse(load_machine(machine, results))
+    write_predictions(analysis)
+    plots = write_plots(analysis)
+    advice = build_table(analysis)
+    write_table(analysis, advice)
+    folder = analysis.recording.folder
+    print()
+    for line in five_lines(analysis, advice):
+        print(f"  • {line}")
+    print(f"\n{len(plots)} plots: {folder / 'plots'}")
+    print(f"What to pad: {folder / 'recommendations.md'}")

@@ -1,0 +1,93 @@
+"""The field's rules, judged, and who uses Tensor Cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from analysis.commands.app import MachineOption, ResultsOption, app
+from analysis.model.predict import Model
+from analysis.rules.judge import RuleResult
+from kernels.cli import JsonOption, print_json
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from sweeps.store import RESULTS
+
+
+@app.command("rules")
+def rules_command(
+    machine: MachineOption = None,
+    results: ResultsOption = RESULTS,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Judge by others' table instead, of a known machine."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Of that table.")] = None,
+    sweeps: Annotated[
+        bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
+    from analysis.plots.cheat_sheet import write_cheat_sheet
+    from analysis.rules.inputs import judge_inputs, rule_inputs
+    from analysis.rules.judge import rule_sweeps
+    from analysis.rules.report import terminal_table, write_rules
+
+    if sweeps:
+        print(" ".join(rule_sweeps()))
+        return
+    if table is not None:
+        rows = _judged_table(table, machine, dtype)
+        written = []
+    else:
+        inputs = rule_inputs(machine, results)
+        rows = judge_inputs(inputs)
+        written = [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
+    if json:
+        print_json([row.to_json() for row in rows])
+        return
+    print(terminal_table(rows))
+    for path in written:
+        print(path)
+
+
+def _judged_table(path: Path, machine: str | None, dtype: str | None) -> list[RuleResult]:
+    """Verdicts on the rules that a table of others can answer."""
+    from analysis.recordings.public import read_source
+    from analysis.rules.judge import Evidence, judge_all
+
+    if machine is None:
+        raise UserError("--table needs --machine: whose rows of it are wanted.")
+    known = known_machine(machine)
+    source = read_source(path, known, dtype)
+    return judge_all([Evidence.of_source(source, Model(known))])
+
+
+@app.command("tensor-cores")
+def tensor_cores_command(
+    machine: MachineOption = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="The cases of this sweep; else profiled models.")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Who could use Tensor Cores, who does, and what faster matrix work could still give."""
+    from analysis.rules.inputs import rule_inputs
+    from analysis.rules.tensor_cores import step_json, step_markdown, sweep_step
+
+    inputs = rule_inputs(machine, results)
+    steps = inputs.steps
+    if sweep is not None:
+        having = [r for r in inputs.recordings if (r.ok["sweep"] == sweep).any()]
+        having = having or list(inputs.recordings)
+        steps = [sweep_step(having[0].ok, sweep, having[0].machine.kind)]
+    elif not steps:
+        raise UserError("no model is profiled on this machine; run `make rules`, or give --sweep.")
+    if json:
+        print_json([step_json(step) for step in steps])
+        return
+    print("\n".join(map(step_markdown, steps)))

@@ -1,0 +1,125 @@
+"""How good the model is on rows that it has not seen."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from analysis.commands.app import (
+    app,
+)
+from analysis.model.features import Inputs
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.recordings.load import load_run
+from kernels.cli import (
+    JsonOption,
+    note,
+    print_json,
+)
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine, known_machine, known_machines
+from kernels.problem import DTYPE_BYTES
+
+_TIMED_SHAPES = 20_000
+
+
+@app.command("validate")
+def validate_command(
+    file: Path,
+    machine: Annotated[str, typer.Option("--machine", help="Whose rows of the file are wanted.")],
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bf16 if present, else the only one.")
+    ] = None,
+    calibrate: Annotated[
+        int, typer.Option("--calibrate", min=0, help="Rows to calibrate on; 0 for none.")
+    ] = 256,
+    seed: Annotated[int, typer.Option("--seed", help="Breaks ties among rows.")] = 0,
+    holdout: Annotated[
+        str,
+        typer.Option(
+            "--holdout",
+            help="rows; levels: M, N and K all unseen; beyond: M above 2304; folds: five, in turn.",
+        ),
+    ] = "rows",
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", help="Only convolutions whose kernels' names say this one."),
+    ] = None,
+    constants: Annotated[
+        str | None, typer.Option("--constants", help="The machine to take constants from.")
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also the learning curve, 32 to 2,048 rows; minutes.")
+    ] = False,
+    again: Annotated[
+        Path | None, typer.Option("--again", help="The same grid measured again: the noise floor.")
+    ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Also what following the advice is worth there.")
+    ] = False,
+    plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Judge the model on measured rows that it has not seen: ours, or others' tables."""
+    from analysis.recordings.public import read_source
+    from analysis.validation.advice_value import judge_advice
+    from analysis.validation.holdout import HOLDOUTS, validate
+    from analysis.validation.learning_curve import learning_curve, noise_floor
+    from analysis.validation.report import advice_text, curve_text, validation_text
+
+    if holdout not in HOLDOUTS:
+        raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
+    if dtype is not None and dtype not in DTYPE_BYTES:
+        raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
+    here = _machine_of(file, machine)
+    source = read_source(file, here, dtype)
+    if algorithm is not None:
+        source = source.by_algorithm(algorithm)
+    found = validate(source, here, calibrate, seed, holdout, constants)
+    points = learning_curve(source, here, seed) if curve else []
+    floor = noise_floor(source, read_source(again, here, dtype)) if again else None
+    if plots is not None:
+        from analysis.plots.validation import write_validation_plots
+
+        for path in write_validation_plots(found, plots, points, floor):
+            note(str(path))
+    worth = judge_advice(found) if advice else None
+    tested = Query.each(found.tested.problems, found.tested.implementations)
+    speed = _shapes_per_second(found.model, tested)
+    if json:
+        extra = {} if worth is None else {"advice": worth.to_json()}
+        print_json({**found.to_json(), "shapes_per_second": speed, **extra})
+        return
+    physics, full = speed["physics"], speed["full"]
+    print(validation_text(found))
+    print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
+    for text in (curve_text(points, floor), advice_text(worth) if worth else ""):
+        if text:
+            print(f"\n{text}")
+
+
+def _machine_of(file: Path, slug: str) -> Machine:
+    """The machine that is judged: of machines.toml, or the recording's own, which no table has."""
+    folder = file if file.is_dir() else file.parent
+    if slug not in known_machines() and (folder / "run.json").exists():
+        return Machine.from_json(load_run(folder)["machine"])
+    return known_machine(slug)
+
+
+def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
+    """How fast the model is on one core, as arrays: without residual, and with everything."""
+    group = str(query.groups()[0])
+    some = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
+    inputs, fit = Inputs.of(model.machine, some), model.fits[group]
+    seconds = {}
+    for name, residual in (("physics", None), ("full", fit.residual)):
+        begin = time.perf_counter()
+        guess, spread = inputs.predict(fit.constants, residual)
+        _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
+        seconds[name] = time.perf_counter() - begin
+    return {name: len(some.problems) / taken for name, taken in seconds.items()}

@@ -1,0 +1,280 @@
+"""Fit the time model to a machine's own measurements, and say how wrong it is.
+
+Every problem belongs to one of three parts. What is fitted to two of them predicts the third, so
+each row has a prediction from a fit that never saw it, and the error figures are honest. The fit
+that is kept comes from all rows.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from analysis.model.features import Inputs
+from analysis.model.fit import NEAR, UNCALIBRATED, Fit
+from analysis.model.predict import Model, Part, Prediction
+from analysis.model.query import Query
+from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
+from analysis.model.residual import Residual, fit_residual
+from analysis.recordings.load import algorithms_of, kernels_of
+from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
+from kernels.estimate import ALGORITHMS, Array
+from kernels.machine import Machine
+from kernels.problem import Gemm, Problem
+
+MIN_ROWS = 12
+"""A group with fewer rows keeps the shipped constants, scaled to fit."""
+
+_CONSTANTS_FROM = 800  # rows: more cost seconds each and move the error by a tenth of a point
+_STEP = 1e-7  # by which a constant is moved to see what it does
+_PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
+_NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
+_OUTSIDE = 0.05  # of the log ratios, on either side of the interval
+_MIN_WIDTH = 0.02  # no interval is narrower than the measurements' own scatter
+_LINEAR = (
+    "tail",
+    "partials",
+    "slow",
+    "misalignment",
+    "repack",
+    "resident",
+)  # fitted as they are; everything else by its logarithm
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A model fitted to a recording, and the prediction of each row by constants it never met."""
+
+    model: Model
+    held_back: Prediction
+
+    def to_json(self) -> dict[str, Any]:
+        """calibration.json: constants, error figures and rows used, group by group."""
+        return {
+            "machine": self.model.machine.slug,
+            "protocol": "three parts of the problems, each predicted by a fit to the others",
+            "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
+        }
+
+
+def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
+    """Fit every group of the measured rows; all of them must be ``ok``.
+
+    Args:
+        machine: the machine that they were measured on.
+        rows: as loaded.
+    """
+    seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
+    query = Query.of_rows(rows)
+    algorithms = algorithms_of(query.problems, kernels_of(rows))
+    return calibrate_query(machine, query, seconds, algorithms=algorithms)
+
+
+def calibrate_query(
+    machine: Machine,
+    query: Query,
+    seconds: Array,
+    folds: int = 3,
+    starts: Callable[[str], Constants] | None = None,
+    algorithms: Sequence[str] | None = None,
+) -> Calibration:
+    """Fit every group of a query to its measured seconds.
+
+    Args:
+        machine: the machine that they were measured on.
+        query: the cases.
+        seconds: the time of a launch of each.
+        folds: into how many parts the problems are cut, each predicted by the others.
+        starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
+        algorithms: how each was computed, where known (:func:`kernels.names.conv_algorithm`). Only
+            a fit looks at it, never a prediction.
+    """
+    groups = query.groups()
+    known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
+    fold = np.array([_fold(problem, folds) for problem in query.problems])
+    fits: dict[str, Fit] = {}
+    parts: list[Part] = []
+    for group in dict.fromkeys(groups):
+        member = groups == group
+        dtype = group.split()[-1]
+        start = starts(dtype) if starts else default_constants(machine.generation, dtype)
+        pieces, least = [], len(seconds)
+        for own in range(folds):
+            unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
+            if len(unseen):
+                least = min(least, len(seen))
+                fitted = fit_group(machine, query.take(seen), seconds[seen], start, known[seen])
+                inputs = Inputs.of(machine, query.take(unseen))
+                pieces.append((unseen, *inputs.predict(*fitted)))
+        some = query.take(np.flatnonzero(member))
+        fitted = fit_group(machine, some, seconds[member], start, known[member])
+        if least < MIN_RESIDUAL_ROWS:  # then no part was predicted with a residual, to judge it
+            fitted = fitted[0], None
+        where = np.concatenate([at for at, _, _ in pieces])
+        predicted = np.concatenate([guess.time for _, guess, _ in pieces])
+        log_ratio = np.log(seconds[where] / predicted)
+        spread = np.concatenate([spread for _, _, spread in pieces])
+        pair_errors = _pair_errors(query.take(where), predicted, log_ratio, spread)
+        fits[group] = _judge(fitted, log_ratio, spread, pair_errors)
+        cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
+        ends = (np.split(end * spread, cuts) for end in _ranges_of_others(log_ratio / spread))
+        parts += [
+            Part(at, guess, low, high)
+            for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
+        ]
+    held_back = Prediction.joined(len(seconds), parts)
+    return Calibration(Model(machine, fits), held_back)
+
+
+def _fold(problem: Problem, folds: int) -> int:
+    """The part of a problem, the same in every sweep that has it."""
+    return zlib.crc32(problem.spec().encode()) % folds
+
+
+def fit_group(
+    machine: Machine, query: Query, seconds: Array, start: Constants, known: NDArray[Any]
+) -> tuple[Constants, Residual | None]:
+    """Physical constants first, then what they miss, if that is foreseen of rows left out.
+
+    Rows that were computed by an algorithm without a law (an FFT) teach the residual alone.
+    """
+    lawful = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    lawful = np.random.default_rng(0).permutation(lawful)[:_CONSTANTS_FROM]
+    inputs = Inputs.of(machine, query.take(lawful), known[lawful]) if len(lawful) else None
+    constants = fit_constants(inputs, seconds[lawful], start) if inputs else start
+    if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
+        return constants, None
+    everything = Inputs.of(machine, query)
+    guess = everything.estimate(constants)
+    log_ratios = np.log(seconds / guess.time)
+    return constants, fit_residual(everything.features(constants, guess), log_ratios)
+
+
+def _judge(
+    fitted: tuple[Constants, Residual | None], log_ratio: Array, spread: Array, pair_errors: Array
+) -> Fit:
+    """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
+    error = np.abs(np.exp(-log_ratio) - 1)
+    low, high = _range(log_ratio / spread)
+    pair_low, pair_high = (low - high) / math.sqrt(2), (high - low) / math.sqrt(2)
+    if len(pair_errors) + 1 >= 1 / _OUTSIDE:
+        pair_low, pair_high = _range(pair_errors)
+    constants, residual = fitted
+    return Fit(
+        constants=constants,
+        residual=residual,
+        low=low,
+        high=high,
+        pair_low=pair_low,
+        pair_high=pair_high,
+        rows=len(log_ratio),
+        pairs=len(pair_errors),
+        median=float(np.median(error)),
+        mean=float(np.mean(error)),
+        p95=float(np.quantile(error, 0.95)),
+    )
+
+
+def _range(errors: Array) -> tuple[float, float]:
+    """The range that one more error of the same kind keeps with 90 % (split conformal).
+
+    Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5 %⌋. Fewer than 19 do
+    not determine it: then it is at least the range of a machine without measurements.
+    """
+    ordered = np.sort(errors)
+    k = int((len(ordered) + 1) * _OUTSIDE)
+    if k == 0:
+        ends = np.concatenate([ordered, UNCALIBRATED])
+        return float(ends.min()), float(ends.max())
+    return min(float(ordered[k - 1]), -_MIN_WIDTH), max(float(ordered[-k]), _MIN_WIDTH)
+
+
+def _ranges_of_others(errors: Array) -> tuple[Array, Array]:
+    """For each error the :func:`_range` of all others, so that no row widens its own interval."""
+    n = len(errors)
+    rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
+    ordered = np.sort(errors)
+    k = int(n * _OUTSIDE)
+    if k == 0:
+        ranges = np.array([_range(np.delete(errors, i)) for i in range(n)])
+        return ranges[:, 0], ranges[:, 1]
+    low = np.where(rank < k, ordered[k], ordered[k - 1])
+    high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
+    return np.minimum(low, -_MIN_WIDTH), np.maximum(high, _MIN_WIDTH)
+
+
+def _pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
+    """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
+
+    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all that
+    pad a shape, the one that is predicted to gain most makes the pair: choosing it, as advice does,
+    chooses the flattering errors. An error is relative to the spreads of both predictions, as if
+    they were independent.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for index, problem in enumerate(query.problems):
+        if isinstance(problem, Gemm):
+            how = (query.configs[index], query.cached[index], query.sustained[index])
+            kinds.setdefault((problem.layout, problem.batch, *how), []).append(index)
+    errors = [np.empty(0)]
+    for members in kinds.values():
+        size = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
+        grown = size[None, :, :] / size[:, None, :]  # [small, large, dimension]
+        pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=2) & (grown > 1).any(axis=2)
+        small = np.flatnonzero(pads.any(axis=1))
+        large = np.where(pads, predicted[members], np.inf)[small].argmin(axis=1)
+        own, wide = log_ratio[members], spread[members]
+        errors.append((own[small] - own[large]) / np.hypot(wide[small], wide[large]))
+    return np.concatenate(errors)
+
+
+def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
+    """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
+
+    Args:
+        inputs: cases of one group.
+        seconds: their measured times.
+        start: where to begin, and what to stay near.
+    """
+    names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
+    origin = np.array([_inward(name, getattr(start, name)) for name in names])
+    possible = physical_bounds(inputs.machine)
+    low, high = np.array([[_inward(name, bound) for bound in possible[name]] for name in names]).T
+
+    def constants(x: Array) -> Constants:
+        fitted = {name: _outward(name, value) for name, value in zip(names, x, strict=True)}
+        return Constants(**{**start.to_json(), **fitted})
+
+    def residuals(x: Array) -> Array:
+        guess = inputs.estimate(constants(x)).time
+        return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
+
+    def slopes(x: Array) -> Array:
+        # So small a step moves no case to another tile: the search for it is made once.
+        settled = inputs.settled(inputs.estimate(constants(x)))
+        log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
+        return np.vstack([(log_time[1:] - log_time[0]).T / _STEP, _PRIOR * np.eye(len(x))])
+
+    steps = _STEP * np.eye(len(names))
+    inside = np.clip(origin, low + 1e-6, high - 1e-6)
+    solved = least_squares(
+        residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
+    )
+    return constants(solved.x)
+
+
+def _inward(name: str, value: float) -> float:
+    """To the scale on which a constant is fitted."""
+    return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
+
+
+def _outward(name: str, value: float) -> float:
+    return float(value if name in _LINEAR else np.exp(value))

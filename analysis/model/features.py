@@ -1,0 +1,170 @@
+"""A group's cases as arrays: what the formula and the residual compute from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.model.query import Query
+from analysis.model.residual import Residual
+from kernels.config import HAND_WRITTEN, tail_efficiency, tile_count
+from kernels.constants import Constants
+from kernels.estimate import (
+    ALGORITHMS,
+    LIMITS,
+    Array,
+    Estimate,
+    Shapes,
+    Tiles,
+    estimate,
+    fastest,
+)
+from kernels.machine import Machine
+from kernels.problem import Conv, Problem
+
+_DESIGN = 5  # features, the first ones
+
+
+_USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One group's cases as arrays, to be estimated with one set of constants after another.
+
+    ``tiles`` has a tile a case where their configs name them; None where the library chooses.
+    ``ways`` are the same cases by each of Winograd's algorithms, where a library has them.
+    ``known`` is the algorithm that each case is known to have been computed by, empty if it is not.
+    """
+
+    machine: Machine
+    dtype: str
+    problems: Sequence[Problem]
+    shapes: Shapes
+    tiles: Tiles | None
+    ways: Mapping[str, Shapes]
+    known: NDArray[Any]
+
+    @classmethod
+    def of(cls, machine: Machine, query: Query, known: NDArray[Any] | None = None) -> Inputs:
+        """Read the cases of one group off a query."""
+        in_cache = [
+            warm and problem.bytes <= machine.l2_bytes
+            for warm, problem in zip(query.cached, query.problems, strict=True)
+        ]
+        shapes = Shapes.of(query.problems, in_cache, query.sustained)
+        first = query.problems[0]
+        tiles = None
+        config_type = HAND_WRITTEN.get(query.implementations[0])
+        if config_type is not None and all(query.configs):
+            configs = [config_type.parse(text) for text in query.configs]
+            pairs = zip(configs, query.problems, strict=True)
+            rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
+            tiles = Tiles(*np.array(rows, dtype=np.float64).T)
+        ways = {}
+        # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
+        library = config_type is None and machine.kind == "gpu"
+        if library and isinstance(first, Conv) and first.dtype == "fp32":
+            for name in list(ALGORITHMS)[1:]:
+                ways[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
+        if known is None:
+            known = np.array([""] * len(shapes), dtype=object)
+        return cls(machine, first.dtype, query.problems, shapes, tiles, ways, known)
+
+    @property
+    def _library(self) -> Tiles:
+        return Tiles.library(self.machine, self.dtype)
+
+    def predict(self, constants: Constants, residual: Residual | None) -> tuple[Estimate, Array]:
+        """The estimate with what the residual adds, and the spread of its error: 1 without one."""
+        guess = self.estimate(constants)
+        if residual is None:
+            return guess, np.ones(len(guess.time))
+        log_ratio, spread = residual.predict(self.features(constants, guess))
+        return replace(guess, time=guess.time * np.exp(log_ratio)), spread
+
+    def estimate(self, constants: Constants) -> Estimate:
+        """By physics alone, with the tiles and algorithms that are known, or the fastest."""
+        peak = self.machine.peak(self.dtype)
+        if self.tiles is not None:
+            guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
+        else:
+            guess = self._by(self.shapes, constants)
+        for name, shapes in self.ways.items():
+            other = self._by(shapes, constants)
+            other = replace(other, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name)))
+            open_ = (self.known == "") & (other.time < guess.time)
+            guess = guess.where(other, open_ | (self.known == name))
+        return guess
+
+    def settled(self, guess: Estimate) -> Inputs:
+        """The same cases, each on the tile and by the algorithm that an estimate found for it."""
+        shapes = self.shapes
+        for name, theirs in self.ways.items():
+            shapes = shapes.where(theirs, guess.algorithm == list(ALGORITHMS).index(name))
+        tiles = Tiles(guess.bm, guess.bn, guess.split)
+        return replace(self, shapes=shapes, tiles=tiles, ways={})
+
+    def _by(self, shapes: Shapes, constants: Constants) -> Estimate:
+        peak = self.machine.peak(self.dtype)
+        return fastest(shapes, self._library, self.machine, peak, constants)
+
+    def design(self, constants: Constants) -> Array:
+        """What rows to measure are spread over: the sizes, the time and the intensity."""
+        return self.features(constants, self.estimate(constants))[:, :_DESIGN]
+
+    def features(self, constants: Constants, guess: Estimate) -> Array:
+        """What a residual may depend on, a row a case.
+
+        Logs of the sizes, of the estimate and of the intensity over the ridge point; each two
+        sizes' product and ratio; what binds the estimate, and its tile, waves and efficiencies;
+        what a last wave of the usual tiles leaves idle; the powers of two that divide the sizes,
+        since a library looks at them. For a convolution also its images, their size, filter, stride
+        and alignment, what Winograd's tiles waste, and how far its algorithms are behind.
+
+        Args:
+            constants: those of the estimate.
+            guess: :meth:`estimate` by them.
+        """
+        s, machine = self.shapes, self.machine
+        flops = 2 * s.batch * s.m * s.n * s.k * s.density
+        ridge = machine.peak(self.dtype) / machine.bandwidth
+        sizes = np.log2([s.m, s.n, s.k])
+        columns = [*sizes, np.log(guess.time), np.log(flops / s.bytes / ridge)]
+        for one, other in itertools.combinations(sizes, 2):
+            columns += [one + other, one - other]
+        columns += [getattr(guess, name) / guess.time for name in LIMITS]
+        columns += [np.log2(part) for part in (guess.bm, guess.bn, guess.split, guess.tiles)]
+        columns += [np.log2(guess.waves), guess.tile_efficiency, guess.tail_efficiency]
+        for bm, bn in _USUAL_TILES:
+            columns.append(tail_efficiency(tile_count(s.m, s.n, bm, bn, s.batch), machine.sms))
+        columns += [_twos(size) for size in (s.m, s.n, s.k)]
+        return np.column_stack([*columns, *self._conv_features(constants, guess)])
+
+    def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
+        if not isinstance(self.problems[0], Conv):
+            return []
+        sizes = [
+            (c.n, c.p, c.q, c.r * c.s, c.stride[0] * c.stride[1], c.alignment)
+            for c in self.problems
+            if isinstance(c, Conv)
+        ]
+        images, height, width, *others = np.array(sizes, dtype=float).T
+        columns = [np.log2(column) for column in (images, height * width, *others)]
+        ways = (self.shapes, *self.ways.values())
+        columns += [np.log(self._by(way, constants).time / guess.time) for way in ways]
+        for tile in (ALGORITHMS[name] for name in self.ways):
+            padded = np.ceil(height / tile) * np.ceil(width / tile) * tile**2
+            columns.append(np.log(padded / (height * width)))
+        return columns
+
+
+def _twos(sizes: Array) -> Array:
+    """How often two divides each size, at most eight times: no tile is a multiple of more."""
+    whole = sizes.astype(np.int64)
+    return np.minimum(np.log2(whole & -whole), 8.0)

@@ -1,0 +1,86 @@
+"""One table of measured and predicted: what plots, reports and recommendations read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.model.calibrate import Calibration, calibrate
+from analysis.model.predict import Model
+from analysis.model.query import group_of
+from analysis.recordings.load import Recording, problems_of
+from kernels.errors import UserError
+from sweeps.schema import IDENTITY
+from sweeps.store import write_whole
+
+PREDICTED = "predicted_"
+"""Prefix of the columns of :meth:`analysis.model.predict.Prediction.frame` in the tidy table."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A recording, the model fitted to it, and the tidy table of its measured rows.
+
+    The table has the columns of measurements.csv, the predictions of each row by constants that
+    had not seen it, and what its problem knows of itself: flops, least_bytes, intensity, group.
+    """
+
+    recording: Recording
+    calibration: Calibration
+    table: pd.DataFrame
+
+    @property
+    def model(self) -> Model:
+        """The model fitted to all rows."""
+        return self.calibration.model
+
+
+def analyse(recording: Recording) -> Analysis:
+    """Calibrate on a recording and put measured and predicted side by side.
+
+    Raises:
+        UserError: nothing in it has a time.
+    """
+    rows = recording.products.reset_index(drop=True)
+    if rows.empty:
+        raise UserError(
+            f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "
+            "doctor` if it did run."
+        )
+    calibration = calibrate(recording.machine, rows)
+    predicted = calibration.held_back.frame().add_prefix(PREDICTED)
+    problems = problems_of(rows)
+    known = pd.DataFrame(
+        {
+            "flops": [float(problem.flops) for problem in problems],
+            "least_bytes": [float(problem.bytes) for problem in problems],
+            "intensity": [problem.intensity for problem in problems],
+            "group": [
+                group_of(name, problem)
+                for name, problem in zip(rows["implementation"], problems, strict=True)
+            ],
+        }
+    )
+    table = pd.concat([rows, known, predicted], axis=1)
+    table["predicted_tflops"] = table["flops"] / table["predicted_time_us"] / 1e6
+    return Analysis(recording, calibration, table)
+
+
+def write_predictions(analysis: Analysis) -> None:
+    """predicted.csv (one row a case) and calibration.json, beside the measurements."""
+    frame = analysis.calibration.held_back.frame()
+    identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
+    columns = pd.concat([identity, frame], axis=1)
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns.columns)
+    for row in columns.astype(object).where(columns.notna(), "").itertuples(index=False):
+        writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
+    folder = analysis.recording.folder
+    write_whole(folder / "predicted.csv", buffer.getvalue())
+    document = json.dumps(analysis.calibration.to_json(), indent=1, allow_nan=False) + "\n"
+    write_whole(folder / "calibration.json", document)

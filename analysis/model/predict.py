@@ -1,0 +1,143 @@
+"""The time model: the estimate's formula with constants that were calibrated on measurements.
+
+Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each
+group has its own constants, its own error figures and its own interval. A machine without
+measurements gets the shipped constants of its generation, and an interval that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.model.features import Inputs
+from analysis.model.fit import Fit
+from analysis.model.query import Query
+from kernels.constants import default_constants
+from kernels.estimate import (
+    ALGORITHMS,
+    LIMITS,
+    Array,
+    Estimate,
+)
+from kernels.machine import Machine
+
+
+@dataclass(frozen=True)
+class Model:
+    """A machine and the fits of its groups; a group without a fit has the shipped constants."""
+
+    machine: Machine
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+
+    def fit(self, group: str) -> Fit:
+        """The fit of a group."""
+        if group in self.fits:
+            return self.fits[group]
+        return Fit(default_constants(self.machine.generation, group.split()[-1]))
+
+    def predict(self, query: Query) -> Prediction:
+        """Predict every case of a query.
+
+        Raises:
+            UserError: the machine does not compute a dtype.
+        """
+        groups = query.groups()
+        parts = []
+        for group in dict.fromkeys(groups):
+            where = np.flatnonzero(groups == group)
+            fit = self.fit(group)
+            inputs = Inputs.of(self.machine, query.take(where))
+            guess, spread = inputs.predict(fit.constants, fit.residual)
+            parts.append(Part(where, guess, fit.low * spread, fit.high * spread))
+        return Prediction.joined(len(groups), parts)
+
+
+def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
+    """The model that a calibration.json describes."""
+    return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
+
+
+@dataclass(frozen=True)
+class Part:
+    """The estimate of some of a query's cases, and the 90 % range of its log ratios."""
+
+    where: NDArray[np.intp]
+    estimate: Estimate
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Times in seconds with their 90 % interval, and the estimate that they come from."""
+
+    estimate: Estimate
+    lo: Array
+    hi: Array
+
+    @classmethod
+    def joined(cls, count: int, parts: Sequence[Part]) -> Prediction:
+        """Put the groups' estimates back into the order of the query."""
+        columns = {f.name: np.empty(count) for f in fields(Estimate)}
+        lo, hi = np.empty(count), np.empty(count)
+        for part in parts:
+            for name, column in columns.items():
+                column[part.where] = getattr(part.estimate, name)
+            lo[part.where] = part.estimate.time * np.exp(part.low)
+            hi[part.where] = part.estimate.time * np.exp(part.high)
+        return cls(Estimate(**columns), lo, hi)
+
+    def frame(self) -> pd.DataFrame:
+        """Columns as in predicted.csv: times in microseconds, the limit, tiles and traffic."""
+        e = self.estimate
+        tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
+        micro = {name: getattr(e, name) * 1e6 for name in LIMITS}
+        return pd.DataFrame(
+            {
+                "time_us": e.time * 1e6,
+                "lo_us": self.lo * 1e6,
+                "hi_us": self.hi * 1e6,
+                "limit": np.array(LIMITS, dtype=object)[e.limit],
+                **{f"{name}_us": values for name, values in micro.items()},
+                "algorithm": np.array(list(ALGORITHMS), dtype=object)[e.algorithm.astype(int)],
+                "tile": tiles,
+                "split": e.split.astype(int),
+                "tiles": e.tiles.astype(int),
+                "waves": e.waves.astype(int),
+                "tile_efficiency": e.tile_efficiency,
+                "tail_efficiency": e.tail_efficiency,
+                "bytes": e.bytes.astype(np.int64),
+            }
+        )
+
+
+def explain(row: Mapping[str, Any]) -> str:
+    """One line in words for a row of :meth:`Prediction.frame`."""
+    limit = {
+        "launch": "launching it takes longer than computing it",
+        "compute": "bound by arithmetic",
+        "feed": "bound by what the SMs can take in",
+        "latency": "bound by the latency of each step along K",
+        "memory": "bound by memory bandwidth",
+    }[row["limit"]]
+    side = ALGORITHMS[row["algorithm"]]
+    by = f"Winograd over {side}x{side} outputs, " if side else ""
+    split = f", K split in {row['split']}" if row["split"] > 1 else ""
+    waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
+    tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
+    return (
+        f"{limit}: {by}{tiles} of {row['tile']}{split} in {waves}, "
+        f"{_percent(row['tail_efficiency'])} of the waves' slots used, "
+        f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
+        f"{row['bytes'] / 1e6:.1f} MB moved"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,63 @@
+"""What a prediction is asked for: problems, and how each is computed and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.recordings.load import problems_of
+from kernels.problem import Conv, Problem
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a prediction is asked for: problems, and how each is computed and timed."""
+
+    problems: Sequence[Problem]
+    implementations: Sequence[str]
+    configs: Sequence[str]
+    cached: Sequence[bool]
+    sustained: Sequence[bool]
+
+    @classmethod
+    def plain(cls, problems: Sequence[Problem], implementation: str) -> Query:
+        """Problems on one implementation, its default config, operands in memory, in bursts."""
+        return cls.each(problems, [implementation] * len(problems))
+
+    @classmethod
+    def each(cls, problems: Sequence[Problem], implementations: Sequence[str]) -> Query:
+        """Likewise, each problem on its own implementation."""
+        n = len(problems)
+        return cls(problems, implementations, [""] * n, [False] * n, [False] * n)
+
+    @classmethod
+    def of_rows(cls, rows: pd.DataFrame) -> Query:
+        """The cases of measured rows."""
+        return cls(
+            problems_of(rows),
+            rows["implementation"].tolist(),
+            rows["config"].tolist(),
+            (rows["cache"] == "warm").tolist(),
+            (rows["mode"] == "sustained").tolist(),
+        )
+
+    def groups(self) -> NDArray[Any]:
+        """The group of each case."""
+        pairs = zip(self.implementations, self.problems, strict=True)
+        return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
+
+    def take(self, where: NDArray[np.intp]) -> Query:
+        """The cases at some positions."""
+        columns = ([getattr(self, f.name)[i] for i in where] for f in fields(self))
+        return Query(*columns)
+
+
+def group_of(implementation: str, problem: Problem) -> str:
+    """``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
+    what = problem.pass_ if isinstance(problem, Conv) else problem.op
+    return f"{implementation} {what} {problem.dtype}"

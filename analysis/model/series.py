@@ -1,0 +1,122 @@
+"""Slices of the table of measured and predicted, each the answer to one question of a sweep."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.recordings.load import cold_bursts, library_rows
+
+DIMENSIONS = ("m", "n", "k")
+
+
+def square_series(table: pd.DataFrame) -> pd.DataFrame:
+    """The library's square products: size, dtype, measured and predicted TFLOP/s."""
+    rows = library_rows(table[table["sweep"] == "square"])
+    return rows.sort_values("m")[["m", "dtype", "tflops", "predicted_tflops"]]
+
+
+def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """For each of m, n and k that the steps sweep varies: its densest line of cases."""
+    rows = library_rows(table[table["sweep"] == "steps"])
+    lines = {}
+    for along in DIMENSIONS:
+        others = [name for name in DIMENSIONS if name != along]
+        groups = [group for _, group in rows.groupby(others) if group[along].nunique() > 3]
+        if groups:
+            lines[along] = max(groups, key=lambda group: group[along].nunique()).sort_values(along)
+    return lines
+
+
+def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
+    """How far each dimension is off its base, and TFLOP/s relative to no offset.
+
+    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi. The
+    interval is that of the ratio: both times' own are in it.
+    """
+    rows = library_rows(table[table["sweep"] == "alignment"])
+    pieces = []
+    for along in DIMENSIONS:
+        others = [name for name in DIMENSIONS if name != along]
+        for base in (1024, 4096):
+            line = rows[(rows[others[0]] == base) & (rows[others[1]] == base)]
+            line = line[line[along].between(base, base + 16)]
+            for dtype, some in line.groupby("dtype", sort=False):
+                at_base = some[some[along] == base]
+                if at_base.empty or len(some) < 3:
+                    continue
+                best = at_base.iloc[0]
+                pieces.append(
+                    pd.DataFrame(
+                        {
+                            "along": along,
+                            "base": base,
+                            "offset": some[along] - base,
+                            "dtype": dtype,
+                            "relative": some["tflops"] / best["tflops"],
+                            **_relative_interval(some, best),
+                        }
+                    ).sort_values("offset")
+                )
+    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+
+
+def _relative_interval(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
+    """The interval of a speed relative to another that has an interval of its own."""
+    work = rows["flops"] / base["flops"]
+    low = work * base["time_lo_us"] / rows["time_hi_us"]
+    high = work * base["time_hi_us"] / rows["time_lo_us"]
+    itself = rows.index == base.name
+    return {"relative_lo": low.mask(itself, 1.0), "relative_hi": high.mask(itself, 1.0)}
+
+
+def channel_series(table: pd.DataFrame) -> pd.DataFrame:
+    """Forward convolutions with as many channels in as out, over their number."""
+    rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
+    rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
+    return rows[["c", "h", "w", "r", "batch", "dtype", "tflops", "predicted_tflops"]]
+
+
+def layout_series(table: pd.DataFrame) -> pd.DataFrame:
+    """NHWC's speed over NCHW's, pair by pair of the same convolution, with the interval.
+
+    Columns: label, dtype, pass, ratio, ratio_lo, ratio_hi.
+    """
+    rows = table[table["sweep"] == "conv-layouts"]
+    same = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
+    pairs = rows[rows["layout"] == "nhwc"].merge(
+        rows[rows["layout"] == "nchw"], on=same, suffixes=("_nhwc", "_nchw")
+    )
+    label = [f"{row.c}×{row.h}×{row.w}→{row.kout}, {row.r}×{row.s}" for row in pairs.itertuples()]
+    return pd.DataFrame(
+        {
+            "label": label,
+            "dtype": pairs["dtype"],
+            "pass": pairs["pass"],
+            "ratio": pairs["time_us_nchw"] / pairs["time_us_nhwc"],
+            "ratio_lo": pairs["time_lo_us_nchw"] / pairs["time_hi_us_nhwc"],
+            "ratio_hi": pairs["time_hi_us_nchw"] / pairs["time_lo_us_nhwc"],
+        }
+    )
+
+
+def plane_series(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """TFLOP/s, measured and predicted, rows M and columns N."""
+    rows = table[(table["sweep"] == "plane") & (table["op"] == "gemm")]
+    measured, predicted = (
+        rows.pivot_table(index="m", columns="n", values=name).astype(float)
+        for name in ("tflops", "predicted_tflops")
+    )
+    return measured, predicted
+
+
+def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
+    """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
+    rows = cold_bursts(table)
+    return rows[["intensity", "tflops", "predicted_tflops", "dtype", "op"]]
+
+
+def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
+    """Measured and predicted time in µs, the predicted limit, the group, and the relative error."""
+    names = {"time_us": "measured", "predicted_time_us": "predicted", "predicted_limit": "limit"}
+    rows = table[[*names, "group"]].rename(columns=names)
+    return rows.assign(error=rows["predicted"] / rows["measured"] - 1)

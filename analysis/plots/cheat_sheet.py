@@ -1,0 +1,67 @@
+"""One page to take home: the rules that are worth most on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.plots.style import NEUTRAL, panels, save
+from analysis.rules.inputs import RuleInputs
+from analysis.rules.judge import RuleResult, all_rules
+from kernels.machine import Machine
+
+_MAX_RULES_SHOWN = 8
+
+
+def sheet_data(rows: Sequence[RuleResult]) -> pd.DataFrame:
+    """The rules worth most: advice whose effect is beyond doubt, the largest first."""
+    known = all_rules()
+    certain = [
+        row.to_json()
+        for row in rows
+        if known[row.id].worth and row.lo is not None and (row.lo > 1 or (row.hi or 0) < 1)
+    ]
+    frame = pd.DataFrame(certain, columns=list(RuleResult.__dataclass_fields__))
+    order = np.argsort(-np.abs(np.log(frame["effect"].to_numpy(dtype=float))), kind="stable")
+    return frame.iloc[order].head(_MAX_RULES_SHOWN).reset_index(drop=True)
+
+
+def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
+    """``cheat-sheet.png`` and ``.svg`` beside the verdicts; none where no effect is certain."""
+    figure = draw_sheet(rows, inputs.machine)
+    return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
+
+
+def draw_sheet(rows: Sequence[RuleResult], machine: Machine) -> Figure | None:
+    """One page: the eight rules worth most on a machine, with their figures."""
+    data = sheet_data(rows)
+    if data.empty:
+        return None
+    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", (14.0, 8.5))
+    places = np.arange(len(data))[::-1]
+    effects = data["effect"].to_numpy(dtype=float)
+    ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
+    colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
+    axes.barh(places, effects - 1, left=1, height=0.32, color=colors)
+    axes.errorbar(effects, places, xerr=ends, fmt="none", ecolor="#000000", capsize=4)
+    axes.set_xscale("log")
+    low, high = min(data["lo"].min(), 0.9), max(data["hi"].max(), 1.25)
+    axes.set_xlim(low / 1.1, high * 1.3)
+    axes.axvline(1, color=NEUTRAL, linewidth=1)
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(data) - 0.3)
+    ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("gain from following the rule; the line is the 95 % interval")
+    for place, row in zip(places, data.to_dict("records"), strict=True):
+        note = f"{row['statement']}: {row['verdict'].split(':')[0]}, {row['effect']:.2f}×"
+        axes.text(0.005, place + 0.24, note, transform=axes.get_yaxis_transform(), fontsize=12,
+                  fontweight="bold", va="bottom")  # fmt: skip
+    if machine.kind == "cpu":
+        axes.set_title("a CPU: nothing here is about a GPU", loc="left", color=NEUTRAL)
+    return figure

@@ -1,0 +1,241 @@
+"""Read a recording: ``run.json`` and ``measurements.csv`` of one machine and one run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from analysis.markdown import printable
+from kernels.config import HAND_WRITTEN
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine
+from kernels.names import conv_algorithm
+from kernels.operation import Workload, as_problem
+from kernels.problem import Conv, Problem
+from sweeps.schema import COLUMNS, SCHEMA, problem_of
+from sweeps.store import RESULTS, read_run
+from sweeps.timing.sampler import PROTOCOL
+
+_TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
+_FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
+
+
+PRODUCTS = ("gemm", "conv")
+"""Operations that the model knows."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run as it was recorded. ``damaged`` has a sentence for each line that was left out."""
+
+    folder: Path
+    machine: Machine
+    run: dict[str, Any]
+    rows: pd.DataFrame
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> pd.DataFrame:
+        """The rows that have times."""
+        return self.rows[self.rows["status"] == "ok"]
+
+    @property
+    def products(self) -> pd.DataFrame:
+        """Of those, the GEMMs and convolutions: what the model, plots and tables are about.
+
+        Left out are those with one operand in the cache, and those whose operands lie at odd
+        addresses or in padded rows: the model has no term for either, and fitting it to them would
+        spoil its predictions of ordinary products.
+        """
+        rows = self.ok
+        ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
+        return rows[rows["op"].isin(PRODUCTS) & ordinary]
+
+    def caption(self) -> str:
+        """Machine, versions and date, for below a plot."""
+        software = self.run["software"]
+        names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
+        versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
+        date = self.run["run"][:10]
+        return f"{self.machine.name}  ·  {versions}  ·  measured {date}"
+
+
+def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
+    """The folder of a machine's recording, its own local run before a published one.
+
+    Without a name: the machine that was measured last.
+
+    Raises:
+        UserError: there is none.
+    """
+    folders = [path.parent for path in results.glob("*/run.json")]
+    if machine is None:
+        if not folders:
+            raise UserError("nothing is recorded yet; run `make sweep` first.")
+        return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
+    for name in (f"{machine}-local", machine):
+        if (results / name / "run.json").exists():
+            return results / name
+    known = [folder.name for folder in folders]
+    hint = nearest(machine, known) if known else "nothing is recorded yet; run `make sweep` first."
+    raise UserError(f"no results of machine {machine!r}; {hint}")
+
+
+def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the hand-written kernels."""
+    return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
+
+
+def cold_bursts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Operands from memory, in short batches with pauses: how most cases are timed."""
+    return rows[(rows["cache"] == "cold") & (rows["mode"] == "burst")]
+
+
+def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row's operands are dense and at aligned addresses."""
+    return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
+
+
+def load(folder: Path) -> Recording:
+    """Read a folder of results.
+
+    A line that cannot be read is left out and named. Rows of another schema, protocol or run are
+    refused: such numbers do not compare.
+
+    Raises:
+        UserError: a file is missing or unreadable, or rows do not belong together.
+    """
+    run = load_run(folder)
+    text_path = folder / "measurements.csv"
+    try:
+        data = text_path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{text_path} cannot be read ({error.strerror}).") from None
+    rows, damaged = parse_measurements(data)
+    if wrong := set(rows["schema"].dropna()) - {SCHEMA}:
+        raise UserError(f"{text_path} has rows of schema {min(wrong)}; this reads {SCHEMA}.")
+    runs = sorted(set(rows["run"].dropna()))
+    if runs and runs != [run["run"]]:
+        raise UserError(
+            f"{text_path} has rows of other runs than its run.json ({', '.join(runs)}); rows of "
+            "different runs or machines do not mix."
+        )
+    named = tuple(f"{text_path.name} {sentence}" for sentence in damaged)
+    return Recording(folder, Machine.from_json(run["machine"]), run, rows, named)
+
+
+def load_run(folder: Path) -> dict[str, Any]:
+    """The run.json of a folder, if it is of the schema and protocol that this code reads.
+
+    Raises:
+        UserError: it is unreadable, or of another version.
+    """
+    run: dict[str, Any] = printable(read_run(folder))
+    versions = run["schema"], run["protocol"]
+    if versions != (SCHEMA, PROTOCOL):
+        raise UserError(
+            f"{folder / 'run.json'} is of schema {versions[0]} and protocol {versions[1]}; this "
+            f"reads schema {SCHEMA} and protocol {PROTOCOL}."
+        )
+    return run
+
+
+def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[str]]:
+    """The table of a measurements.csv and a sentence for every damaged line."""
+    header = data.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
+    if header.split(",") != list(COLUMNS):
+        raise UserError("measurements.csv does not begin with the columns of this version.")
+    try:
+        table = _parse(data)
+        damaged: list[str] = []
+    except pa.ArrowInvalid:
+        good, damaged = _sieve(data)
+        table = _parse(good)
+    frame = pd.DataFrame(
+        {
+            name: table.column(name).to_pandas().astype(_FRAME_TYPES[kind])
+            for name, (kind, _) in COLUMNS.items()
+        }
+    )
+    return frame, damaged
+
+
+def _parse(data: bytes) -> pa.Table:
+    """Strictly: every line has every column, every cell its kind. Floats come back exactly."""
+    convert = arrow_csv.ConvertOptions(
+        column_types={name: _TYPES[kind] for name, (kind, _) in COLUMNS.items()},
+        include_columns=list(COLUMNS),
+        null_values=[""],
+        strings_can_be_null=False,
+        true_values=["true"],
+        false_values=["false"],
+    )
+    return arrow_csv.read_csv(io.BytesIO(data), convert_options=convert)
+
+
+def _sieve(data: bytes) -> tuple[bytes, list[str]]:
+    """The readable lines of a damaged file, and a sentence for each of the others."""
+    header, *lines = data.split(b"\n")
+    numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
+    whole = [(number, line) for number, line in numbered if _has_all_cells(line)]
+    good = dict(_parseable(header, whole))
+    damaged = [f"line {n} is damaged and left out." for n, _ in numbered if n not in good]
+    return b"\n".join([header, *good.values()]) + b"\n", damaged
+
+
+def _has_all_cells(line: bytes) -> bool:
+    try:
+        cells = next(csv.reader([line.decode("utf-8")], strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    return len(cells) == len(COLUMNS)
+
+
+def _parseable(header: bytes, lines: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The lines whose cells are of their kinds, found by halving what does not parse."""
+    if not lines:
+        return []
+    try:
+        _parse(b"\n".join([header, *(line for _, line in lines)]) + b"\n")
+    except pa.ArrowInvalid:
+        half = len(lines) // 2
+        if not half:
+            return []
+        return _parseable(header, lines[:half]) + _parseable(header, lines[half:])
+    return lines
+
+
+def workloads_of(rows: pd.DataFrame) -> list[Workload]:
+    """What each row timed."""
+    names = [
+        "op", "pass", "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "stride",
+        "padding", "dilation", "groups", "dtype", "layout",
+    ]  # fmt: skip
+    records: Sequence[dict[str, Any]] = rows[names].to_dict("records")
+    return [problem_of(record) for record in records]
+
+
+def problems_of(rows: pd.DataFrame) -> list[Problem]:
+    """The problem of each row; all must be GEMMs or convolutions."""
+    return [as_problem(workload) for workload in workloads_of(rows)]
+
+
+def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The names of all kernels of each row's launch; empty where none was seen."""
+    listings = rows["kernels"].fillna("").tolist()
+    return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
+
+
+def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
+    """How each problem was computed, as its kernels' names say; empty for a GEMM."""
+    pairs = zip(problems, kernels, strict=True)
+    return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]

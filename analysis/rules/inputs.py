@@ -1,0 +1,82 @@
+"""What a machine's rules are judged by: its own sweeps, and what `make rules` measured besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.recordings.load import Recording, find_recording, load
+from analysis.rules.judge import Evidence, RuleResult, judge_all
+from analysis.rules.tensor_cores import Step, model_rules, read_models
+from kernels.errors import UserError
+from kernels.machine import Machine
+from sweeps.store import RESULTS, folder_for
+
+
+@dataclass(frozen=True)
+class RuleInputs:
+    """What a machine's rules are judged by: recordings of one software, and profiled models.
+
+    ``folder`` is where the verdicts go: beside the machine's sweeps, but never from a user's own
+    run into a published folder.
+    """
+
+    recordings: Sequence[Recording]
+    steps: Sequence[Step]
+    folder: Path
+
+    @property
+    def machine(self) -> Machine:
+        """The one that all of it is about."""
+        return self.recordings[0].machine
+
+    @property
+    def caption(self) -> str:
+        """Machine, versions and all dates."""
+        dates = sorted({recording.run["run"][:10] for recording in self.recordings})
+        return f"{self.recordings[0].caption().rpartition(' ')[0]} {' and '.join(dates)}"
+
+
+def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
+    """A machine's own sweeps, and what `make rules` measured besides under ``rules/``.
+
+    Without a name: the machine that was measured last. Of two kinds of software, the later one.
+
+    Raises:
+        UserError: there is neither.
+    """
+    folders = [f for f in (_found(machine, p) for p in (results / "rules", results)) if f]
+    if not folders:
+        known = f" of machine {machine!r}" if machine else ""
+        raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
+    found = [load(folder) for folder in folders]
+    newest = max(found, key=lambda r: (r.folder / "run.json").stat().st_mtime)
+    same = [
+        r for r in found
+        if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
+    ]  # fmt: skip
+    steps = [step for r in same for step in read_models(r.folder)]
+    alike = len({bool(r.run["published"]) for r in same}) == 1
+    main = next((r.folder for r in same if r.folder.parent == results), None)
+    folder = main if main and alike else folder_for(results, newest.machine.slug)
+    return RuleInputs(same, steps, folder)
+
+
+def _found(machine: str | None, place: Path) -> Path | None:
+    try:
+        return find_recording(machine, place)
+    except UserError:
+        return None
+
+
+def _versions(recording: Recording) -> tuple[Any, ...]:
+    """Of what a time depends on most."""
+    return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
+
+
+def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
+    """A row for every rule; pairs of two recordings are never mixed."""
+    found = [Evidence.of_recording(recording) for recording in inputs.recordings]
+    return judge_all(found, model_rules(inputs.steps))

@@ -1,0 +1,268 @@
+"""The field's rules: each one's evidence in a recording, and the verdict that follows from it.
+
+``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Pairs
+are of one run, and verdicts come from their intervals alone (:mod:`analysis.rules.verdict`).
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from analysis.model.calibrate import calibrate
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.recordings.load import Recording, workloads_of
+from analysis.recordings.public import Source
+from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
+from analysis.rules.verdict import Effect, Finding, find_verdict
+from kernels.config import HAND_WRITTEN
+from kernels.estimate import Array, moving_seconds, workload_seconds
+from kernels.machine import Machine
+from kernels.operation import Series, Workload, products_of
+from kernels.problem import Problem
+
+_FILE = Path(__file__).with_name("rules.toml")
+_GROUPS_TOLD = 6
+NOT_MEASURED = "not measured here"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One piece of advice as an experiment; the fields are those of ``rules.toml``."""
+
+    id: str
+    statement: str
+    source: str
+    effect: str
+    sweeps: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    pairing: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    claim: float | None = None
+    largest: bool = False
+    tolerance: float | None = None
+    on: str = ""
+    needs: str = ""
+    public: bool = False
+    models: bool = False
+    worth: bool = True
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """A rule's row: the verdict, the effect with its interval, and what it rests on.
+
+    ``effect`` is a ratio, None where nothing was measured; ``predicted`` the model's, None where
+    the model does not know the operation. ``cases`` is how many pairs there were.
+    """
+
+    id: str
+    statement: str
+    source: str
+    verdict: str
+    effect: float | None
+    lo: float | None
+    hi: float | None
+    predicted: float | None
+    cases: int
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As in rules.json."""
+        return asdict(self)
+
+
+@functools.cache
+def all_rules() -> dict[str, Rule]:
+    """Every rule of ``rules.toml`` by id, in its order."""
+    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
+    lists = {"sweeps", "also", "by"}
+    found: dict[str, Rule] = {}
+    for entry in entries:
+        values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
+        found[entry["id"]] = Rule(**values)
+    return found
+
+
+def rule_sweeps() -> list[str]:
+    """The sweeps that the rules need, those that a rule needs together joined by commas."""
+    wanted = (",".join(rule.sweeps) for rule in all_rules().values())
+    return list(dict.fromkeys(names for names in wanted if names))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cases of one run on one machine that rules may pair, and the model's seconds of each."""
+
+    machine: Machine
+    cases: Sequence[TimedCase]
+    predicted: Array
+    public: bool = False
+
+    @classmethod
+    def of_recording(cls, recording: Recording) -> Evidence:
+        """The library's cases of a recording, in bursts; a case of two sweeps stays two.
+
+        Products are predicted by constants that had not seen them.
+        """
+        products = recording.products
+        modelled = recording.ok.index.isin(products.index)
+        rows = recording.ok.reset_index(drop=True)
+        log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
+        columns = (
+            workloads_of(rows),
+            rows["implementation"],
+            rows["config"].fillna(""),
+            rows["cache"],
+            rows["sweep"],
+            rows["time_us"].to_numpy(float) * 1e-6,
+            (log_hi - log_lo) / 2 / norm.ppf(0.975),
+            rows["gpu"].fillna(0).astype(int),
+        )
+        cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
+        model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
+        if len(products):
+            calibration = calibrate(recording.machine, products.reset_index(drop=True))
+            model = calibration.model
+            predicted[modelled] = calibration.held_back.estimate.time
+        others = np.flatnonzero(~modelled)
+        predicted[others] = predicted_seconds([cases[i] for i in others], model)
+        library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
+        keep = np.flatnonzero(library & np.isfinite(columns[-2]))  # at least six samples
+        return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
+
+    @classmethod
+    def of_source(cls, source: Source, model: Model) -> Evidence:
+        """Others' measurements: one time each, of which nobody told how certain it is."""
+        rows = zip(source.problems, source.implementations, source.seconds, strict=True)
+        cases = [TimedCase(p, name, "", "cold", "", float(s), np.nan) for p, name, s in rows]
+        return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
+
+    def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
+        """The cases that the rule may look at, the pairs among them, and the model's seconds."""
+        if rule.models or (rule.on and rule.on != self.machine.kind):
+            return [], [], np.empty(0)
+        named = {*rule.sweeps, *rule.also}
+        where = [i for i, c in enumerate(self.cases) if self.public or c.sweep in named]
+        cases = [self.cases[i] for i in where]
+        found = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
+        return cases, found, self.predicted[where]
+
+
+def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
+    """The model's seconds of each case, products by products; NaN where it does not know one.
+
+    A layer takes its bytes over the machine's bandwidth, and a launch.
+    """
+    machine = model.machine
+    known = [case.workload.dtype in machine.peaks for case in cases]
+    products = [_products(case) if k else () for case, k in zip(cases, known, strict=True)]
+    moving = [
+        moving_seconds(case.workload, machine) if k else np.nan
+        for case, k in zip(cases, known, strict=True)
+    ]
+
+    def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
+        names = [cases[i].implementation for i in owners]
+        return model.predict(Query.each(problems, names)).estimate.time
+
+    return workload_seconds(products, moving, seconds_of)
+
+
+def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
+    workload: Workload = case.workload
+    if isinstance(workload, Series) and "fused=on" in case.config:
+        return ((1, workload.fused),)
+    return products_of(workload)
+
+
+def judge_all(
+    evidence: Sequence[Evidence], others: Mapping[str, RuleResult] | None = None
+) -> list[RuleResult]:
+    """A row for every rule, each from the evidence that says most of it.
+
+    Args:
+        evidence: of one machine; pairs of several runs are never mixed.
+        others: rows that come from elsewhere: the rules about models.
+    """
+    rows = []
+    for rule in all_rules().values():
+        if others and rule.id in others:
+            rows.append(others[rule.id])
+            continue
+        found = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
+        best = max(found, key=lambda item: _weight(item[2]), default=None)
+        if best is None or not best[2]:
+            on_gpu = any(e.machine.kind == "gpu" for e in evidence)
+            rows.append(not_measured(rule, on_gpu))
+        else:
+            rows.append(_judged(rule, *best))
+    return rows
+
+
+def _weight(matches: Sequence[Match]) -> tuple[bool, int]:
+    """Pairs with a control say what a claim is about; those of another run without say less."""
+    return any(match.control is not None for match in matches), len(matches)
+
+
+def not_measured(rule: Rule, on_gpu: bool = False) -> RuleResult:
+    """The row of a rule without evidence: what it needs, here or on another machine."""
+    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: run `make rules`"
+    needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
+    return RuleResult(
+        rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0,
+        f"needs {needs}",
+    )  # fmt: skip
+
+
+def _judged(
+    rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
+) -> RuleResult:
+    if rule.claim is not None:
+        matches = [replace(match, claim=rule.claim) for match in matches]
+    pairs = pairs_of(cases, matches, rule.by, predicted)
+    finding = find_verdict(pairs, rule.largest, rule.tolerance)
+    if not np.isfinite(finding.effect.hi):
+        return not_measured(rule, on_gpu=True)  # one pair, of which nobody told how certain it is
+    foreseen = pairs.log_predicted
+    if rule.largest:  # the model's word on the very group that counts
+        best = next(name for name, e in finding.groups.items() if e is finding.effect)
+        foreseen = pairs.by_group()[best].log_predicted
+    foreseen = foreseen[np.isfinite(foreseen)]
+    return RuleResult(
+        id=rule.id,
+        statement=rule.statement,
+        source=rule.source,
+        verdict=finding.verdict,
+        effect=finding.effect.value,
+        lo=finding.effect.lo,
+        hi=finding.effect.hi,
+        predicted=float(np.exp(foreseen.mean())) if len(foreseen) else None,
+        cases=len(pairs),
+        reason=_reason(rule, evidence, finding, len(pairs)),
+    )
+
+
+def _reason(rule: Rule, evidence: Evidence, finding: Finding, pairs: int) -> str:
+    """What the effect is of, what was promised, and the groups that differ most."""
+    where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
+    promised = f", promised {finding.claim:.2g}×" if finding.claim is not None else ""
+    text = f"{where}{rule.effect}{promised}; {pairs} pairs"
+    if len(finding.groups) > 1:
+        text += f": {_groups(finding.groups)}"
+    return text
+
+
+def _groups(groups: Mapping[str, Effect]) -> str:
+    order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
+    told = [f"{name} {groups[name]}" for name in order[:_GROUPS_TOLD]]
+    return "; ".join(told) + ("; …" if len(order) > _GROUPS_TOLD else "")

@@ -1,0 +1,371 @@
+"""Which cases of a run are a pair: the ways in which a rule's advice can be followed or not.
+
+Every function takes the cases and a machine, and yields matches: the case against the advice, the
+one that follows it, the work of the second over that of the first where a ratio is per work, what
+a source claims of the ratio, and the words that its group is named by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.rules.verdict import Pairs
+from kernels.config import ceil_div, large_tile
+from kernels.estimate import Array
+from kernels.machine import Machine
+from kernels.operation import Layer, Workload
+from kernels.problem import Conv, Gemm
+
+_REACH = 0.125  # how far a round size may be from one that is not
+_JUST_PAST = 16  # elements past an edge: more of them would be more work
+
+
+@dataclass(frozen=True)
+class TimedCase:
+    """A case with its time: seconds, and the standard error of its logarithm (NaN: unknown)."""
+
+    workload: Workload
+    implementation: str
+    config: str
+    cache: str
+    sweep: str
+    seconds: float
+    error: float
+    gpu: int = 0  # its ordinal: times of two GPUs are not one run's
+
+
+@dataclass(frozen=True)
+class Match:
+    """One pair, by the positions of its cases; the time ``beside`` adds to that ``against``.
+
+    ``control`` are two more cases, against and following: their ratio divides that of the pair.
+    """
+
+    against: int
+    following: int
+    work: float = 1.0
+    claim: float = math.nan
+    words: Mapping[str, str] = field(default_factory=dict)
+    beside: int | None = None
+    control: tuple[int, int] | None = None
+
+
+Pairing = Callable[..., Iterator[Match]]
+
+
+def switch(
+    cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
+) -> Iterator[Match]:
+    """Cases that are the same but for ``axis``: config, dtype or layout."""
+    found: dict[Any, dict[str, int]] = defaultdict(dict)
+    for i, case in enumerate(cases):
+        value, key = _switched(case, axis)
+        found[key][value] = i
+    for options in found.values():
+        for value in following:
+            if against in options and value in options:
+                yield Match(options[against], options[value], words={"value": value})
+
+
+def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
+    """Speed of a depthwise convolution and the pointwise one that makes it separable, together,
+    against that of the dense one.
+    """
+    kinds: dict[Any, dict[str, int]] = defaultdict(dict)
+    for i, case in enumerate(cases):
+        conv = case.workload
+        if isinstance(conv, Conv):
+            shape = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
+            if conv.groups == 1:
+                kind = "pointwise" if conv.r == conv.s == 1 else "dense"
+            else:
+                kind = "depthwise" if conv.groups == conv.c else "grouped"
+            kinds[(*shape, case.config, case.gpu)][kind] = i
+    for found in kinds.values():
+        if {"depthwise", "pointwise", "dense"} <= found.keys():
+            depth, point, dense = (found[k] for k in ("depthwise", "pointwise", "dense"))
+            flops = cases[depth].workload.flops + cases[point].workload.flops
+            yield Match(depth, dense, cases[dense].workload.flops / flops, beside=point)
+
+
+def rounded(
+    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], unit: int,
+    units: Mapping[str, int] | None = None, among: int = 1, whole: bool = False,
+) -> Iterator[Match]:  # fmt: skip
+    """A size that is no multiple of ``unit`` against the nearest that are, others being equal.
+
+    Args:
+        cases: the cases.
+        machine: not looked at.
+        dims: fields of the workload; ``m+n`` changes both together.
+        unit: of which a size should be a multiple.
+        units: another one for some dtypes.
+        among: of which all sizes must be multiples to be compared.
+        whole: the round size must do all the work of the other in less time; otherwise speeds are
+            compared, with the nearest on either side.
+    """
+    for dim, members in _along(cases, dims):
+        for values in members.values():
+            dtype = cases[next(iter(values.values()))].workload.dtype
+            step = (units or {}).get(dtype, unit)
+            round_sizes = sorted(v for v in values if v % step == 0)
+            for v, i in values.items():
+                if v % step == 0 or v % among:
+                    continue
+                above = [r for r in round_sizes if v < r <= v * (1 + _REACH)]
+                below = [r for r in round_sizes if v * (1 - _REACH) <= r < v]
+                nearest = [*above[:1], *([] if whole else below[-1:])]
+                for size in nearest:
+                    b = values[size]
+                    work = 1.0 if whole else _work(cases[i], cases[b], "flops")
+                    yield Match(i, b, work, words={"dim": dim})
+
+
+def padded(
+    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
+) -> Iterator[Match]:
+    """Named sizes of a dimension against what they are padded ``to``, others being equal."""
+    for dim, members in _along(cases, dims):
+        for values in members.values():
+            for small, large in to.items():
+                if int(small) in values and large in values:
+                    yield Match(values[int(small)], values[large], words={"dim": dim})
+
+
+def doubled(
+    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], per: str = "flops",
+    claim: float = math.nan,
+) -> Iterator[Match]:  # fmt: skip
+    """A size against twice that size: what one unit of ``per`` (flops, bytes) costs at either."""
+    for dim, members in _along(cases, dims):
+        for values in members.values():
+            for v, i in values.items():
+                if 2 * v in values:
+                    b = values[2 * v]
+                    work = _work(cases[i], cases[b], per)
+                    yield Match(i, b, work, claim, {"dim": dim})
+
+
+def threshold(
+    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], small: int, large: int,
+    claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (), over: str = "",
+) -> Iterator[Match]:  # fmt: skip
+    """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on.
+
+    With ``over``, a dtype, it is the speed-ups over it that are compared, of pairs that were also
+    measured in it, and the claim is about those. Where there are none, speeds are compared.
+    """
+    found = []
+    for dim, members in _along(cases, dims):
+        for values in members.values():
+            enough = min((v for v in values if v >= large), default=None)
+            for v, i in values.items():
+                if dtypes and cases[i].workload.dtype not in dtypes:
+                    continue
+                if enough is not None and least <= v <= small:
+                    b = values[enough]
+                    work, words = _work(cases[i], cases[b], "flops"), {"dim": dim, "of": "speed"}
+                    found.append(Match(i, b, work, math.nan if over else claim, words))
+    yield from _speed_ups(cases, found, over, claim) or found
+
+
+def _speed_ups(
+    cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
+) -> list[Match]:
+    """The matches whose two cases were measured in another dtype too, which is their control."""
+    alike = [_switched(case, "dtype")[1] for case in cases]  # whatever the dtype
+    others = {alike[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
+    return [
+        Match(
+            match.against, match.following, 1.0, claim, {**match.words, "of": "speed-up"},
+            control=(others[alike[match.against]], others[alike[match.following]]),
+        )
+        for match in matches
+        if cases[match.against].workload.dtype != over
+        and {alike[match.against], alike[match.following]} <= others.keys()
+    ]  # fmt: skip
+
+
+def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
+    """A GEMM just past an edge of a ``wave`` or a ``tile`` against the one just before it.
+
+    The tile is the one that large products get on this machine. What is claimed of a wave is the
+    ratio of waves; of tiles within one nobody claims a time.
+    """
+    if machine.kind == "cpu" and kind == "wave":
+        return
+    for dim, members in _along(cases, ("m", "n")):
+        for values in members.values():
+            sizes = sorted(values)
+            for small, big in itertools.pairwise(sizes):
+                first, second = cases[values[small]].workload, cases[values[big]].workload
+                if big - small > _JUST_PAST or not isinstance(first, Gemm):
+                    continue
+                assert isinstance(second, Gemm)
+                (tiles, waves), (more_tiles, more_waves) = (
+                    _counts(gemm, machine) for gemm in (first, second)
+                )
+                pairs = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
+                one_wave = waves == more_waves or machine.kind == "cpu"
+                if pairs[1] > pairs[0] and (kind == "wave" or one_wave):
+                    claim = pairs[1] / pairs[0] if kind == "wave" else math.nan
+                    yield Match(values[big], values[small], 1.0, claim, {"dim": dim})
+
+
+def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
+    """A layer of low arithmetic intensity against the linear layer 4096 × 1024 at batch 512.
+
+    Speeds are compared; what is claimed is their ratio under the machine's roofs.
+    """
+
+    def roof(workload: Workload) -> float:
+        return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
+
+    best: dict[tuple[str, str], int] = {}  # the largest case of each layer: no launch shows in it
+    for i, case in enumerate(cases):
+        name = _intensity_name(case.workload)
+        key = name, case.workload.dtype
+        if name and (key not in best or case.workload.bytes > cases[best[key]].workload.bytes):
+            best[key] = i
+    for (name, dtype), i in best.items():
+        high = best.get(("linear, batch 512", dtype))
+        if high is not None and high != i:
+            a, b = cases[i].workload, cases[high].workload
+            yield Match(i, high, b.flops / a.flops, roof(b) / roof(a), {"op": name})
+
+
+def _intensity_name(workload: Workload) -> str:
+    if isinstance(workload, Layer):
+        return workload.op
+    if isinstance(workload, Gemm) and (workload.n, workload.k) == (4096, 1024):
+        return {1: "linear, batch 1", 512: "linear, batch 512"}.get(workload.m, "")
+    return ""
+
+
+def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
+    """The layer that moves most a second against the product that computes most, in each dtype.
+
+    The ratio is the one of FLOP/s to bytes/s that they reach, over the datasheet's.
+    """
+    if machine.kind == "cpu":
+        return
+    layers = [i for i, case in enumerate(cases) if isinstance(case.workload, Layer)]
+    by_dtype: dict[str, list[int]] = defaultdict(list)
+    for i, case in enumerate(cases):
+        if isinstance(case.workload, Gemm):
+            by_dtype[case.workload.dtype].append(i)
+    for dtype, products in by_dtype.items():
+        best = max(products, key=lambda i: cases[i].workload.flops / cases[i].seconds)
+        if layers:
+            widest = max(layers, key=lambda i: cases[i].workload.bytes / cases[i].seconds)
+            work = cases[best].workload.flops / cases[widest].workload.bytes
+            yield Match(widest, best, work / machine.ridge(dtype), words={"dtype": dtype})
+
+
+PAIRINGS: dict[str, Pairing] = {
+    f.__name__: f
+    for f in (switch, separable, rounded, padded, doubled, threshold, edge, intensity, ridge)
+}
+"""By the name that ``rules.toml`` calls them."""
+
+
+def pairs_of(
+    cases: Sequence[TimedCase], matches: Sequence[Match], by: Sequence[str], predicted: Array
+) -> Pairs:
+    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds by case.
+
+    Two cases whose times add are one case more.
+    """
+    cases, matches = list(cases), list(matches)
+    for number, match in enumerate(matches):
+        if match.beside is not None:
+            parts = [cases[match.against], cases[match.beside]]
+            seconds = sum(part.seconds for part in parts)
+            error = math.hypot(*(part.seconds * part.error for part in parts)) / seconds
+            matches[number] = replace(match, against=len(cases))
+            cases.append(replace(parts[0], seconds=seconds, error=error))
+            together = predicted[match.against] + predicted[match.beside]
+            predicted = np.append(predicted, together)
+    a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
+    work = np.log([match.work for match in matches])
+    controls = [match.control for match in matches if match.control is not None]
+    pairs = Pairs(
+        log_time=np.log([case.seconds for case in cases]),
+        error=np.array([case.error for case in cases]),
+        against=a,
+        following=b,
+        log_work=work,
+        log_claim=np.log([match.claim for match in matches]),
+        log_predicted=np.full(len(matches), np.nan),
+        group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
+        control=np.array(controls, dtype=np.intp) if controls else None,
+    )
+    foreseen = replace(pairs, log_time=np.log(predicted)).log_ratio
+    return replace(pairs, log_predicted=foreseen)
+
+
+_SIDES = ("against", "following")
+
+
+def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
+    """One word of a group's name: the pairing's own, or a fact of the case against the advice."""
+    if name in words:
+        return words[name]
+    workload = case.workload
+    if name == "pass":  # a linear layer's is told by how its operands are stored
+        linear = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
+        return workload.pass_ if isinstance(workload, Conv) else linear[workload.layout]  # type: ignore[union-attr]
+    if name == "size":
+        return f"{workload.flops:.0e} FLOP"
+    return str(getattr(workload, name))
+
+
+def _switched(case: TimedCase, axis: str) -> tuple[str, Any]:
+    """A case's value on an axis, and everything else that identifies it."""
+    workload = case.workload
+    values = {f.name: getattr(workload, f.name) for f in fields(workload)}
+    config = case.config
+    if axis == "config":
+        value, config = config, ""
+    else:
+        value = str(values.pop(axis, ""))
+    # Another dtype may be another library's.
+    return value, (workload.op, tuple(values.items()), config, case.cache, case.gpu)
+
+
+def _along(
+    cases: Sequence[TimedCase], dims: Sequence[str]
+) -> Iterator[tuple[str, dict[Any, dict[int, int]]]]:
+    """For each dimension: cases that differ in it alone, as value → position."""
+    for dim in dims:
+        tied = dim.split("+")
+        members: dict[Any, dict[int, int]] = defaultdict(dict)
+        for i, case in enumerate(cases):
+            workload = case.workload
+            if not all(hasattr(workload, name) for name in tied):
+                continue
+            values = {f.name: getattr(workload, f.name) for f in fields(workload)}
+            size = {values.pop(name) for name in tied}
+            if len(size) == 1:
+                rest = workload.op, tuple(values.items()), case.config, case.cache
+                members[(*rest, case.implementation, case.gpu)][size.pop()] = i
+        yield dim, members
+
+
+def _work(a: TimedCase, b: TimedCase, per: str) -> float:
+    """How much more of ``per`` the second case does."""
+    return float(getattr(b.workload, per) / getattr(a.workload, per))
+
+
+def _counts(gemm: Gemm, machine: Machine) -> tuple[int, int]:
+    """Tiles and waves with the tile of large products."""
+    bm, bn = large_tile(machine.generation, gemm.dtype)
+    tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
+    return int(tiles), int(ceil_div(tiles, machine.sms))

@@ -1,0 +1,85 @@
+"""``rules.{csv,md,json}`` of a machine, and who uses Tensor Cores on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.markdown import plain, table_row
+from analysis.recordings.write import write_records
+from analysis.rules.inputs import RuleInputs
+from analysis.rules.judge import NOT_MEASURED, RuleResult
+from analysis.rules.tensor_cores import step_markdown
+from analysis.rules.verdict import Effect
+from kernels.machine import Machine
+from sweeps.store import make_folder, write_whole
+
+
+def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
+    """rules.csv, .json and .md, and tensor-cores.md where models were profiled.
+
+    Returns:
+        Those that are for reading.
+    """
+    steps, folder, machine = inputs.steps, inputs.folder, inputs.machine
+    make_folder(folder)
+    write_records(folder, "rules", [row.to_json() for row in rows])
+    write_whole(folder / "rules.md", rules_markdown(rows, machine, inputs.caption))
+    written = [folder / "rules.md"]
+    if steps:
+        title = f"# Who uses Tensor Cores on {plain(machine.name)}\n\n"
+        write_whole(folder / "tensor-cores.md", title + "\n".join(map(step_markdown, steps)))
+        written.append(folder / "tensor-cores.md")
+    return written
+
+
+def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
+    """The table, those with a verdict first."""
+    measured = [row for row in rows if row.verdict != NOT_MEASURED]
+    lines = [
+        f"# The field's rules on {plain(machine.name)}",
+        "",
+        plain(caption).replace("  ·  ", ", ") + ".",
+        "",
+        f"{len(measured)} of {len(rows)} rules were measured here. An effect is a ratio of times "
+        "or of speeds, above 1 where following the rule pays; in brackets its 95 % interval, to "
+        "which the verdict is bound.",
+        "",
+    ]
+    if machine.kind == "cpu":
+        lines += ["**This is a CPU: the verdicts are about it, and say nothing of a GPU.**", ""]
+    lines += [
+        "| rule | statement | verdict | effect | the model says | pairs | of what |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(row) for row in measured),
+        "",
+        "## Not measured here",
+        "",
+        "| rule | statement | |",
+        "|---|---|---|",
+        *(table_row([r.id, f"{r.statement} ({r.source})", r.reason]) for r in rows
+          if r.verdict == NOT_MEASURED),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def terminal_table(rows: Sequence[RuleResult]) -> str:
+    """One aligned line a rule, for a terminal."""
+    return "\n".join(f"{row.id:18}{figures(row):24}{row.cases:6}  {row.verdict}" for row in rows)
+
+
+def _line(row: RuleResult) -> str:
+    predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
+    cells = [
+        row.id, f"{row.statement} ({row.source})", row.verdict, figures(row), predicted,
+        str(row.cases), row.reason,
+    ]  # fmt: skip
+    return table_row(cells)
+
+
+def figures(row: RuleResult) -> str:
+    """``1.12× [1.10, 1.14]``; a dash where nothing was measured."""
+    if row.effect is None or row.lo is None or row.hi is None:
+        return "–"
+    return str(Effect(row.effect, row.lo, row.hi, row.cases))

@@ -1,0 +1,247 @@
+"""Which operations could use Tensor Cores, which do, and what faster matrix work could still give.
+
+The table that PyProf and DLProf used to print, from what was recorded: a model's profiled step
+(``models.json``) or the rows of a sweep. Whether a kernel uses Tensor Cores is read off its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.markdown import table_row
+from analysis.recordings.load import kernels_of, workloads_of
+from analysis.rules.judge import RuleResult, all_rules, not_measured
+from analysis.rules.verdict import UNCERTAIN
+from kernels.errors import UserError
+from kernels.machine import Machine
+from kernels.names import read_name
+from kernels.operation import products_of
+from sweeps.schema import SCHEMA
+from sweeps.timing.statistics import median, median_interval
+
+_MATRIX = re.compile(r"(^|_)(mm|addmm|bmm|baddbmm|linear)$|convolution|attention|_rnn|lstm")
+_EXACT = "FP32 is IEEE: TF32 is not asked for"
+_NO_PRODUCT = "no product of matrices"
+_MAX_OPERATIONS = 25
+_USED = 0.9  # of the eligible time, from which on "it uses them" is true
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kind of operation of a step or a sweep.
+
+    ``why_not`` is empty where it is eligible for Tensor Cores. ``used`` is None where no kernel's
+    name tells; ``share`` is of the time of the whole.
+    """
+
+    operation: str
+    shape: str
+    dtype: str
+    calls: int
+    matrix: bool
+    why_not: str
+    used: bool | None
+    kernel: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model's step in one dtype, or a sweep, and the operations that its time went to."""
+
+    name: str
+    dtype: str
+    kind: str  # of machine: gpu or cpu
+    operations: Sequence[Operation]
+    seconds: Sequence[float] = ()
+
+    @property
+    def matrix_share(self) -> float:
+        """Of the operations' time, in products of matrices."""
+        return sum(o.share for o in self.operations if o.matrix)
+
+    @property
+    def bound(self) -> float:
+        """Amdahl's: the speed-up if matrix work took no time at all; infinite if all is."""
+        rest = 1 - self.matrix_share
+        return 1 / rest if rest > 1e-9 else float("inf")
+
+    @property
+    def used_share(self) -> float | None:
+        """Of the eligible time of which kernels' names tell, in Tensor Core kernels."""
+        told = [o for o in self.operations if not o.why_not and o.used is not None]
+        total = sum(o.seconds for o in told)
+        return sum(o.seconds for o in told if o.used) / total if total else None
+
+
+def read_models(folder: Path) -> list[Step]:
+    """The profiled steps of a folder; none where no model was profiled, or its kernels not seen.
+
+    Raises:
+        UserError: the file cannot be read, or is of another version.
+    """
+    path = folder / "models.json"
+    if not path.exists():
+        return []
+    try:
+        document = json.loads(path.read_bytes())
+        schema = document["schema"]
+        kind = Machine.from_json(document["machine"]).kind
+        steps = [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        raise UserError(f"{path} cannot be read; `make rules FRESH=1` writes it again.") from None
+    if schema != SCHEMA:
+        raise UserError(f"{path} is of schema {schema}; this reads {SCHEMA}.")
+    return steps
+
+
+def _model_step(entry: dict[str, Any], kind: str) -> Step:
+    total = sum(operation["seconds"] for operation in entry["operations"])
+    found = []
+    for op in entry["operations"]:
+        matrix = bool(_MATRIX.search(op["operation"]))
+        kernels = op["kernels"]
+        main = max(kernels, key=kernels.__getitem__, default="")
+        shape = " ".join("×".join(map(str, s)) for s in op["shapes"][:3])
+        found.append(
+            Operation(
+                op["operation"], shape, op["dtype"], op["calls"], matrix,
+                _why_not(matrix, op["dtype"]), _used(list(kernels)), main, op["seconds"],
+                op["seconds"] / total,
+            )
+        )  # fmt: skip
+    return Step(entry["model"], entry["dtype"], kind, found, entry["seconds"])
+
+
+def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> Step:
+    """The rows of a sweep, each case an operation.
+
+    Raises:
+        UserError: it has no measured row.
+    """
+    rows = rows[rows["sweep"] == name]
+    if rows.empty:
+        raise UserError(f"the recording has no measured row of the sweep {name!r}.")
+    total = float(rows["time_us"].sum())
+    facts = zip(
+        workloads_of(rows), kernels_of(rows), rows["kernel"].fillna(""), rows["time_us"],
+        strict=True,
+    )  # fmt: skip
+    found = []
+    for workload, kernels, main, time_us in facts:
+        matrix = bool(products_of(workload))
+        found.append(
+            Operation(
+                workload.op, str(workload), workload.dtype, 1, matrix,
+                _why_not(matrix, workload.dtype), _used(kernels), main, time_us * 1e-6,
+                time_us / total,
+            )
+        )  # fmt: skip
+    return Step(name, "", kind, sorted(found, key=lambda o: -o.seconds))
+
+
+def _why_not(matrix: bool, dtype: str) -> str:
+    if not matrix:
+        return _NO_PRODUCT
+    return _EXACT if dtype == "fp32" else ""
+
+
+def _used(kernels: Sequence[str]) -> bool | None:
+    told = [read_name(name).tensor_cores for name in kernels]
+    if any(told):
+        return True
+    return False if False in told else None
+
+
+def step_markdown(step: Step) -> str:
+    """The table in Markdown, and Amdahl's bound below it."""
+    lines = [
+        f"## {step.name}{' in ' + step.dtype if step.dtype else ''}",
+        "",
+        "| operation | shapes | dtype | calls | eligible | uses Tensor Cores | time | share |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for o in step.operations[:_MAX_OPERATIONS]:
+        eligible = f"no: {o.why_not}" if o.why_not else "yes"
+        used = {True: "yes", False: "no", None: "–"}[o.used]
+        used = "none here" if step.kind == "cpu" else used
+        cells = [o.operation, o.shape, o.dtype, str(o.calls), eligible, used]
+        lines.append(table_row([*cells, f"{o.seconds * 1e6:.0f} µs", f"{o.share:.1%}"]))
+    rest = step.operations[_MAX_OPERATIONS:]
+    if rest:
+        share = sum(o.share for o in rest)
+        lines.append(f"| {len(rest)} others | | | | | | | {share:.1%} |")
+    lines += ["", f"{step.matrix_share:.0%} of the time is in products of matrices."]
+    if np.isfinite(step.bound):
+        lines[-1] += f" However fast they became, the whole would be at most {step.bound:.2f}×."
+    if step.kind == "gpu" and step.used_share is not None:
+        lines.append(f"Of the eligible time, {step.used_share:.0%} is in Tensor Core kernels.")
+    return "\n".join(lines) + "\n"
+
+
+def step_json(step: Step) -> dict[str, Any]:
+    """For JSON: the shares and every operation."""
+    bound = step.bound if np.isfinite(step.bound) else None
+    return {
+        "name": step.name, "dtype": step.dtype, "matrix_share": step.matrix_share,
+        "amdahl_bound": bound, "used_share": step.used_share,
+        "operations": [asdict(o) for o in step.operations],
+    }  # fmt: skip
+
+
+def model_rules(steps: Sequence[Step]) -> dict[str, RuleResult]:
+    """The rows of the rules that are about models: ``amdahl`` and ``tc-used``."""
+    on_gpu = [step for step in steps if step.kind == "gpu"]
+    return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
+
+
+def _amdahl(steps: Sequence[Step]) -> RuleResult:
+    """TF32 makes nothing but matrix work faster: its speed-up must stay under the bound of FP32."""
+    rule = all_rules()["amdahl"]
+    by_key = {(step.name, step.dtype): step for step in steps}
+    found = []
+    for (name, dtype), exact in by_key.items():
+        fast = by_key.get((name, "tf32"))
+        if dtype != "fp32" or fast is None or not np.isfinite(exact.bound):
+            continue
+        ends = [median_interval(list(s.seconds)) for s in (exact, fast)]
+        if ends[0] is None or ends[1] is None:
+            continue
+        ratio = median(list(exact.seconds)) / median(list(fast.seconds))
+        interval = (ends[0][0] / ends[1][1], ends[0][1] / ends[1][0])
+        found.append((ratio / exact.bound, interval, name, ratio, exact.bound))
+    if not found:
+        return not_measured(rule)
+    value, interval, *_ = max(found)
+    bound = max(found)[4]
+    lo, hi = (end / bound for end in interval)
+    told = "; ".join(f"{n}: {ratio:.2f}× of at most {most:.2f}×" for *_, n, ratio, most in found)
+    verdict = "holds" if hi <= 1 else "no longer" if lo > 1 else f"depends: {UNCERTAIN}"
+    return RuleResult(
+        rule.id, rule.statement, rule.source, verdict, value, lo, hi, None, len(found),
+        f"{rule.effect}; {told}",
+    )  # fmt: skip
+
+
+def _tc_used(steps: Sequence[Step]) -> RuleResult:
+    rule = all_rules()["tc-used"]
+    shares = {f"{s.name} {s.dtype}": s.used_share for s in steps if s.dtype != "fp32"}
+    known = {name: share for name, share in shares.items() if share is not None}
+    if not known:
+        return not_measured(rule)
+    low, high = min(known.values()), max(known.values())
+    told = "; ".join(f"{name} {share:.0%}" for name, share in known.items())
+    verdict = "holds" if low >= _USED else "no longer" if high < _USED else f"depends: {told}"
+    return RuleResult(
+        rule.id, rule.statement, rule.source, verdict, float(np.mean(list(known.values()))), low,
+        high, None, len(known), f"{rule.effect}, from the lowest to the highest; {told}",
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""Simpler predictors to beat: the datasheet, constants by hand and fitted, the formula alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.recordings.public import Source
+from analysis.validation.errors import Errors
+from analysis.validation.nvmatmulheuristics import heuristic_seconds
+from kernels.estimate import Array
+from kernels.machine import Machine
+
+
+def baseline_errors(
+    model: Model, calibrated: Source, tested: Source, asked: Query
+) -> dict[str, Errors | None]:
+    """What simpler predictors miss on the same rows; None where one was not asked or cannot."""
+    machine = model.machine
+    physics = Model(machine, {g: replace(f, residual=None) for g, f in model.fits.items()})
+    floors = _floors(tested, machine)
+    baselines: dict[str, Array | None] = {
+        "datasheet": np.maximum(*floors),
+        "three_constants": np.maximum(floors[0] / 0.75, floors[1] / 0.8) + 3e-6,
+        "four_fitted": None,
+        "physics": physics.predict(asked).estimate.time,
+        "nvmatmulheuristics": heuristic_seconds(machine, tested.dtype, tested.problems),
+    }
+    if len(calibrated):
+        law = _four_constants(_floors(calibrated, machine), calibrated.seconds)
+        baselines["four_fitted"] = law(floors)
+    return {
+        name: None if seconds is None else _where_finite(seconds, tested.seconds)
+        for name, seconds in baselines.items()
+    }
+
+
+def _where_finite(seconds: Array, measured: Array) -> Errors:
+    known = np.isfinite(seconds)
+    return Errors.of(seconds[known], measured[known])
+
+
+def _floors(source: Source, machine: Machine) -> tuple[Array, Array]:
+    """Seconds at the datasheet's peak, and at its bandwidth."""
+    flops = np.array([float(problem.flops) for problem in source.problems])
+    traffic = np.array([float(problem.bytes) for problem in source.problems])
+    return flops / machine.peak(source.dtype), traffic / machine.bandwidth
+
+
+def _four_constants(
+    floors: tuple[Array, Array], seconds: Array
+) -> Callable[[tuple[Array, Array]], Array]:
+    """Shares of peak and bandwidth, launch, and the exponent that joins the two, fitted."""
+
+    def law(x: Array, floors: tuple[Array, Array]) -> Array:
+        peak, bandwidth, launch, power = np.exp(x)
+        together = (floors[0] / peak) ** power + (floors[1] / bandwidth) ** power
+        return launch + together ** (1 / power)
+
+    def residuals(x: Array) -> Array:
+        return np.log(law(x, floors) / seconds)
+
+    found = least_squares(
+        residuals, np.log([0.75, 0.8, 3e-6, 3.0]), loss="soft_l1", f_scale=0.05,
+        bounds=(np.log([0.01, 0.01, 1e-7, 0.5]), np.log([1.2, 1.2, 1e-4, 30.0])),
+    ).x  # fmt: skip
+    return lambda other: law(found, other)

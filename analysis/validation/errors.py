@@ -1,0 +1,28 @@
+"""How wrong predicted times are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.estimate import Array
+
+
+@dataclass(frozen=True)
+class Errors:
+    """|predicted / measured − 1|, as fractions; None where there is no row."""
+
+    rows: int
+    median: float | None
+    mean: float | None
+    p95: float | None
+
+    @classmethod
+    def of(cls, predicted: Array, measured: Array) -> Errors:
+        """Of predicted and measured seconds."""
+        if not len(measured):
+            return cls(0, None, None, None)
+        error = np.abs(predicted / measured - 1)
+        p95 = float(np.quantile(error, 0.95))
+        return cls(len(error), float(np.median(error)), float(error.mean()), p95)

@@ -1,0 +1,200 @@
+"""Judge the model on measurements that it has not seen, its own or others'.
+
+Calibration rows are chosen without looking at any time; everything reported is about other rows.
+Constants that were fitted on the machine under test are never used, not even to begin from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.model.calibrate import calibrate_query
+from analysis.model.features import Inputs
+from analysis.model.fit import Fit
+from analysis.model.predict import Model, Prediction
+from analysis.model.query import Query
+from analysis.recordings.public import Source
+from analysis.validation.baselines import baseline_errors
+from analysis.validation.cliffs import cliffs
+from analysis.validation.design import choose_rows
+from analysis.validation.errors import Errors
+from kernels.constants import foreign_constants
+from kernels.errors import UserError
+from kernels.machine import Machine
+from kernels.problem import Problem
+
+HOLDOUTS = ("rows", "levels", "beyond", "folds")
+_FOLDS = 5
+_WITHHELD = 0.3  # of the values of M, of N and of K, where whole levels are held back
+_BEYOND = 2304  # the largest M that is calibrated on, where larger ones are held back
+_LARGE = 1e11  # FLOP
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What came out; ``tested`` are the rows that were held back, with their predictions."""
+
+    machine: Machine
+    source: Source
+    seed: int
+    holdout: str
+    calibrated: NDArray[np.intp]
+    tested: Source
+    prediction: Prediction
+    model: Model
+    constants_from: str
+    baselines: Mapping[str, Errors | None]
+
+    @property
+    def errors(self) -> Errors:
+        """Over all held-back rows."""
+        return Errors.of(self.prediction.estimate.time, self.tested.seconds)
+
+    @property
+    def by_algorithm(self) -> dict[str, Errors]:
+        """Errors by the algorithm that the kernels' names give away; empty where there is none."""
+        names = np.array(self.tested.algorithms, dtype=object)
+        times = self.prediction.estimate.time
+        return {
+            name: Errors.of(times[names == name], self.tested.seconds[names == name])
+            for name in sorted(set(names) - {""})
+        }
+
+    @property
+    def tile_agreement(self) -> float | None:
+        """Share of the rows with a tile in a kernel's name that were predicted to have it."""
+        e = self.prediction.estimate
+        ours = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
+        same = [a == b for a, b in zip(ours, self.tested.tiles, strict=True) if b]
+        return float(np.mean(same)) if same else None
+
+    @property
+    def coverage(self) -> float:
+        """Share of held-back rows inside their 90 % interval."""
+        inside = (self.prediction.lo <= self.tested.seconds) & (
+            self.tested.seconds <= self.prediction.hi
+        )
+        return float(inside.mean())
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``analysis validate --json``."""
+        flops = np.array([float(problem.flops) for problem in self.tested.problems])
+        large = flops > _LARGE
+        predicted = self.prediction.estimate.time
+        plain = {name: None if e is None else _bare(e) for name, e in self.baselines.items()}
+        return {
+            "machine": self.machine.slug,
+            "source": self.source.name,
+            "dtype": self.source.dtype,
+            "rows": len(self.tested),
+            "skipped": self.source.skipped,
+            "calibrated": len(self.calibrated),
+            "seed": self.seed,
+            "constants_from": self.constants_from,
+            **_bare(self.errors),
+            "coverage_90": self.coverage,
+            "above_1e11": asdict(Errors.of(predicted[large], self.tested.seconds[large])),
+            "holdout": self.holdout,
+            "baselines": plain,
+            "cliffs": cliffs(self.tested, predicted),
+            "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
+            "tile_agreement": self.tile_agreement,
+            "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},
+        }
+
+
+def _bare(errors: Errors) -> dict[str, float | None]:
+    return {name: value for name, value in asdict(errors).items() if name != "rows"}
+
+
+def validate(
+    source: Source,
+    machine: Machine,
+    calibrate: int = 256,
+    seed: int = 0,
+    holdout: str = "rows",
+    constants: str | None = None,
+) -> Validation:
+    """Calibrate on some rows and judge on others.
+
+    Args:
+        source: the measured rows.
+        machine: their machine.
+        calibrate: how many rows to calibrate on; 0 for constants of another machine alone.
+        seed: breaks the ties of the choice of rows, and chooses the levels that are withheld.
+        holdout: ``rows``: every other row is tested. ``levels``: 30 % of the values of M, N and K
+            are withheld, and rows tested of which all three are. ``beyond``: calibrated on M up to
+            2304, tested above. ``folds``: each fifth of all rows is predicted by the others.
+        constants: the machine to take constants from; the nearest other one if None.
+
+    Raises:
+        UserError: there are too few rows, or no constants of another machine.
+    """
+    query = Query.each(source.problems, source.implementations)
+    start, constants_from = foreign_constants(machine, source.dtype, constants)
+    pool, tested = _split(source, holdout, seed)
+    if holdout == "folds":
+        calibrate = len(pool)
+    if calibrate > len(pool):
+        raise UserError(
+            f"{source.name} has {len(pool)} rows to calibrate on; give --calibrate of at most that."
+        )
+    chosen = np.empty(0, dtype=np.intp)
+    model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
+    if calibrate:
+        spread = Inputs.of(machine, query.take(pool)).design(start)
+        chosen = pool[choose_rows(spread, calibrate, seed)]
+        learned = calibrate_query(
+            machine, query.take(chosen), source.seconds[chosen], _FOLDS, lambda dtype: start,
+            source.take(chosen).algorithms,
+        )  # fmt: skip
+        model = replace(model, fits={**model.fits, **learned.model.fits})
+    if holdout != "folds":
+        tested = np.setdiff1d(tested, chosen)
+    if not len(tested):
+        raise UserError(f"{source.name} leaves no row to test; calibrate on fewer.")
+    asked, held_back = query.take(tested), source.take(tested)
+    prediction = learned.held_back if holdout == "folds" else model.predict(asked)
+    baselines = baseline_errors(model, source.take(chosen), held_back, asked)
+    if holdout == "folds":  # these were fitted to the rows that are tested
+        baselines |= {"physics": None, "four_fitted": None}
+    return Validation(
+        machine=machine,
+        source=source,
+        seed=seed,
+        holdout=holdout,
+        calibrated=chosen,
+        tested=held_back,
+        prediction=prediction,
+        model=model,
+        constants_from="" if calibrate else constants_from,
+        baselines=baselines,
+    )
+
+
+def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that may be calibrated on, and rows that may be tested."""
+    everything = np.arange(len(source), dtype=np.intp)
+    if holdout in ("rows", "folds"):
+        return everything, everything
+    sizes = np.array([_sizes(problem) for problem in source.problems])
+    if holdout == "beyond":
+        large = sizes[:, 0] > _BEYOND
+        return everything[~large], everything[large]
+    rng = np.random.default_rng(seed)
+    withheld = np.zeros(sizes.shape, dtype=bool)
+    for column in range(sizes.shape[1]):
+        levels = np.unique(sizes[:, column])
+        unseen = rng.choice(levels, round(_WITHHELD * len(levels)), replace=False)
+        withheld[:, column] = np.isin(sizes[:, column], unseen)
+    return everything[~withheld.any(axis=1)], everything[withheld.all(axis=1)]
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    gemm = problem.implied_gemm
+    return gemm.m, gemm.n, gemm.k

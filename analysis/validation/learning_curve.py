@@ -1,0 +1,67 @@
+"""How much calibration helps, and how much it can: the learning curve and the noise floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.recordings.public import Source
+from analysis.validation.errors import Errors
+from analysis.validation.holdout import validate
+from kernels.errors import UserError
+from kernels.machine import Machine
+
+_HOLDOUTS = ("rows", "levels")
+COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Errors on the rows that one kind of hold-out leaves, after calibrating on ``count``."""
+
+    holdout: str
+    count: int
+    errors: Errors
+
+
+def learning_curve(
+    source: Source, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
+) -> list[Point]:
+    """Both kinds of hold-out at every count that the source has rows for.
+
+    Args:
+        source: the measured rows.
+        machine: their machine.
+        seed: as in :func:`analysis.validation.holdout.validate`.
+        counts: of calibration rows.
+    """
+    points = []
+    for holdout in _HOLDOUTS:
+        for count in counts:
+            try:
+                found = validate(source, machine, count, seed, holdout)
+            except UserError:  # fewer rows than that: the curve ends here
+                break
+            points.append(Point(holdout, count, found.errors))
+    return points
+
+
+def noise_floor(first: Source, second: Source) -> Errors:
+    """The error of a perfect model: the difference of two collections of a grid, over √2.
+
+    Raises:
+        UserError: the two have no problem in common.
+    """
+    again = dict(zip(second.problems, second.seconds, strict=True))
+    pairs = [
+        (seconds, again[problem])
+        for problem, seconds in zip(first.problems, first.seconds, strict=True)
+        if problem in again
+    ]
+    if not pairs:
+        raise UserError(f"{first.name} and {second.name} have no problem in common.")
+    ours, theirs = np.array(pairs).T
+    return Errors.of(1 + (theirs / ours - 1) / math.sqrt(2), np.ones(len(ours)))

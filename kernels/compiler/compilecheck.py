@@ -1,0 +1,352 @@
+"""Compile the Triton kernels for named architectures on a machine without a GPU, and look inside.
+
+Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it,
+with a driver that only says which architecture is wanted. PTX tells which matrix instruction the
+compiler found and what a turn of the inner loop does, ``ptxas -v`` how many registers it took and
+what it spilled.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime.cache import get_cache_manager
+
+from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
+from kernels.config import TileConfig
+from kernels.errors import UserError
+from kernels.machine import Machine, machine_of_arch
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, PASSES, WIDE_BYTES, Conv, Gemm, Problem
+from kernels.registry import all_implementations
+from kernels.triton.family import MIN_CAPABILITY, Call, TritonFamily, meta_operands
+
+ARCHES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
+_ALIGNED, _MISALIGNED = 16, 1
+_SIZE = 4096
+
+_CONV_CHANNELS, _CONV_SIZE = 256, 14
+_SLACK = 0.1  # work of an inner loop beyond what the algorithm needs, on aligned shapes
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the compiler made of one kernel; ``ok`` if that is what the hardware can do.
+
+    Of the inner loop: ``products`` are its multiply-adds over the tile's bm · bn · bk, ``copied``
+    its bytes from global memory over the blocks' (bm + bn) · bk elements, ``copy_bytes`` the
+    narrowest of its copies: a thread's, or the whole block of a TMA copy.
+    """
+
+    kernel: str
+    operation: str
+    config: str
+    dtype: str
+    layout: str
+    alignment: int
+    arch: str
+    mma: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    copy_bytes: int
+    products: float
+    copied: float
+    ok: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Of one kernel, or of a family's kernels: the main one's loop, the largest of the rest."""
+
+    loop: InnerLoop
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    bulk_copies: bool  # TMA reads for it
+    moves_registers: bool  # between the warps that copy and those that multiply
+
+
+@dataclass(frozen=True)
+class _Job:
+    family: str
+    config: TileConfig
+    problem: Problem
+    alignment: int
+    arch: str
+
+
+def compile_rows(
+    arches: Iterable[str], every_candidate: bool = False, names: Sequence[str] = (),
+    done: Callable[[Row], None] | None = None,
+) -> list[Row]:  # fmt: skip
+    """Compile every family × dtype × layout × alignment × architecture, in parallel.
+
+    Args:
+        arches: such as ``sm_90``; each is compiled for the first machine of that architecture.
+        every_candidate: all valid configs instead of the one that would be chosen for 4096³.
+        names: of families; all of them if none is named.
+        done: called with each row as it is finished.
+    """
+    for arch in arches:
+        capability = machine_of_arch(arch).capability
+        if capability is None or capability < MIN_CAPABILITY:
+            raise UserError(f"the Triton kernels need sm_80 or later, not {arch}.")
+    jobs = [
+        job for arch in arches for job in _jobs(arch, every_candidate)
+        if not names or job.family in names
+    ]  # fmt: skip
+    rows = []
+    context = get_context("spawn")  # a fork would share Triton's and LLVM's locks
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        for row in pool.map(_compile, jobs, chunksize=4):
+            rows.append(row)
+            if done is not None:
+                done(row)
+    return rows
+
+
+def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
+    machine = machine_of_arch(arch)
+    families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
+    return [
+        _Job(family.name, config, problem, alignment, arch)
+        for family in families
+        for alignment in (_ALIGNED, _MISALIGNED)
+        for op in family.ops
+        for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
+        for config in family.configs(problem, machine, every_candidate)[
+            : None if every_candidate else 1
+        ]
+        if isinstance(config, TileConfig)
+    ]
+
+
+def _gemms(alignment: int) -> list[Problem]:
+    """4096³, or one less each way: odd sizes give odd strides and every mask."""
+    size = _SIZE if alignment == _ALIGNED else _SIZE - 1
+    return [
+        Gemm(size, size, size, dtype, layout)
+        for dtype, layout in itertools.product(DTYPE_BYTES, GEMM_LAYOUTS)
+    ]
+
+
+def _convs(alignment: int) -> list[Problem]:
+    """The three passes of a ResNet's 3 × 3, or with a channel less in and out."""
+    c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
+    sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
+    return [
+        Conv(*sizes, (1, 1), (1, 1), (1, 1), 1, dtype, "nhwc", pass_)
+        for dtype, pass_ in itertools.product(DTYPE_BYTES, PASSES)
+    ]
+
+
+class _TargetDriver(DriverBase):
+    """Stands in for a GPU's driver while compiling: it knows the target and nothing else.
+
+    The JIT keeps its caches per device, so each architecture is a device of its own.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        assert machine.capability is not None
+        major, minor = machine.capability
+        self.arch = 10 * major + minor
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_active_torch_device(self) -> Any:
+        raise RuntimeError("there is no device: this driver only compiles")
+
+    def get_benchmarker(self) -> Any:
+        raise RuntimeError("there is no device: this driver only compiles")
+
+
+def _compile(job: _Job) -> Row:
+    machine = machine_of_arch(job.arch)
+    triton.runtime.driver.set_active(_TargetDriver(machine))
+    facts = _NOTHING
+    try:
+        facts = _facts(job)
+        problems = _complaints(job, machine, facts)
+    except Exception as error:  # a row says what failed; the other rows go on
+        problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
+    problem, loop = job.problem, facts.loop
+    products, copied = _shares(job, loop)
+    return Row(
+        kernel=job.family,
+        operation=problem.pass_ if isinstance(problem, Conv) else problem.op,
+        config=str(job.config),
+        dtype=problem.dtype,
+        layout=problem.layout,
+        alignment=job.alignment,
+        arch=job.arch,
+        mma=loop.instruction,
+        registers=facts.registers,
+        spill_bytes=facts.spill_bytes,
+        shared_bytes=facts.shared_bytes,
+        copy_bytes=loop.copy_bytes,
+        products=products,
+        copied=copied,
+        ok=not problems,
+        message=" ".join(problems) or _remark(job, facts),
+    )
+
+
+_NOTHING = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
+
+
+def _facts(job: _Job) -> _Facts:
+    """The family's kernels: the first multiplies, helpers are folded in by maximum."""
+    family = all_implementations()[job.family]
+    assert isinstance(family, TritonFamily)
+    operands = meta_operands(job.problem, offset=0 if job.alignment == _ALIGNED else 1)
+    main, *helpers = (
+        _inspect(call, job.config.warps) for call in family.ahead(job.problem, operands, job.config)
+    )
+    largest = {
+        name: max(getattr(facts, name) for facts in (main, *helpers))
+        for name in ("registers", "spill_bytes", "shared_bytes")
+    }
+    return replace(main, **largest)
+
+
+def _inspect(call: Call, warps: int) -> _Facts:
+    """Compile one launch and read its PTX and what ``ptxas`` said of it."""
+    kernel, log = _compiled(call)
+    found = _RESOURCES.search(log)
+    if found is None:
+        raise RuntimeError("ptxas wrote no resource report.")
+    ptx = kernel.asm["ptx"]
+    stores, loads, registers = map(int, found.groups())
+    return _Facts(
+        inner_loop(ptx, warps),
+        registers=registers,
+        spill_bytes=stores + loads,
+        shared_bytes=kernel.metadata.shared,
+        bulk_copies=BULK_COPY in ptx,
+        moves_registers="setmaxnreg" in ptx,
+    )
+
+
+_LOG = "ptxas.log"
+_RESOURCES = re.compile(
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads\b.*?\bUsed (\d+) registers", re.DOTALL
+)
+
+
+def _compiled(call: Call) -> tuple[Any, str]:
+    """A launch's kernel and the log of the very ``ptxas`` run that made it.
+
+    Running ``ptxas`` again with other options would give other registers; the resource dump of
+    the binary hides spills. So the log is kept beside the kernel in Triton's cache. A kernel that
+    is there without one, from a launch, or without its PTX, is compiled again.
+    """
+    kernel, log = _warmed(call)
+    cache = get_cache_manager(kernel.hash)
+    if not log:
+        kept = cache.get_file(_LOG)
+        log = Path(kept).read_text(encoding="utf-8") if kept else ""
+        if "ptx" in kernel.asm and _RESOURCES.search(log):
+            return kernel, log
+        call.kernel.device_caches.clear()  # what this process has compiled
+        kernel, log = _warmed(call, anew=True)
+    cache.put(log, _LOG, binary=False)
+    return kernel, log
+
+
+def _warmed(call: Call, anew: bool = False) -> tuple[Any, str]:
+    """A launch's kernel, and what ``ptxas`` said if it ran."""
+    knobs = triton.knobs
+    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = anew
+        return call.warmup(), log.getvalue()
+
+
+def _shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
+    """Products and bytes of the inner loop, over what the tile needs."""
+    config, size = job.config, DTYPE_BYTES[job.problem.dtype]
+    blocks = (config.bm + config.bn) * config.bk * size
+    return loop.products / (config.bm * config.bn * config.bk), loop.copied / blocks
+
+
+def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
+    wanted = _expected(job)
+    complaints = []
+    if facts.loop.instruction not in wanted:
+        found = facts.loop.instruction or "no product"
+        complaints.append(f"{found} instead of {' or '.join(wanted)}.")
+    if facts.spill_bytes:
+        complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
+    if facts.shared_bytes > machine.shared_cta_bytes:
+        complaints.append(
+            f"{facts.shared_bytes} bytes of shared memory, and a CTA has "
+            f"{machine.shared_cta_bytes}."
+        )
+    if getattr(job.config, "tma", False) and not facts.bulk_copies:
+        complaints.append("no TMA copies.")
+    if getattr(job.config, "specialize", False) and not facts.moves_registers:
+        complaints.append("no warp is specialised.")
+    if job.alignment == _ALIGNED:
+        for name, share in zip(("products", "bytes"), _shares(job, facts.loop), strict=True):
+            if not math.isclose(share, 1, rel_tol=_SLACK):
+                complaints.append(f"{share:.2f} times the {name} that the tile needs.")
+    return complaints
+
+
+def _expected(job: _Job) -> tuple[str, ...]:
+    """The matrix instructions that this architecture should be using."""
+    if job.problem.dtype == "fp32":
+        return ("fma",)
+    best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
+    if best == "mma.sync" or job.config.bm < 64:
+        return ("mma.sync",)
+    return (best, "mma.sync") if _turned(job) else (best,)
+
+
+def _turned(job: _Job) -> bool:
+    """Whether an operand's K is not contiguous; wgmma takes tf32 only where it is."""
+    problem = job.problem
+    if problem.dtype != "tf32":
+        return False
+    return problem.layout != "nt" if isinstance(problem, Gemm) else problem.pass_ != "fprop"
+
+
+def _remark(job: _Job, facts: _Facts) -> str:
+    remarks = []
+    if _turned(job) and job.arch == "sm_90" and job.config.bm >= 64:
+        if facts.loop.instruction == "mma.sync":
+            remarks.append("wgmma takes tf32 operands K-major only (layout nt).")
+        elif facts.loop.copy_bytes < WIDE_BYTES:
+            remarks.append("Turned to K-major for wgmma on the way into shared memory.")
+    if job.alignment == _ALIGNED and facts.loop.copy_bytes < WIDE_BYTES:
+        remarks.append(f"Copies of {facts.loop.copy_bytes} bytes.")
+    return " ".join(remarks)

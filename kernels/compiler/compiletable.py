@@ -1,0 +1,69 @@
+"""What the compiler made of the kernels, as a Markdown table: one a family, a column a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+
+from kernels.compiler.compilecheck import Row
+from kernels.problem import WIDE_BYTES
+
+_HEAD = """# What the compiler makes of the kernels
+
+Written by `make compile-check WRITE=kernels/COMPILED.md` with Triton {version}; no GPU is needed.
+Each cell is over all layouts (of the convolution, all passes) at the config that would be chosen
+for a 4096³ product or a ResNet's 3 × 3, 256 channels of 14 × 14: the matrix instruction, the most
+registers of a thread and, where there are any, the bytes that are spilled. Below it the narrowest
+copy from global to shared memory, in bytes of one thread, or `TMA`, which moves whole blocks.
+
+Products and bytes of a turn of the inner loop, over those that the tile needs: {products} and
+{copied} over all {aligned} aligned rows."""
+
+
+def compile_markdown(rows: Sequence[Row]) -> str:
+    """The whole document, from the rows of :func:`kernels.compiler.compilecheck.compile_rows`."""
+    arches = list(dict.fromkeys(row.arch for row in rows))
+    aligned = [row for row in rows if row.alignment == WIDE_BYTES]
+    lines = [
+        _HEAD.format(
+            version=triton.__version__,
+            products=_range([row.products for row in aligned]),
+            copied=_range([row.copied for row in aligned]),
+            aligned=len(aligned),
+        )
+    ]
+    for family in dict.fromkeys(row.kernel for row in rows):
+        lines += [
+            "",
+            f"## {family}",
+            "",
+            f"| dtype | rows | {' | '.join(arches)} |",
+            "|---|---|" + "---|" * len(arches),
+        ]
+        cells: dict[tuple[str, int], dict[str, list[Row]]] = {}
+        for row in rows:
+            if row.kernel == family:
+                of_arch = cells.setdefault((row.dtype, row.alignment), {})
+                of_arch.setdefault(row.arch, []).append(row)
+        for (dtype, alignment), of_arch in cells.items():
+            kind = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
+            line = " | ".join(_cell(of_arch.get(arch, [])) for arch in arches)
+            lines.append(f"| {dtype} | {kind} | {line} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "–"
+    instruction = ", ".join(dict.fromkeys(row.mma or "failed" for row in rows))
+    spilled = max(row.spill_bytes for row in rows)
+    spills = f", {spilled} B spilled" if spilled else ""
+    narrowest = min(row.copy_bytes for row in rows)
+    copies = "TMA" if narrowest > WIDE_BYTES else f"{narrowest} B"
+    return f"{instruction} {max(row.registers for row in rows)}{spills}<br>{copies}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

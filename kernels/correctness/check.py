@@ -1,0 +1,97 @@
+"""``kernels check``: run implementations on awkward problems and compare with float64."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kernels.correctness.verify import verify
+from kernels.device import Device
+from kernels.operands import random_operands
+from kernels.problem import Problem
+from kernels.registry import all_implementations
+
+# One of everything that has gone wrong somewhere: sizes of 1, primes, one over a block, long K,
+# batches, every layout; filters larger than the stride, holes, groups, one channel.
+_GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
+_CONV_SHAPES = (
+    "2,8,9,11,16,3,3,1,1,1,1",
+    "1,3,17,19,8,7,7,2,3,1,1",
+    "2,16,8,8,32,1,1,2,0,1,1",
+    "2,8,10,9,8,3,3,2x1,1x0,1x2,2",
+    "1,1,7,7,1,3,3,1,1,2,1",
+)
+_DTYPES = ("fp32", "tf32", "fp16", "bf16")
+SUITE = {
+    "gemm": [
+        *(f"{size},{dtype},nt" for size, dtype in itertools.product(_GEMM_SIZES, _DTYPES)),
+        *(
+            f"33,70,129,{dtype},{layout},3"
+            for dtype, layout in itertools.product(_DTYPES, ("nn", "nt", "tn", "tt"))
+        ),
+    ],
+    "conv": [
+        f"{shape},{dtype},{layout},{pass_}"
+        for shape, dtype, layout, pass_ in itertools.product(
+            _CONV_SHAPES, _DTYPES, ("nhwc", "nchw"), ("fprop", "dgrad", "wgrad")
+        )
+    ],
+}
+"""The default problems of ``kernels check``, in the command line's form."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one problem; ``rel_error`` is None where nothing was computed."""
+
+    implementation: str
+    problem: str
+    status: str  # ok, wrong, unsupported or error
+    rel_error: float | None
+    tolerance: float | None
+    message: str
+
+
+def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[Row]:
+    """Check each named implementation on each problem; a failure is a row, never an exception."""
+    names, problems = list(names), list(problems)
+    if device.gpu is not None:
+        for name in names:
+            # On all cores at once; what fails here fails again, as a row of its own.
+            with suppress(Exception):
+                _compile(name, problems, device)
+    return [
+        _check_one(name, problem, device) for problem, name in itertools.product(problems, names)
+    ]
+
+
+def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
+    implementation = all_implementations()[name]
+    able = [p for p in problems if implementation.supports(p, device.machine) is None]
+    implementation.compile_ahead(
+        [(problem, implementation.configs(problem, device.machine)[0]) for problem in able]
+    )
+
+
+def _check_one(name: str, problem: Problem, device: Device) -> Row:
+    implementation = all_implementations()[name]
+    reason = implementation.supports(problem, device.machine)
+    if reason is not None:
+        return Row(name, problem.spec(), "unsupported", None, None, reason)
+    try:
+        operands = random_operands(problem, device.torch_name)
+        config = implementation.configs(problem, device.machine)[0]
+        result = implementation.prepare(problem, [operands], config)(0)
+        # Another draw for each problem, and the same one whenever it is checked.
+        seed = zlib.crc32(problem.spec().encode())
+        outcome = verify(problem, [operands], [result], seed)
+    except Exception as error:  # whatever a library or a compiler throws is a row
+        text = f"{type(error).__name__}: {(str(error) or 'no message').strip().splitlines()[0]}"
+        return Row(name, problem.spec(), "error", None, None, text)
+    # JSON has no NaN: a result with one has no error figure.
+    rel_error = outcome.rel_error if outcome.rel_error == outcome.rel_error else None
+    status = "ok" if outcome.ok else "wrong"
+    return Row(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

@@ -1,0 +1,257 @@
+"""The whole result of a product tested at a fraction of the product's own cost.
+
+Freivalds' identity (IFIP Congress 1977): Y = A·B exactly if Y·V = A·(B·V) for enough random V, and
+the right-hand side costs two thin products. V has four columns of random ±1, which are exact in
+every dtype, and is applied to blocks of 1,024 columns, one block at a time: in a sum over more, the
+rounding of the others would hide a single wrong element. Rows are tested likewise from the left.
+A convolution is as linear as a product: its channels and images take the place of the columns.
+
+What remains, Y·V − A·(B·V), is compared with the size of the sums themselves, estimated from the
+inputs alone: σ_A σ_B √K (√N + 4), the standard deviation of a sum over N columns of products of
+length K, and what a large one of them has more where N is small. A result that is rounded right
+leaves a fraction of it that hardly depends on the sizes; the product of norms ‖A‖ ‖B‖ ‖V‖ would
+allow √K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
+
+Everything here is summed in fp32, B·V too. That leaves 1e-6 of its own, far below every limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from kernels.library.vendor import LibraryConfig, switched
+from kernels.operands import Operands, conv_shapes
+from kernels.operation import Layer, Lstm, Series, Workload
+from kernels.problem import Conv
+
+LIMIT = {"fp32": 2e-4, "tf32": 2e-2, "fp16": 5e-3, "bf16": 3e-2}
+"""Largest allowed remainder: the root mean square over the four vectors, in standard deviations of
+a block's sum.
+
+Simulated for right results with K to 65,536, typical and largest of 512 blocks: fp32 summed in
+order 1.2e-6 and 2.3e-6 (K = 4,096; it grows with √K), tf32 of truncated inputs 0.8e-3 and 2.3e-3,
+fp16 0.21e-3 and 0.5e-3, bf16 1.7e-3 and 3.9e-3; 64 partial sums in 16 bits make that 1.2e-3 and
+2.7e-3 in fp16, 9.8e-3 and 2.1e-2 in bf16. Where K is a handful, a large value is several standard
+deviations, and its rounding with it. A row of other numbers has 1.4, and one wrong element among n
+about 1.4/√n.
+"""
+
+_BLOCK = 1024  # neighbours whose sum is tested
+_VECTORS = 4
+_LARGEST = 4.0  # standard deviations of a large element, beside which a short sum is small
+_MAX_ELEMENTS = 1 << 25  # of a 16-bit operand that are held in fp32 at a time
+_TOGETHER = 1 << 22  # elements of small sets that are stacked and tested at once
+
+
+def remainders(
+    problem: Workload,
+    sets: Sequence[Operands],
+    results: Sequence[Tensor],
+    seed: int,
+    one_side: bool = False,
+) -> list[float] | None:
+    """The largest remainder of each result; NaN where a result has a NaN.
+
+    Args:
+        problem: what was computed.
+        sets: the operands, one set for each result.
+        results: with the problem's logical shape.
+        seed: of the random signs.
+        one_side: sums along one of the two axes alone, drawn by ``seed``: half the work.
+
+    Returns:
+        A number for each set, to be compared with :data:`LIMIT`, in standard deviations of a
+        block's sum; None for operations that are not linear in an operand.
+    """
+    if isinstance(problem, Layer | Lstm):
+        return None
+    signs = _signs(seed, sets[0].a.device)
+    # Of an operation's products: a strided gradient's pixels do not all have as many.
+    length = problem.flops / 2 / sets[0].out.numel()
+    squares: list[Tensor] = []
+    with switched("fp32", LibraryConfig()), torch.no_grad():
+        if isinstance(problem, Conv):
+            for operands, result in zip(sets, results, strict=True):
+                variance = length * _mean_square(operands.a) * _mean_square(operands.b)
+                sides = _conv_sides(problem, operands, result)
+                sides = _chosen(sides, seed if one_side else None)
+                largest = [_remainder(side, signs, variance).amax() for side in sides]
+                squares.append(torch.stack(largest).amax(0, keepdim=True))
+        else:
+            for some in _together(sets):
+                a, b, y = _stacked(problem, sets[some], results[some])
+                variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
+                sides = [
+                    _Side(torch.matmul, a, b, y, -1, -1, cut=-2),
+                    _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
+                ]
+                sides = _chosen(sides, seed if one_side else None)
+                left = [_remainder(side, signs, variance) for side in sides]
+                largest = [one.flatten(1).amax(1) for one in left]
+                squares.append(torch.stack(largest).amax(0))
+    return [float(value) for value in torch.cat(squares).sqrt().tolist()]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One way to test ``result = apply(kept, folded)``, which is linear in each of them.
+
+    Summing ``folded`` up along ``axis`` sums the result up along ``along``. ``cut`` is an axis of
+    ``kept`` along which it may be cut: the results are then the parts of one result or, where
+    ``folded`` is cut as well, ``adds_up``. None: it is a filter, which is small.
+    """
+
+    apply: Callable[[Tensor, Tensor], Tensor]
+    kept: Tensor
+    folded: Tensor
+    result: Tensor
+    axis: int
+    along: int
+    cut: int | None = 0
+    adds_up: bool = False
+
+
+def _chosen(sides: list[_Side], seed: int | None) -> list[_Side]:
+    """Those that sum anything up: without a sum, a side is the whole product once more.
+
+    With a ``seed``, one of them.
+    """
+    sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
+    return sides if seed is None else [sides[seed % len(sides)]]
+
+
+def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
+    """Mean square over the vectors, of each block, in units of its expected size."""
+    sums = _folded(side.folded, side.axis, signs)
+    if side.cut is None:
+        want = side.apply(side.kept.float(), sums)
+    else:
+        kept = side.kept.split(_step(side.kept, side.cut), side.cut)
+        folded = sums.split(len(kept[0])) if side.adds_up else [sums] * len(kept)
+        wants = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
+        want = torch.stack(wants).sum(0) if side.adds_up else torch.cat(wants, side.cut)
+    left = (want - _folded(side.result, side.along, signs)).square().movedim(side.along, -1)
+    size = side.result.shape[side.along]
+    sizes = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
+    scale = left.new_tensor(sizes).sqrt() + _LARGEST
+    return left.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
+
+
+def _folded(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
+    """Replace an axis by sums of blocks of it with random signs: blocks × vectors of them, fp32.
+
+    The tensor is read in the order of its memory, and only what is not fp32 is copied.
+    """
+    axis %= tensor.dim()
+    order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
+    at = order.index(axis)
+    stored = tensor.permute(order)
+    before, after = stored.shape[:at], stored.shape[at + 1 :]
+    cube = stored.reshape(math.prod(before), -1, math.prod(after))
+    signs = signs[:, : cube.shape[1]]  # a single number has the same square whatever its sign
+    blocks = []
+    for block in cube.split(_BLOCK, 1):
+        longest = 0 if len(block) > block.shape[2] else 2
+        weights = signs[: block.shape[1]]
+        sums = [_sum(part.float(), weights) for part in block.split(_step(block, longest), longest)]
+        blocks.append(torch.cat(sums, longest))
+    folded = torch.cat(blocks, 1).reshape(*before, -1, *after)
+    return folded.permute([order.index(i) for i in range(tensor.dim())])
+
+
+def _sum(cube: Tensor, weights: Tensor) -> Tensor:
+    """(before, block, after) to (before, vectors, after)."""
+    if cube.shape[2] == 1:
+        return (cube[:, :, 0] @ weights)[:, :, None]
+    return torch.bmm(weights.T.expand(len(cube), -1, -1), cube)
+
+
+def _signs(seed: int, device: torch.device) -> Tensor:
+    """(block, vectors) of random ±1, each vector in one piece: CPUs multiply those faster."""
+    bits = torch.randint(2, (_VECTORS, _BLOCK), generator=torch.Generator().manual_seed(seed))
+    return (2 * bits - 1).to(device, torch.float32).T
+
+
+def _step(tensor: Tensor, axis: int) -> int:
+    """How much of an axis may be held in fp32 at a time."""
+    return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
+
+
+def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+    norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
+    size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
+    return norm.square() / size
+
+
+def _together(sets: Sequence[Operands]) -> Iterator[slice]:
+    step = max(1, _TOGETHER // sum(tensor.numel() for tensor in sets[0]))
+    return (slice(start, start + step) for start in range(0, len(sets), step))
+
+
+def _stacked(
+    problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sets as products in a batch: a (sets, …, m, k), b (sets, …, k, n), y (sets, …, m, n)."""
+    a, b, y = (
+        torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # not copied
+        for tensors in ([s.a for s in sets], [s.b for s in sets], list(results))
+    )
+    if isinstance(problem, Series):  # weights are stored (n, k), and one operand is shared
+        shape = (len(a), problem.count, -1, -1)
+        a, b = (t.unsqueeze(1) if t.dim() == 3 else t for t in (a, b.mT))
+        a, b = a.expand(shape), b.expand(shape)
+    return a, b, y
+
+
+def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
+    """Sums over output channels and over images; of a filter gradient, over both channels.
+
+    Channels that are summed up are (groups, channels of a group), so that no sum mixes groups.
+    """
+    a, b, _ = operands
+    geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    def grouped(tensor: Tensor, axis: int) -> Tensor:
+        return tensor.unflatten(axis, (conv.groups, -1))
+
+    if conv.pass_ == "fprop":
+
+        def forward(x: Tensor, w: Tensor) -> Tensor:
+            return grouped(conv2d(x, w.flatten(0, 1), None, *geometry), 1)
+
+        w, y = grouped(b, 0), grouped(result, 1)
+        return [
+            _Side(forward, a, w, y, 1, 2),
+            _Side(lambda w, x: forward(x, w), w, a, y, 0, 0, cut=None),
+        ]
+    if conv.pass_ == "dgrad":
+
+        def backward(dy: Tensor, w: Tensor) -> Tensor:
+            size = (len(dy), conv.groups * w.shape[1], conv.h, conv.w)
+            return grouped(conv2d_input(size, w, dy, *geometry), 1)
+
+        dx = grouped(result, 1)
+        return [
+            _Side(backward, a, b, dx, 1, 2),
+            _Side(lambda w, dy: backward(dy, w), b, a, dx, 0, 0, cut=None),
+        ]
+
+    def outputs(x: Tensor, dy: Tensor) -> Tensor:
+        size = (dy.shape[1] * dy.shape[2], *conv_shapes(conv)["w"][1:])
+        return grouped(conv2d_weight(x, size, dy.flatten(1, 2), *geometry), 0)
+
+    def inputs(dy: Tensor, x: Tensor) -> Tensor:
+        size = (conv.kout, x.shape[2], conv.r, conv.s)
+        return conv2d_weight(x.flatten(1, 2), size, dy, *geometry)
+
+    return [
+        _Side(outputs, a, grouped(b, 1), grouped(result, 0), 2, 1, adds_up=True),
+        _Side(inputs, b, grouped(a, 1), result, 2, 1, adds_up=True),
+    ]

@@ -1,0 +1,67 @@
+"""Whether results are right: sampled entries against float64, the whole by Freivalds' identity."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.correctness.identity import LIMIT, remainders
+from kernels.correctness.reference import check
+from kernels.operands import Operands
+from kernels.operation import Workload
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: ``rel_error`` of the sampled entries, and what is wrong, as a sentence."""
+
+    rel_error: float
+    tolerance: float
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.message
+
+
+def verify(
+    problem: Workload,
+    sets: Sequence[Operands],
+    results: Sequence[Tensor],
+    seed: int,
+    one_side: bool = False,
+) -> Verdict:
+    """Test results: all of every one by the identity, some entries of one against float64.
+
+    What is not a product (layers that move memory, an LSTM) has no identity: its results are
+    searched for what is not a number.
+
+    Args:
+        problem: what was computed.
+        sets: the operands, one set for each result.
+        results: with the problem's logical shape.
+        seed: of everything that is drawn: the result, its entries, the identity's signs.
+        one_side: the identity from one side alone.
+    """
+    which = random.Random(seed).randrange(len(results))
+    sampled = check(problem, sets[which], results[which], seed)
+    figures = (sampled.rel_error, sampled.tolerance)
+    if not sampled.ok:
+        return Verdict(*figures, f"off by {sampled.rel_error:.1e} of the largest value; "
+                       f"{sampled.tolerance:.0e} is allowed.")  # fmt: skip
+    left = remainders(problem, sets, results, seed, one_side)
+    if left is None:
+        finite = all(bool(torch.isfinite(result).all()) for result in results)
+        return Verdict(*figures, "" if finite else "some values are infinite or no numbers.")
+    limit = LIMIT[problem.dtype]
+    worst = max(left, key=lambda one: math.inf if math.isnan(one) else one)
+    if worst <= limit:
+        return Verdict(*figures)
+    return Verdict(*figures, f"its sums with random signs are off by {worst:.1e} standard "
+                   f"deviations; {limit:.0e} is allowed.")  # fmt: skip

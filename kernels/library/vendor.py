@@ -1,0 +1,209 @@
+"""The vendors' libraries behind PyTorch: cuBLAS and cuDNN on a GPU, the CPU's own elsewhere.
+
+``fp32`` and ``tf32`` are one storage type and two precisions, and PyTorch's defaults differ by
+operation: matrix products are IEEE, cuDNN's convolutions tf32. Every launch here says which it
+wants, through the ``fp32_precision`` settings alone: PyTorch's older flags (``allow_tf32``) raise
+while the two say different things.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import torch
+
+from kernels.config import Config
+from kernels.errors import UserError
+from kernels.launch import Launch
+from kernels.library.calls import (
+    Call,
+    captured,
+    conv_call,
+    gemm_call,
+    layer_call,
+    lstm_call,
+    moved,
+    series_call,
+)
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.operation import LAYERS, SERIES, Layer, Series, Workload
+from kernels.problem import DTYPE_BYTES, Conv, Gemm
+
+
+@dataclass(frozen=True)
+class LibraryConfig(Config):
+    """How PyTorch is asked to compute; its text has what differs from PyTorch's own way.
+
+    ``autotune``: ``cudnn.benchmark``, which times cuDNN's algorithms at first use. ``reduced``:
+    whether cuBLAS may add partial sums in 16 bits. ``offset``: elements by which every operand
+    misses an aligned address. ``ld_multiple``: elements of which the leading dimension of every
+    matrix of a GEMM is made a multiple, operands and result alike: with 64, rows of 50,257 elements
+    lie 50,304 apart, and the size stays what it is. ``fused``: a series of products as one.
+    ``paced``: launched at the host's own pace, so that the gaps between launches are part of the
+    time; ``graph``: likewise, but all launches of a call replayed from one CUDA graph.
+    """
+
+    autotune: bool = False
+    reduced: bool = True
+    offset: int = 0
+    ld_multiple: int = 1
+    fused: bool = False
+    paced: bool = False
+    graph: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ld_multiple < 1:
+            raise UserError(f"config ld_multiple must be at least 1, not {self.ld_multiple}.")
+
+    def __str__(self) -> str:
+        named = zip(fields(self), super().__str__().split(";"), strict=True)
+        return ";".join(text for f, text in named if getattr(self, f.name) != f.default)
+
+
+class Library:
+    """A library that PyTorch calls for some operations and dtypes on one kind of device."""
+
+    def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
+        """``serves`` maps operations to the dtypes that this library computes."""
+        self.name = name
+        self.kind = kind
+        self.serves = serves
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Operations that the library computes."""
+        return tuple(self.serves)
+
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
+        """None, or why not."""
+        if machine.kind != self.kind:
+            return f"{self.name} runs on a {self.kind.upper()}, and this is {machine.name}."
+        if problem.dtype not in machine.peaks:
+            return f"{machine.name} has no {problem.dtype} arithmetic."
+        if problem.op not in self.serves:
+            return f"{self.name} does not compute {problem.op}."
+        if problem.dtype not in self.serves[problem.op]:
+            return f"PyTorch does not give {problem.dtype} {problem.op} to {self.name}."
+        return None
+
+    def configs(
+        self, problem: Workload, machine: Machine, experimental: bool = False
+    ) -> list[Config | None]:
+        """The library's own choice; cuDNN also with its autotuner, a series also fused."""
+        if isinstance(problem, Series):
+            return [None, LibraryConfig(fused=True)]
+        autotuned = self.name == "cudnn" and isinstance(problem, Conv)
+        return [None, LibraryConfig(autotune=True)] if autotuned else [None]
+
+    def parse_config(self, text: str) -> Config | None:
+        """Read a config's text."""
+        return LibraryConfig.parse(text) if text else None
+
+    def prepare(
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
+    ) -> Launch:
+        """Bind the sets to what PyTorch calls for the operation.
+
+        Raises:
+            UserError: a leading dimension is asked for where the operands are no matrices.
+        """
+        how = config if isinstance(config, LibraryConfig) else LibraryConfig()
+        if how.ld_multiple > 1 and not isinstance(problem, Gemm):
+            raise UserError(
+                f"config ld_multiple is about the matrices of a GEMM, and {problem.op} is none."
+            )
+        if how.offset or how.ld_multiple > 1:
+            operand_sets = moved(problem, operand_sets, how.offset, how.ld_multiple)
+        settings = functools.partial(switched, problem.dtype, how)
+        call = _call(problem, operand_sets, how)
+        if how.graph:
+            with settings():
+                call = captured(call, len(operand_sets))
+        return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
+
+    def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
+        """Nothing to do."""
+
+
+def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Call:
+    if isinstance(problem, Gemm):
+        return gemm_call(problem, sets)
+    if isinstance(problem, Conv):
+        return conv_call(problem, sets)
+    if isinstance(problem, Layer):
+        return layer_call(problem, sets)
+    if isinstance(problem, Series):
+        return series_call(problem, sets, how.fused)
+    return lstm_call(problem, sets)
+
+
+@contextmanager
+def switched(dtype: str, how: LibraryConfig) -> Iterator[None]:
+    """PyTorch's process-wide switches as a launch wants them; restored afterwards.
+
+    fp32's precision is set everywhere that a product can look. PyTorch keeps cuDNN's plans in one
+    table, whether its own choice or the autotuner's, and the first of the two would serve both; but
+    the table's key has this precision, which 16-bit convolutions do not look at. So the autotuner
+    has entries of its own in 16 bits, and is not to be compared in fp32 and tf32.
+    """
+    cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
+    apart = how.autotune and DTYPE_BYTES[dtype] == 2
+    wanted = "tf32" if dtype == "tf32" or apart else "ieee"
+    switches = [
+        *((place, "fp32_precision", wanted) for place in precise),
+        (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
+        (cuda, "allow_bf16_reduced_precision_reduction", how.reduced),
+        # By attribute: the context manager cudnn.flags() would also switch cuDNN off.
+        (cudnn, "benchmark", how.autotune),
+    ]
+    before = [getattr(place, name) for place, name, _ in switches]
+    try:
+        for place, name, value in switches:
+            setattr(place, name, value)
+        yield
+    finally:
+        for (place, name, _), old in zip(switches, before, strict=True):
+            setattr(place, name, old)
+
+
+def libraries() -> list[Library]:
+    """cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch computes with on the CPU."""
+    gpu = ("fp32", "tf32", "fp16", "bf16")
+    stored = ("fp32", "fp16", "bf16")
+    return [
+        Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu)),
+        Library("cudnn", "gpu", {"conv": gpu, "lstm": ("fp32", "tf32", "fp16")}),
+        Library("aten", "gpu", dict.fromkeys(LAYERS, stored)),
+        *_cpu_libraries(),
+    ]
+
+
+def _cpu_libraries() -> list[Library]:
+    """What PyTorch computes with on this CPU: BLAS, oneDNN, and its own loops for the rest.
+
+    oneDNN takes bf16 only where the CPU has vector instructions for it; elsewhere the kernels of
+    PyTorch's tensor library, ATen, do. fp16 is left out: without AVX512-FP16 or AMX it is a
+    scalar loop.
+    """
+    blas = "mkl"
+    if not torch.backends.mkl.is_available():
+        match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+        blas = match.group(1).lower() if match else "blas"
+    onednn = torch.backends.mkldnn.is_available()
+    fast_bf16 = onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    products = ("gemm", *SERIES)
+    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(products, ("fp32",))}
+    for ops, dtype, in_onednn in (
+        (products, "bf16", fast_bf16), (("conv", "lstm"), "fp32", onednn),
+        (("conv", "lstm"), "bf16", fast_bf16), (LAYERS, "fp32", False), (LAYERS, "bf16", False),
+    ):  # fmt: skip
+        serves = by_name.setdefault("onednn" if in_onednn else "aten", {})
+        for op in ops:
+            serves[op] = (*serves.get(op, ()), dtype)
+    return [Library(name, "cpu", serves) for name, serves in by_name.items()]

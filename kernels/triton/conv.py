@@ -1,0 +1,398 @@
+"""``triton-conv``: convolution as the GEMM that it implies, without ever writing that matrix down.
+
+The rows of the GEMM are pixels of the result, its columns channels of the result, and its sum runs
+over the taps of the filter and the channels of the source. A block of the left operand is gathered
+where it lies: each row computes which pixel its tap meets, and reads zeros where that is padding.
+In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain matmul.
+
+The forward pass and the gradient of the data are one kernel. A gradient with stride s is s × s
+plain convolutions: destination pixels of one phase (their row and column modulo s) all meet the
+same taps, so no product with the zeros between strided pixels is ever computed. The gradient of
+the filter sums over pixels, far more of them than its result has entries: there the sum is split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.config import SplitConfig, TileConfig, ceil_div
+from kernels.constants import Constants
+from kernels.estimate import Array
+from kernels.machine import Machine
+from kernels.operands import Operands, conv_shapes
+from kernels.operation import Workload
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
+from kernels.triton.blocks import grouped, tensor_stride
+from kernels.triton.family import (
+    INTERPRETED,
+    Call,
+    TritonFamily,
+    add_parts_call,
+    in_units,
+    input_precision,
+    wide_unit,
+)
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+
+
+@triton.jit
+def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr,
+         TAPS: tl.constexpr):  # fmt: skip
+    """Along one axis: (first tap, taps, source of destination 0 there, step of it a destination,
+    step of it a tap).
+
+    Backward, destination ``phase + stride · i`` meets the taps t of which ``phase + padding −
+    t · dilation`` is a multiple of the stride: every ``tap_step``-th.
+    """
+    if BACKWARD:
+        tap = tl.arange(0, TAPS)
+        meets = (tap < taps) & ((phase + padding - tap * dilation) % stride == 0)
+        first = tl.min(tl.where(meets, tap, taps))
+        count = tl.cdiv(taps - first, tap_step)
+        source = (phase + padding - first * dilation) // stride
+        return first, count, source, 1, -(dilation * tap_step // stride)
+    else:
+        return 0, taps, -padding, stride, dilation
+
+
+@triton.jit
+def conv_data(
+    source_ptr, filter_ptr, out_ptr,
+    images, source_size, out_size, depth, width, groups, taps, tap_step,
+    stride, padding, dilation, source_stride, filter_stride, out_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    BACKWARD: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Convolve source (images, …, groups · depth) to out (part; images, …, groups · width).
+
+    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides: source (group,
+    image, row, column, channel), filter (group, out channel, source channel, r, s), out (part,
+    image, row, column, channel). The grid is (tiles × groups × phases, parts). WHOLE: a K step
+    never leaves its tap. WIDE: a tensor has 2³¹ elements or more. ``depth`` and ``width`` are given
+    in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
+    """
+    depth, width = depth * UNITS[0], width * UNITS[1]
+    source_stride, filter_stride = (
+        tensor_stride(source_stride, UNITS[2]),
+        tensor_stride(filter_stride, UNITS[2]),
+    )
+    out_stride = tensor_stride(out_stride, UNITS[2])
+    if BACKWARD:  # the first phase is the largest, and the grid is made for it
+        largest = tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
+    else:
+        largest = out_size[0] * out_size[1]
+    down, across = tl.cdiv(images * largest, BM), tl.cdiv(width, BN)
+    z, part = tl.program_id(0) // (down * across), tl.program_id(1).to(tl.int64)
+    group, phase = (z % groups).to(tl.int64), z // groups
+    vertical, horizontal = phase // stride[1], phase % stride[1]
+    r0, r_taps, h0, h_step, h_tap = axis(
+        vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD, TAPS
+    )
+    s0, s_taps, w0, w_step, w_tap = axis(
+        horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD, TAPS
+    )
+    rows, columns = out_size[0], out_size[1]
+    if BACKWARD:  # of this phase
+        rows = tl.cdiv(rows - vertical, stride[0])
+        columns = tl.cdiv(columns - horizontal, stride[1])
+    pixels = images * rows * columns
+
+    row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
+    pixel, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    image = pixel // tl.maximum(rows * columns, 1)
+    i, j = pixel // tl.maximum(columns, 1) % tl.maximum(rows, 1), pixel % tl.maximum(columns, 1)
+    h, w = i * h_step + h0, j * w_step + w0
+    m_in, n_in = pixel < pixels, n < width
+    if WIDE:
+        image, h, w, n = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64), n.to(tl.int64)
+    source_ptr += group * source_stride[0]
+    filter_ptr += group * filter_stride[0]
+    image_at = image * source_stride[1]
+
+    K = r_taps * s_taps * depth
+    steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
+    for step in range(first.to(tl.int32), last.to(tl.int32)):
+        if WHOLE:
+            tap = step // (depth // BK)
+            k = step % (depth // BK) * BK + tl.arange(0, BK)
+            a_tap, b_tap = tap, tap
+            a_mask, b_mask = m_in[:, None], n_in[None, :]
+        else:
+            flat = step * BK + tl.arange(0, BK)
+            tap, k = flat // depth, flat % depth
+            a_tap, b_tap = tap[None, :], tap[:, None]
+            a_mask = m_in[:, None] & (flat < K)[None, :]
+            b_mask = (flat < K)[:, None] & n_in[None, :]
+        hh, ww = h[:, None] + a_tap // s_taps * h_tap, w[:, None] + a_tap % s_taps * w_tap
+        a_mask &= (hh >= 0) & (hh < source_size[0]) & (ww >= 0) & (ww < source_size[1])
+        a_at = image_at[:, None] + hh * source_stride[2] + ww * source_stride[3]
+        r, s = r0 + b_tap // s_taps * tap_step[0], s0 + b_tap % s_taps * tap_step[1]
+        b_at = r * filter_stride[3] + s * filter_stride[4] + n[None, :] * filter_stride[1]
+        a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[4]), mask=a_mask, other=0.0)
+        b = tl.load(filter_ptr + (b_at + k[:, None] * filter_stride[2]), mask=b_mask, other=0.0)
+        if UPCAST:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+
+    if BACKWARD:
+        i, j = i * stride[0] + vertical, j * stride[1] + horizontal
+    if WIDE:
+        i, j = i.to(tl.int64), j.to(tl.int64)
+    at = image * out_stride[1] + i * out_stride[2] + j * out_stride[3]
+    out_ptr += part * out_stride[0] + group * width * out_stride[4]
+    place = out_ptr + (at[:, None] + n[None, :] * out_stride[4])
+    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=m_in[:, None] & n_in[None, :])
+
+
+@triton.jit
+def conv_filter(
+    source_ptr, grad_ptr, out_ptr,
+    images, source_size, grad_size, depth, width, taps,
+    stride, padding, dilation, source_stride, grad_stride, out_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    UNITS: tl.constexpr,
+):  # fmt: skip
+    """The filter's gradient, out (part; groups · width, depth, r, s), summed over grad's pixels.
+
+    Rows are channels of grad, columns the taps and in each the channels of the source. Sizes,
+    strides and units as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s).
+    The grid is (tiles × groups, parts). WHOLE: a tile's columns have one tap.
+    """
+    depth, width = depth * UNITS[0], width * UNITS[1]
+    source_stride, grad_stride = (
+        tensor_stride(source_stride, UNITS[2]),
+        tensor_stride(grad_stride, UNITS[2]),
+    )
+    out_stride = tensor_stride(out_stride, UNITS[2])
+    N = taps[0] * taps[1] * depth
+    down, across = tl.cdiv(width, BM), tl.cdiv(N, BN)
+    group = (tl.program_id(0) // (down * across)).to(tl.int64)
+    part = tl.program_id(1).to(tl.int64)
+    row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
+    m, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
+    m_in, n_in = (m < width)[:, None], (n < N)[None, :]
+    if WHOLE:
+        tap = column // (depth // BN)
+        channel = column % (depth // BN) * BN + tl.arange(0, BN)[None, :]
+    else:
+        tap, channel = (n // depth)[None, :], (n % depth)[None, :]
+    r, s = tap // taps[1], tap % taps[1]
+    if WIDE:
+        m, channel = m.to(tl.int64), channel.to(tl.int64)
+    grad_ptr += group * grad_stride[0]
+    source_ptr += group * source_stride[0]
+
+    per_image = grad_size[0] * grad_size[1]
+    K = images * per_image
+    steps = tl.cdiv(K, BK)
+    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range(first.to(tl.int32), last.to(tl.int32)):
+        pixel = step * BK + tl.arange(0, BK)
+        k_in = pixel < K
+        image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
+        if WIDE:
+            image, p, q = image.to(tl.int64), p.to(tl.int64), q.to(tl.int64)
+        a_at = image * grad_stride[1] + p * grad_stride[2] + q * grad_stride[3]
+        h = (p * stride[0] - padding[0])[:, None] + r * dilation[0]
+        w = (q * stride[1] - padding[1])[:, None] + s * dilation[1]
+        inside = (h >= 0) & (h < source_size[0]) & (w >= 0) & (w < source_size[1])
+        b_at = (image * source_stride[1])[:, None] + h * source_stride[2] + w * source_stride[3]
+        a_mask, b_mask = m_in & k_in[None, :], k_in[:, None] & n_in & inside
+        a = tl.load(grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]), a_mask, other=0.0)
+        b = tl.load(source_ptr + (b_at + channel * source_stride[4]), b_mask, other=0.0)
+        if UPCAST:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+
+    out_ptr += part * out_stride[0] + group * width * out_stride[1]
+    place = m[:, None] * out_stride[1] + channel * out_stride[2]
+    place += r * out_stride[3] + s * out_stride[4]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=m_in & n_in)
+
+
+class TritonConv(TritonFamily):
+    """The launcher of :func:`conv_data` and :func:`conv_filter`."""
+
+    name = "triton-conv"
+    ops = ("conv",)
+
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
+        """Channels last alone: in NCHW the gather would read one element at a time."""
+        if isinstance(problem, Conv):
+            if problem.layout != "nhwc":
+                return f"{self.name} computes channels-last convolutions (layout nhwc)."
+            if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
+                return f"{self.name} counts pixels in 32 bits, and this has 2³¹ or more."
+        return super().supports(problem, machine)
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Tiles up to 128×128; the sum split where whole tiles would not fill the machine."""
+        assert isinstance(problem, Conv)
+        fma = problem.dtype == "fp32"
+        wide = problem.alignment == WIDE_BYTES
+        rows = [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
+        if not fma:
+            rows = [(128, 64, 8, 3), (64, 128, 8, 3), *rows]
+        if wide and not fma:
+            rows = [(128, 128, 8, 4), (128, 32, 4, 4), *rows]
+        bk = (128 if wide and not fma else 64) // DTYPE_BYTES[problem.dtype]
+        gemm = _computed(problem).implied_gemm
+        configs: list[TileConfig] = []
+        for bm, bn, warps, stages in rows:
+            tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
+            for split in SPLITS:
+                few = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
+                if split == 1 or few:
+                    tile = SplitConfig(bm, bn, bk, stages, warps, split=split)
+                    configs.append(tile.fitted(problem.dtype, machine))
+        return configs
+
+    def seconds(
+        self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
+    ) -> Array:
+        """By what is computed: of a strided gradient, the phases."""
+        assert isinstance(problem, Conv)
+        return super().seconds(_computed(problem), configs, machine, c)
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """The parts of the result, channels last, where there is more than one."""
+        assert isinstance(problem, Conv)
+        assert isinstance(config, SplitConfig)
+        if config.split == 1:
+            return ()
+        result = {"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.pass_]
+        outer, channels, rows, columns = conv_shapes(problem)[result]
+        return config.split, outer, rows, columns, channels
+
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The product, into the result or its parts, and the sum of the parts."""
+        assert isinstance(problem, Conv)
+        assert isinstance(config, SplitConfig)
+        target, strides = operands.out, (0, *operands.out.stride())
+        if config.split > 1:  # scratch is (part, …) with the channels last
+            target = scratch
+            part, outer, rows, columns, channels = scratch.stride()
+            strides = (part, outer, channels, rows, columns)
+        launch = _filter_call if problem.pass_ == "wgrad" else _data_call
+        calls = [launch(problem, operands, config, target, strides)]
+        if config.split > 1:
+            calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
+        return calls
+
+
+def _computed(conv: Conv) -> Problem:
+    """The convolution, or for its data's gradient the batched GEMM of its phases."""
+    phases = math.prod(conv.stride)
+    if conv.pass_ != "dgrad" or phases == 1:
+        return conv
+    rows, columns, r, s = (
+        ceil_div(size, stride)
+        for size, stride in zip((conv.h, conv.w, conv.r, conv.s), conv.stride * 2, strict=True)
+    )
+    c, kout = conv.c // conv.groups, conv.kout // conv.groups
+    return Gemm(conv.n * rows * columns, c, kout * r * s, conv.dtype, "nt", conv.groups * phases)
+
+
+def _data_call(
+    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
+) -> Call:
+    backward = problem.pass_ == "dgrad"
+    source, filters, _ = operands
+    depth, width = problem.c // problem.groups, problem.kout // problem.groups
+    k, c, r, s = filters.stride()
+    filter_stride = (k * width, k, c, r, s)
+    out_size, apart = (problem.p, problem.q), (1, 1)
+    if backward:  # pixels of a phase lie a stride apart
+        depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
+        out_size, apart = (problem.h, problem.w), problem.stride
+    pairs = zip(apart, problem.dilation, strict=True)
+    tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+    first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
+    tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
+    image, channel, row, column = strides[1:]
+    out_stride = (strides[0], image, row, column, channel)
+    all_strides = (_grouped(source, depth), filter_stride, out_stride)
+    units = _units(depth, width, all_strides, problem.dtype)
+    arguments = (
+        source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // units[0],
+        width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
+    )  # fmt: skip
+    options = {
+        **_options(problem, operands, config, units, depth % config.bk == 0),
+        "BACKWARD": backward,
+        "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
+    }
+    return Call(
+        conv_data, (tiles * problem.groups * math.prod(apart), config.split), arguments, options
+    )
+
+
+def _filter_call(
+    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
+) -> Call:
+    source, grad, _ = operands
+    depth, width = problem.c // problem.groups, problem.kout // problem.groups
+    columns = problem.r * problem.s * depth
+    tiles = ceil_div(width, config.bm) * ceil_div(columns, config.bn)
+    all_strides = (_grouped(source, depth), _grouped(grad, width), strides)
+    units = _units(depth, width, all_strides, problem.dtype)
+    arguments = (
+        source, grad, target, problem.n, tuple(source.shape[2:]), tuple(grad.shape[2:]),
+        depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
+        problem.padding, problem.dilation, *in_units(all_strides, units[2]),
+    )  # fmt: skip
+    options = _options(problem, operands, config, units, depth % config.bn == 0)
+    return Call(conv_filter, (tiles * problem.groups, config.split), arguments, options)
+
+
+def _options(
+    problem: Conv, operands: Operands, config: SplitConfig, units: tuple[int, ...], whole: bool
+) -> dict[str, Any]:
+    reach = max(
+        sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
+        for t in operands
+    )
+    return {
+        "BM": config.bm,
+        "BN": config.bn,
+        "BK": config.bk,
+        "GROUP": config.group,
+        "WHOLE": whole,
+        "PRECISION": input_precision(problem.dtype),
+        # Beside the elements that there are, the gather computes where padding would lie.
+        "WIDE": 2 * reach >= 2**31,
+        "UPCAST": INTERPRETED and problem.dtype == "bf16",
+        "UNITS": units,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+        "maxnreg": 255,
+    }
+
+
+def _grouped(tensor: Tensor, channels: int) -> tuple[int, ...]:
+    """(group, image, row, column, channel) of a tensor with ``channels`` a group."""
+    image, channel, row, column = tensor.stride()
+    return channels * channel, image, row, column, channel
+
+
+def _units(
+    depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
+) -> tuple[int, int, int]:
+    """Elements that divide the channels in and out and all strides but those of 1."""
+    every = [stride for of_tensor in strides for stride in of_tensor if stride != 1]
+    return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *every)

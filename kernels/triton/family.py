@@ -1,0 +1,247 @@
+"""What every Triton family shares: when it runs, how it ranks its configs, how it is compiled.
+
+A family's file holds its kernel and its :class:`TritonFamily`; nothing here knows an algorithm.
+Under ``TRITON_INTERPRET=1`` (set before this is imported) the kernels run on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import shutil
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from kernels.config import HAND_WRITTEN, Config, TileConfig, ceil_div
+from kernels.constants import Constants, default_constants
+from kernels.estimate import Array, Shapes, Tiles, estimate
+from kernels.launch import Launch
+from kernels.machine import Machine
+from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
+from kernels.operation import Workload, as_problem
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
+from kernels.triton.blocks import add_parts
+
+MIN_CAPABILITY = (8, 0)
+INTERPRETED = triton.knobs.runtime.interpret
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch, spelled out: ``kernel[grid](*arguments, **options)``."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def launch(self, scratch: Tensor | None) -> None:
+        """Launch without synchronising; ``scratch`` takes the place of the meta tensor."""
+        arguments = (
+            scratch if isinstance(argument, Tensor) and argument.is_meta else argument
+            for argument in self.arguments
+        )
+        self.kernel[self.grid](*arguments, **self.options)
+
+    def warmup(self) -> Any:
+        """Compile through the JIT's own path and cache, without launching."""
+        return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
+
+
+class TritonFamily(ABC):
+    """Base of the hand-written kernels; a family gives its calls and its candidate tiles."""
+
+    name: str
+    shares_tail = False  # whether all SMs share what plain tiles leave to a last partial wave
+
+    @property
+    def config_type(self) -> type[TileConfig]:
+        """How it is tuned."""
+        return HAND_WRITTEN[self.name]
+
+    @property
+    @abstractmethod
+    def ops(self) -> tuple[str, ...]:
+        """Operations that the family computes."""
+
+    @abstractmethod
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The launches that compute ``operands.out``, in order, with :meth:`scratch` to work in."""
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """Shape of the dense fp32 array that the launches need beside the operands; () for none."""
+        return ()
+
+    @abstractmethod
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
+
+    def supports(self, problem: Workload, machine: Machine) -> str | None:
+        """None, or why not."""
+        if problem.op not in self.ops:
+            return f"{self.name} does not compute a {problem.op}."
+        if machine.kind == "cpu":
+            if INTERPRETED:
+                return _interpreter_lack()
+            return f"{self.name} needs a GPU; `kernels check` runs it in Triton's interpreter."
+        if machine.capability is not None and machine.capability < MIN_CAPABILITY:
+            return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
+        if problem.dtype not in machine.peaks:
+            return f"{machine.name} has no {problem.dtype} arithmetic."
+        return _toolchain_lack()
+
+    def configs(
+        self, problem: Workload, machine: Machine, experimental: bool = False
+    ) -> list[Config | None]:
+        """Valid candidates, the one of the smallest estimated time first.
+
+        Experimental ones stay out unless they are asked for: no GPU has shown them to be sound.
+        """
+        problem = as_problem(problem)
+        if machine.kind == "cpu":  # the interpreter: any tile is right
+            return [self.config_type(64, 64, 64, stages=1, warps=1, group=4)]
+        valid = [
+            config
+            for config in self.candidates(problem, machine)
+            if config.invalid(problem.dtype, machine) is None
+            and (experimental or config.experimental is None)
+        ]
+        constants = default_constants(machine.generation, problem.dtype)
+        time = self.seconds(problem, valid, machine, constants)
+        return [valid[i] for i in np.argsort(time, kind="stable")]
+
+    def seconds(
+        self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
+    ) -> Array:
+        """Estimated seconds of a problem under each config, to rank them by."""
+        gemm = problem.implied_gemm
+        rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
+        shapes = Shapes.of([problem] * len(configs))
+        c = replace(c, tail=0.0) if self.shares_tail else c
+        peak = machine.peak(problem.dtype)
+        return estimate(shapes, Tiles(*np.array(rows).T), machine, peak, c).time
+
+    def parse_config(self, text: str) -> TileConfig | None:
+        """Read a config's text."""
+        return self.config_type.parse(text) if text else None
+
+    def prepare(
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
+    ) -> Launch:
+        """Bind the sets. The kernel is compiled at the first launch, unless it was before."""
+        problem = as_problem(problem)
+        if not isinstance(config, self.config_type):
+            kind = self.config_type.__name__
+            raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
+        calls = [self.ahead(problem, operands, config) for operands in operand_sets]
+        shape, device = self.scratch(problem, config), operand_sets[0].out.device
+
+        def bare(index: int) -> Tensor:
+            # A block of PyTorch's own cache, back there at once: launches on a stream follow one
+            # another, and a sweep prepares more cases than memory could hold scratch for.
+            scratch = torch.empty(shape, dtype=torch.float32, device=device) if shape else None
+            for call in calls[index]:
+                call.launch(scratch)
+            return operand_sets[index].out
+
+        return Launch(bare, operand_sets)
+
+    def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
+        """Compile all cases in parallel on the CPU cores; what fails, fails again at its launch."""
+        with (
+            ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool,
+            triton.AsyncCompileMode(pool, ignore_errors=True),
+        ):
+            for workload, config in cases:
+                if isinstance(config, TileConfig):
+                    problem = as_problem(workload)
+                    for call in self.ahead(problem, meta_operands(problem), config):
+                        call.warmup()
+
+    def ahead(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
+        """The calls, with a scratch that has no memory yet: enough to compile them."""
+        shape = self.scratch(problem, config)
+        scratch = torch.empty(shape, dtype=torch.float32, device="meta")
+        return self.calls(problem, operands, config, scratch)
+
+
+def meta_operands(problem: Problem, offset: int = 0) -> Operands:
+    """Operands without memory, enough to compile for: dtypes, strides and addresses.
+
+    Every address starts ``offset`` elements after one that is divisible by 16 bytes.
+    """
+    dtype = TORCH_DTYPES[problem.dtype]
+    flats = (
+        torch.empty(offset + count, dtype=dtype, device="meta")[offset:]
+        for count in element_counts(problem)
+    )
+    return view_operands(problem, *flats)
+
+
+def add_parts_call(parts: Tensor, out: Tensor) -> Call:
+    """The launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
+    missing = 4 - out.dim()
+    shape = [*[1] * missing, *out.shape]
+    stride = (*[0] * missing, *out.stride())
+    rows = shape[0] * shape[1] * shape[2]
+    grid = (ceil_div(rows, _ADD_ROWS) * ceil_div(shape[3], _ADD_COLUMNS),)
+    options = {"ROWS": _ADD_ROWS, "COLUMNS": _ADD_COLUMNS, "num_warps": 4}
+    return Call(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
+
+
+_ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 a thread and load, twice
+
+
+def wide_unit(dtype: str, *values: int) -> int:
+    """Elements, a power of two and 16 bytes at most, of which all values are multiples.
+
+    What passes 2³¹ stays whole, so that it is a 64-bit argument.
+    """
+    if any(value >= 2**31 for value in values):
+        return 1
+    return math.gcd(WIDE_BYTES // DTYPE_BYTES[dtype], *values)
+
+
+def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
+    """Strides as :func:`kernels.triton.blocks.elements` takes them: in units, None for 1."""
+    return [tuple(None if s == 1 else s // unit for s in of_tensor) for of_tensor in strides]
+
+
+def input_precision(dtype: str) -> str:
+    """What ``tl.dot`` is told: only fp32 has a choice, and IEEE is not Triton's default."""
+    return "tf32" if dtype == "tf32" else "ieee"
+
+
+def _interpreter_lack() -> str | None:
+    """Triton 3.6's interpreter turns one-element arrays into integers, which NumPy 2.4 refuses."""
+    triton_version, numpy_version = (
+        tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, np.__version__)
+    )
+    if triton_version < (3, 7) and numpy_version >= (2, 4):
+        return f"the interpreter of Triton {triton.__version__} needs a NumPy older than 2.4."
+    return None
+
+
+@functools.cache
+def _toolchain_lack() -> str | None:
+    """Triton builds its launcher with the host's C compiler: say what is missing for that."""
+    if INTERPRETED:
+        return None
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler at the first launch; install gcc or set CC."
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "Triton needs Python's headers at the first launch; install python3-dev."
+    return None

@@ -1,0 +1,155 @@
+"""What the GEMM families share on the host: their arguments, and the tiles that they begin from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kernels.config import TileConfig
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
+from kernels.triton.family import INTERPRETED, TritonFamily, in_units, input_precision, wide_unit
+
+Stride = tuple[int, ...]
+
+
+class Matrices(NamedTuple):
+    """Operands with their batch: A (batch, m, k), B (batch, k, n), C (batch, m, n)."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+    @classmethod
+    def of(cls, operands: Operands) -> Matrices:
+        """Give every operand a batch dimension."""
+        return cls(*(t if t.dim() == 3 else t.unsqueeze(0) for t in operands))
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(batch, m, n, k)."""
+        batch, m, k = self.a.shape
+        return batch, m, self.b.shape[-1], k
+
+    @property
+    def strides(self) -> tuple[Stride, ...]:
+        """(batch, row, column) of each, in elements; 0 for a batch of one."""
+        return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
+
+
+class Units(NamedTuple):
+    """Elements, at most 16 bytes, that divide m, n, k, the strides of A and B, and those of C."""
+
+    m: int
+    n: int
+    k: int
+    read: int
+    written: int
+
+    @classmethod
+    def of(cls, matrices: Matrices, dtype: str) -> Units:
+        """The largest that hold; strides of 1 do not count."""
+        _, m, n, k = matrices.sizes
+        a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
+        every = ([m], [n], [k], [*a, *b], c)
+        return cls(*(wide_unit(dtype, *values) for values in every))
+
+    def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
+        """(m, n, k), and (batch, row, column) of A, B and C, in these units."""
+        _, m, n, k = matrices.sizes
+        sizes = m // self.m, n // self.n, k // self.k
+        *read, written = matrices.strides
+        return sizes, *in_units(read, self.read), *in_units([written], self.written)
+
+
+class GemmFamily(TritonFamily):
+    """Base of the families that compute a GEMM."""
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """GEMMs only."""
+        return ("gemm",)
+
+    def base_tiles(
+        self, problem: Problem, machine: Machine, looped: bool = False
+    ) -> list[TileConfig]:
+        """Tensor Core tiles from 128×256 down; smaller ones for fp32's plain FMAs.
+
+        Rows that are no multiple of 16 bytes are copied an element or two at a time, through
+        registers and with an address each: a shallow K step and eight warps keep them from
+        spilling (128×128 with 64 elements of K and four warps spills kilobytes). As many stages
+        as the CTA's shared memory holds, up to the number given.
+
+        Where the operands of the Tensor Cores pass through registers, masks leave no room for the
+        largest tiles; a loop over tiles (``looped``) holds more, and has room for them only where
+        Hopper reads both operands from shared memory.
+        """
+        assert isinstance(problem, Gemm)
+        fma, odd = problem.dtype == "fp32", read_alignment(problem) < WIDE_BYTES
+        if odd:
+            rows = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (16, 64, 4, 2)]
+            if not fma:
+                rows = [(128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), *rows]
+        elif fma:
+            rows = [(128, 64, 8, 3), (64, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3),
+                    (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 4, 3)]  # fmt: skip
+        else:
+            rows = [(128, 256, 8, 3), (256, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4),
+                    (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
+                    (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
+        deep = 64 if odd or fma else 128
+        bk = deep // DTYPE_BYTES[problem.dtype]
+        tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
+        if looped and odd:
+            tiles = [tile for tile in tiles if tile.bm * tile.bn <= (64 * 32 if fma else 64 * 64)]
+        tiles = [tile for tile in tiles if _has_room(tile, problem, machine, looped)]
+        return [tile.fitted(problem.dtype, machine) for tile in tiles]
+
+
+def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -> bool:
+    """Whether a large tile can be held without spilling; see :meth:`GemmFamily.base_tiles`."""
+    if tile.bm * tile.bn <= 128 * 128:
+        return True
+    major = machine.capability[0] if machine.capability else 0
+    if looped:
+        return major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
+    even = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
+    return even or major in (9, 10)
+
+
+def read_alignment(problem: Gemm) -> int:
+    """Bytes, at most 16, that divide every row of A and of B; C's may be odd, it is not read."""
+    rows = (
+        problem.k if problem.layout[0] == "n" else problem.m,
+        problem.n if problem.layout[1] == "n" else problem.k,
+    )
+    return math.gcd(WIDE_BYTES, *(row * DTYPE_BYTES[problem.dtype] for row in rows))
+
+
+def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
+    """Compile-time arguments and options of a kernel that walks K in :func:`blocks.product`."""
+    blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
+    reach = max(
+        rows * stride[1] + columns * stride[2]
+        for (rows, columns), stride in zip(blocks, matrices.strides, strict=True)
+    )
+    _, m, n, k = matrices.sizes
+    return {
+        "UNITS": tuple(Units.of(matrices, problem.dtype)),
+        "BM": config.bm,
+        "BN": config.bn,
+        "BK": config.bk,
+        "GROUP": config.group,
+        "EVEN": m % config.bm == 0 and n % config.bn == 0,
+        "EVEN_K": k % config.bk == 0,
+        "PRECISION": input_precision(problem.dtype),
+        "WIDE": reach >= 2**31,
+        "UPCAST": INTERPRETED and problem.dtype == "bf16",
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+        # Left alone, ptxas gives up 8 to 40 bytes to spills to reach an occupancy step.
+        "maxnreg": 255,
+    }

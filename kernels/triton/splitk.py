@@ -1,0 +1,91 @@
+"""``triton-splitk``: the sum over K cut into parts, so that few tiles still fill the machine.
+
+Where the result has fewer tiles than the GPU has SMs, most SMs idle through a long sum. Here
+``split`` CTAs share a tile, each with a part of K; their fp32 sums go to memory and a second kernel
+adds them in order. No atomics: the result is the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.config import SplitConfig, TileConfig, tile_count
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.problem import Gemm, Problem
+from kernels.triton.blocks import grouped, matrix_stride, product, store
+from kernels.triton.family import Call, add_parts_call
+from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+
+SPLITS = (2, 4, 8, 16)
+
+
+@triton.jit
+def matmul_splitk(
+    a_ptr, b_ptr, parts_ptr, batch, sizes, a_stride, b_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Dense parts[p] (batch, M, N) = the K steps of part p of A (batch, M, K) B (batch, K, N).
+
+    The grid is (batch × tiles, parts); units as in :func:`kernels.triton.tiled.matmul_tiled`.
+    """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    z = (tile // (rows * columns)).to(tl.int64)
+    row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
+    m0, n0 = row * BM, column * BN
+    steps, split = tl.cdiv(K, BK), tl.num_programs(1)
+    total = product(
+        a_ptr + z * a_stride[0], a_stride[1:], b_ptr + z * b_stride[0], b_stride[1:],
+        m0, n0, part * steps // split, (part + 1) * steps // split, M, N, K,
+        BM, BN, BK, EVEN, EVEN_K, PRECISION, WIDE, UPCAST,
+    )  # fmt: skip
+    parts_ptr += (part.to(tl.int64) * batch + z) * M * N
+    store(parts_ptr, (N, 1), m0, n0, total, M, N, BM, BN, EVEN, WIDE)
+
+
+class TritonSplitK(GemmFamily):
+    """The launcher of :func:`matmul_splitk` and of the sum over its parts."""
+
+    name = "triton-splitk"
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Each tile with its sum halved, and with every longer split that makes sense.
+
+        That is: up to four waves of CTAs, and two K steps for each.
+        """
+        assert isinstance(problem, Gemm)
+        configs: list[TileConfig] = []
+        for tile in self.base_tiles(problem, machine):
+            tiles = tile_count(problem.m, problem.n, tile.bm, tile.bn, problem.batch)
+            most = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
+            splits = [split for split in SPLITS if split == SPLITS[0] or split <= most]
+            configs += [SplitConfig(**vars(tile), split=split) for split in splits]
+        return configs
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """The parts, (split, batch, m, n)."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, SplitConfig)
+        return config.split, problem.batch, problem.m, problem.n
+
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The parts, then their sum."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, SplitConfig)
+        matrices = Matrices.of(operands)
+        batch, m, n, _ = matrices.sizes
+        grid = tile_count(m, n, config.bm, config.bn, batch), config.split
+        a, b, c = matrices
+        sizes, *read, _ = Units.of(matrices, problem.dtype).arguments(matrices)
+        arguments = (a, b, scratch, batch, sizes, *read)
+        parts = Call(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
+        return [parts, add_parts_call(scratch, c)]

@@ -1,0 +1,163 @@
+"""``triton-streamk``: as many CTAs as fit at once share the K steps evenly, so no wave is partial.
+
+Plain tiles come in waves, and the last wave leaves SMs idle. Here the last partial wave, and one
+whole wave before it, are cut into K steps and dealt out evenly: CTA i takes the i-th equal run of
+steps, which may begin and end inside a tile. All other tiles are computed whole, wave by wave (the
+"two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+
+A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
+parts of each such tile in order. No CTA waits for another, which a sliced GPU may never let run
+at the same time, and the result is the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.config import StreamConfig, TileConfig, tile_count
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.problem import Gemm, Problem
+from kernels.triton.blocks import grouped, matrix_stride, product, store
+from kernels.triton.family import Call
+from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+
+
+@triton.jit
+def run_begin(cta, steps, CTAS: tl.constexpr):
+    """First of all streamed ``steps`` that a CTA takes: shares differ by one at most."""
+    return tl.cast(cta, tl.int64) * steps // CTAS
+
+
+@triton.jit
+def matmul_streamk(
+    a_ptr, b_ptr, c_ptr, parts_ptr, tiles, streamed, sizes, a_stride, b_stride, c_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
+):  # fmt: skip
+    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), but for tiles that several CTAs share.
+
+    Of ``tiles``, the first ``streamed`` are dealt out by K steps. A CTA shares at most the tile
+    inside which its run begins and the one inside which it ends; their sums go to
+    parts (CTAS, 2, BM, BN), in this order. Units as in :func:`kernels.triton.tiled.matmul_tiled`.
+    """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
+    rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
+    cta = tl.program_id(0)
+    run = tl.cast(streamed, tl.int64) * depth
+    step, border = run_begin(cta, run, CTAS), run_begin(cta + 1, run, CTAS)
+    # The pieces of its run, one a tile, and then the whole tiles of its own.
+    run_pieces = tl.where(border > step, (border - 1) // depth - step // depth + 1, 0).to(tl.int32)
+    pieces = run_pieces + (tiles - streamed) // CTAS
+    # Addresses hoisted out of this loop would be held, and spilled, all through the inner one.
+    for piece in tl.range(0, pieces, disable_licm=True):
+        if piece < run_pieces:
+            tile = (step // depth).to(tl.int32)
+            first = (step % depth).to(tl.int32)
+            last = min(first + border - step, depth).to(tl.int32)
+            step += last - first
+        else:
+            tile = streamed + cta + (piece - run_pieces) * CTAS
+            first = 0
+            last = depth
+        z = (tile // (rows * columns)).to(tl.int64)
+        row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
+        m0, n0 = row * BM, column * BN
+        total = product(
+            a_ptr + z * a_stride[0], a_stride[1:], b_ptr + z * b_stride[0], b_stride[1:],
+            m0, n0, first, last, M, N, K,
+            BM, BN, BK, EVEN, EVEN_K, PRECISION, WIDE, UPCAST,
+        )  # fmt: skip
+        if last - first == depth:
+            c_tile = c_ptr + z * c_stride[0]
+            store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, EVEN, WIDE)
+        else:
+            part = parts_ptr + tl.cast(2 * cta + (first == 0), tl.int64) * (BM * BN)
+            tl.store(part + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :], total)
+
+
+@triton.jit
+def add_shared(
+    parts_ptr, c_ptr, streamed, sizes, c_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of the tile inside which CTA ``program + 1`` begins, if it is the first to."""
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    c_stride = matrix_stride(c_stride, UNITS[4])
+    rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
+    cta = tl.program_id(0) + 1
+    run = tl.cast(streamed, tl.int64) * depth
+    begin = run_begin(cta, run, CTAS)
+    tile = (begin // depth).to(tl.int32)
+    tile_begin, tile_end = begin - begin % depth, begin - begin % depth + depth
+    if begin > tile_begin and run_begin(cta - 1, run, CTAS) <= tile_begin:
+        inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        total = tl.load(parts_ptr + tl.cast(2 * cta - 1, tl.int64) * (BM * BN) + inside)
+        while begin < tile_end:
+            following = run_begin(cta + 1, run, CTAS)
+            if following > begin:  # where steps are few, some CTAs have none
+                total += tl.load(parts_ptr + tl.cast(2 * cta, tl.int64) * (BM * BN) + inside)
+            cta += 1
+            begin = following
+        z = (tile // (rows * columns)).to(tl.int64)
+        row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
+        c_tile = c_ptr + z * c_stride[0]
+        store(c_tile, c_stride[1:], row * BM, column * BN, total, M, N, BM, BN, EVEN, WIDE)
+
+
+class TritonStreamK(GemmFamily):
+    """The launcher of :func:`matmul_streamk` and of the sum over shared tiles."""
+
+    name = "triton-streamk"
+    shares_tail = True
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """Each tile with one CTA an SM, and with two where both fit its shared memory."""
+        configs: list[TileConfig] = []
+        for tile in self.base_tiles(problem, machine, looped=True):
+            configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
+            shared = 2 * (tile.shared_bytes(problem.dtype) + _RESERVED)
+            if tile.warps == 4 and shared <= machine.shared_sm_bytes:
+                configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
+        return configs
+
+    def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
+        """Two parts a CTA, (ctas, 2, bm, bn)."""
+        assert isinstance(config, StreamConfig)
+        return config.ctas, 2, config.bm, config.bn
+
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """The persistent kernel, then the sum over what its CTAs share, if they share anything."""
+        assert isinstance(problem, Gemm)
+        assert isinstance(config, StreamConfig)
+        matrices = Matrices.of(operands)
+        batch, m, n, _ = matrices.sizes
+        tiles = tile_count(m, n, config.bm, config.bn, batch)
+        streamed = streamed_tiles(tiles, config.ctas)
+        options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
+        shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
+        sizes, *read, written = Units.of(matrices, problem.dtype).arguments(matrices)
+        arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
+        calls = [Call(matmul_streamk, (config.ctas,), arguments, options)]
+        if streamed and config.ctas > 1:
+            of_parts = (scratch, matrices.c, streamed, sizes, written)
+            calls.append(Call(add_shared, (config.ctas - 1,), of_parts, shared))
+        return calls
+
+
+_RESERVED = 1024  # bytes of shared memory that CUDA keeps of each CTA's
+_ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
+
+
+def streamed_tiles(tiles: int, ctas: int) -> int:
+    """Tiles to be dealt out by K steps: the last partial wave and, if there is one, a whole one."""
+    rest = tiles % ctas
+    return rest + ctas if rest and tiles > ctas else rest

@@ -1,0 +1,69 @@
+"""``triton-tiled``: one CTA a tile of the result, tiles visited in groups that share L2.
+
+The textbook matmul. A CTA walks K in steps of BK; the loads of the next steps run while this one
+multiplies (Triton pipelines the loop over ``num_stages``). Sums are fp32 whatever the dtype.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.config import TileConfig, tile_count
+from kernels.machine import Machine
+from kernels.operands import Operands
+from kernels.problem import Gemm, Problem
+from kernels.triton.blocks import grouped, matrix_stride, product, store
+from kernels.triton.family import Call
+from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+
+
+@triton.jit
+def matmul_tiled(
+    a_ptr, b_ptr, c_ptr, sizes, a_stride, b_stride, c_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), any strides (batch, row, column).
+
+    ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of A and B in UNITS[3], of C in
+    UNITS[4]; None is a stride of 1.
+    """
+    M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
+    c_stride = matrix_stride(c_stride, UNITS[4])
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    tile = tl.program_id(0)
+    z = (tile // (rows * columns)).to(tl.int64)
+    row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
+    m0, n0 = row * BM, column * BN
+    total = product(
+        a_ptr + z * a_stride[0], a_stride[1:], b_ptr + z * b_stride[0], b_stride[1:],
+        m0, n0, 0, tl.cdiv(K, BK), M, N, K,
+        BM, BN, BK, EVEN, EVEN_K, PRECISION, WIDE, UPCAST,
+    )  # fmt: skip
+    store(c_ptr + z * c_stride[0], c_stride[1:], m0, n0, total, M, N, BM, BN, EVEN, WIDE)
+
+
+class TritonTiled(GemmFamily):
+    """The launcher of :func:`matmul_tiled`."""
+
+    name = "triton-tiled"
+
+    def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
+        """The plain tiles."""
+        return self.base_tiles(problem, machine)
+
+    def calls(
+        self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
+    ) -> list[Call]:
+        """One launch of batch × tiles CTAs."""
+        assert isinstance(problem, Gemm)
+        matrices = Matrices.of(operands)
+        batch, m, n, _ = matrices.sizes
+        tiles = tile_count(m, n, config.bm, config.bn, batch)
+        arguments = (*matrices, *Units.of(matrices, problem.dtype).arguments(matrices))
+        options = gemm_options(problem, matrices, config)
+        return [Call(matmul_tiled, (tiles,), arguments, options)]

@@ -1,0 +1,1 @@
+"""What is timed: sweeps read from their TOML files, and the cases that they expand to."""

@@ -1,0 +1,111 @@
+"""Expand a sweep into the cases of a machine: products of its axes, filtered."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kernels.errors import UserError
+from kernels.machine import Machine
+from kernels.operation import SERIES, Layer, Lstm, Series, Workload
+from kernels.problem import Conv, Gemm, linear, parse_pair
+from sweeps.cases.axes import resolution_order, resolve_axis
+from sweeps.cases.case import Case
+from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
+
+_DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+Library = Callable[[Workload, Machine], str]
+Configured = Callable[[str, str, Workload, Machine], Sequence[str]]
+
+
+def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configured) -> list[Case]:
+    """The cases of a sweep on a machine, in declared order, none twice.
+
+    Args:
+        sweep: the declaration.
+        machine: decides blocks, dtypes and edges.
+        library: names the library implementation of a problem.
+        configured: texts of the configs with which an implementation computes a problem, given
+            the word that the sweep declares.
+    """
+    cases: dict[Case, None] = {}
+    for block in sweep.blocks:
+        if block.on not in (None, machine.kind):
+            continue
+        for values in _products(sweep, block, machine):
+            problem = _problem(sweep, values)
+            if not all(_passes(f, problem, values) for f in block.where):
+                continue
+            name = values["implementation"]
+            if name == "library":
+                name = library(problem, machine)
+            how = [values[key] for key in ("mode", "cache", "fill")]
+            for config in configured(name, values["config"], problem, machine):
+                cases[Case(sweep.name, problem, name, config, *how)] = None
+    return list(cases)
+
+
+def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
+    """Every combination of the block's axes, sizes varying fastest."""
+    names = resolution_order(block.axes)
+    sizes = [name for name in names if name in SIZES[sweep.op]]
+    others = [name for name in names if name not in SIZES[sweep.op]]
+
+    def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        if not names:
+            yield values
+            return
+        name, *rest = names
+        options = resolve_axis(block.axes[name], values, machine, name)
+        if name == "dtype" and options == ["all"]:
+            options = list(_DTYPES_OF[machine.kind])
+        for option in options:
+            yield from extend({**values, name: option}, rest)
+
+    for start in block.shapes or ("",):
+        listed = dict(zip(SHAPE[sweep.op], start.split(","), strict=True)) if start else {}
+        yield from extend(listed, [*others, *sizes])
+
+
+def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
+    size = {name: values[name] for name in SIZES[sweep.op]}
+    dtype = values["dtype"]
+    try:
+        if sweep.op == "gemm":
+            batch, m, n, k = (int(size[name]) for name in SIZES["gemm"])
+            return Gemm(m, n, k, dtype, values["layout"], batch)
+        if sweep.op == "linear":
+            tokens, features_in, features_out = (int(size[name]) for name in SIZES["linear"])
+            return linear(tokens, features_in, features_out, dtype)[values["pass"]]
+        if sweep.op == "layer":
+            n, c, h, w = (int(size[name]) for name in SIZES["layer"])
+            return Layer(values["layer"], n, c, h, w, dtype, values["layout"])
+        if sweep.op in SERIES:
+            count, m, n, k = (int(size[name]) for name in SIZES[sweep.op])
+            return Series(sweep.op, count, m, n, k, dtype)
+        if sweep.op == "lstm":
+            steps, minibatch, hidden, features = (int(size[name]) for name in SIZES["lstm"])
+            return Lstm(steps, minibatch, hidden, features, dtype)
+        sizes = (int(size[name]) for name in SIZES["conv"][:7])
+        pairs = (parse_pair(str(size[name]), name) for name in ("stride", "padding", "dilation"))
+        how = values["layout"], values["pass"]
+        return Conv.build(sizes, pairs, int(size["groups"]), dtype, *how)
+    except ValueError as error:
+        raise UserError(f"{sweep.name}.toml declares an impossible problem: {error}") from None
+
+
+def _passes(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
+    left, sign, right = condition
+
+    def value(word: str | float) -> Any:
+        if isinstance(word, str) and word in ("flops", "bytes", "intensity", "dtype"):
+            return getattr(problem, word)
+        return float(values[word]) if isinstance(word, str) and word in values else word
+
+    return _COMPARE[sign](value(left), value(right))

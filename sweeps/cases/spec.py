@@ -1,0 +1,285 @@
+"""Sweeps as data: read a TOML file and check every word of it.
+
+    question = "What does this sweep answer?"      # the first line of the file
+    op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
+
+    [[block]]                                      # the product of its axes; as many as wanted
+    on = "gpu"                                     # only there; without it, everywhere
+    m = { from = 256, to = 4096, step = 256 }
+    n = 4096
+    k = "n"
+    dtype = "all"                                  # every dtype of this kind of machine
+    where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
+
+``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
+four that it ranks first, ``all``, ``experimental`` for those that ``all`` leaves out, or one spelt
+out. ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand
+warm and the second cold, as inference has them. The other operations are ``layer`` (an axis of that
+name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
+
+Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
+the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
+convolution's ``images``, a linear layer's ``tokens``) is never in the list: it stays an axis.
+``vary = { n = [-1, 1, 8] }`` adds each listed shape again with its n one less, one more and eight
+more; of several sizes, one is changed at a time, so that each differs from the shape in one thing.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import UserError, nearest
+from kernels.operation import LAYERS
+from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
+from sweeps.cases.axes import PAIRS, Axis, parse_axis, parse_size_axis, resolution_order
+from sweeps.cases.case import CACHES, FILLS, MODES
+
+FOLDER = Path(__file__).resolve().parents[1] / "specs"
+
+SHAPE: dict[str, tuple[str, ...]] = {
+    "gemm": ("m", "n", "k"),
+    "conv": ("c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups"),
+    "linear": ("features_in", "features_out"),
+    "layer": ("c", "h", "w"),
+    "projections": ("m", "n", "k"),
+    "timesteps": ("m", "n", "k"),
+    "lstm": ("minibatch", "hidden", "features"),
+}
+_BATCH = {
+    "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
+    "projections": "count", "timesteps": "count", "lstm": "steps",
+}  # fmt: skip
+SIZES = {op: (_BATCH[op], *shape) for op, shape in SHAPE.items()}
+_DEFAULTS: dict[str, Any] = {
+    "batch": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "dtype": "all",
+    "implementation": "library", "config": "", "mode": "burst", "cache": "cold", "fill": "normal",
+}  # fmt: skip
+_LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
+_PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
+_HOW = ("implementation", "config", "mode", "cache", "fill")
+_WEIGHTS_COLD = ("gemm", "linear")  # operations that are GEMMs, for that value of cache
+_TOP_KEYS = ("question", "op", "default", "shapes", "block")
+
+_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
+
+Filter = tuple[str, str, str | float]
+"""Left side, sign and right side of a condition."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A product of axes, checked."""
+
+    on: str | None
+    axes: Mapping[str, Axis]
+    shapes: tuple[str, ...]
+    where: tuple[Filter, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named set of cases and the question that it answers."""
+
+    name: str
+    question: str
+    op: str
+    default: bool
+    blocks: tuple[Block, ...]
+
+
+@cache
+def all_sweeps() -> dict[str, Sweep]:
+    """Every sweep of ``sweeps/specs`` by name."""
+    return {path.stem: read_sweep(path) for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read and check one file.
+
+    Raises:
+        UserError: naming file, key and the nearest valid word.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path.name} is not valid TOML: {error}.") from None
+    _check_keys(table, _TOP_KEYS, path.name)
+    for key in ("question", "op", "block"):
+        if key not in table:
+            raise UserError(f"{path.name} has no {key!r}; every sweep needs one.")
+    _check_type(table["question"], str, f"{path.name}: question", "a sentence")
+    _check_type(table.get("default", True), bool, f"{path.name}: default", "true or false")
+    _check_word(table["op"], tuple(SIZES), f"{path.name}: op")
+    blocks = table["block"]
+    if not (isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)):
+        raise UserError(f"{path.name}: a block begins with [[block]], in double brackets.")
+    shared = {"shapes": table["shapes"]} if "shapes" in table else {}
+    checked = tuple(
+        _read_block({**shared, **block}, table["op"], f"{path.name}: block {number}")
+        for number, block in enumerate(blocks, 1)
+    )
+    return Sweep(path.stem, table["question"], table["op"], table.get("default", True), checked)
+
+
+def axis_names(op: str) -> tuple[str, ...]:
+    """The axes that a block of an operation may have, in the order of the file's format."""
+    layer = ("layer",) if op == "layer" else ()
+    layout = ("layout",) if op in _LAYOUTS else ()
+    passes = ("pass",) if op in _PASSES else ()
+    return (*SIZES[op], *layer, "dtype", *layout, *passes, *_HOW)
+
+
+def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
+    names = axis_names(op)
+    _check_keys(block, ("on", "shapes", "vary", "where", *names), where)
+    if "on" in block:
+        _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
+    shapes = _read_shapes(block.get("shapes", []), op, where)
+    if shapes and (twice := [name for name in SHAPE[op] if name in block]):
+        raise UserError(f"{where} has both shapes and {twice[0]!r}; give one of them.")
+    if "vary" in block:
+        shapes = _read_vary(block["vary"], shapes, op, where)
+    # What an axis may be a multiple of: the other sizes of the block, listed or declared.
+    sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
+    axes: dict[str, Axis] = {}
+    for name in names:
+        if name in block and name in SIZES[op]:
+            axes[name] = parse_size_axis(block[name], f"{where}: {name}", name, sizes - {name})
+        elif name in block:
+            axes[name] = parse_axis(block[name], f"{where}: {name}")
+        elif name in _DEFAULTS:
+            axes[name] = (_DEFAULTS[name],)
+        elif name == "layout":
+            axes[name] = ("nt",) if op == "gemm" else ("nhwc",)
+        elif name == "pass":
+            axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
+        elif not (shapes and name in SHAPE[op]):
+            raise UserError(f"{where} has no {name!r}; every {op} needs it, or shapes.")
+    if shapes:
+        axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
+    resolution_order(axes, where)
+    _check_words(axes, op, where)
+    _check_weights_cold(axes, op, where)
+    filters = block.get("where", [])
+    _check_type(filters, list, f"{where}: where", "a list of filters")
+    return Block(
+        block.get("on"), axes, shapes, tuple(_read_filter(text, op, where) for text in filters)
+    )
+
+
+def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
+    """Every axis that is not a size takes words."""
+    known = {
+        "dtype": ("all", *DTYPE_BYTES), "layer": tuple(LAYERS), "layout": _LAYOUTS.get(op, ()),
+        "pass": _PASSES.get(op, ()),
+        "mode": MODES, "cache": CACHES, "fill": FILLS,
+    }  # fmt: skip
+    for name, declared in axes.items():
+        if name in SIZES[op] or not isinstance(declared, tuple):
+            continue
+        for word in declared:
+            if name in known:
+                _check_word(word, known[name], f"{where}: {name}")
+            else:  # the implementations know which words they take
+                _check_type(word, str, f"{where}: {name}", "a text")
+
+
+def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
+    """Only a GEMM's operands are activations and weights, and only a burst leaves them apart:
+    work without a pause comes back to its sets, and the weights would be in the cache too.
+    """
+    if "weights-cold" not in _words(axes["cache"]):
+        return
+    if op not in _WEIGHTS_COLD:
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is for {' and '.join(_WEIGHTS_COLD)} only, "
+            f"not for {op}."
+        )
+    if "sustained" in _words(axes["mode"]):
+        raise UserError(
+            f"{where}: cache is 'weights-cold', which is timed in bursts only; take 'sustained' "
+            "out of mode."
+        )
+
+
+def _words(axis: Axis) -> tuple[Any, ...]:
+    """The words of an axis that is not a size."""
+    return axis if isinstance(axis, tuple) else ()
+
+
+def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
+    _check_type(shapes, list, f"{where}: shapes", "a list of texts")
+    for shape in shapes:
+        sizes = str(shape).split(",")
+        if len(sizes) != len(SHAPE[op]) or not all(re.fullmatch(r"\d+(x\d+)?", s) for s in sizes):
+            raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
+    return tuple(shapes)
+
+
+def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
+    """Each shape, followed by itself with one size changed by each of the offsets of that size."""
+    if not shapes:
+        raise UserError(f"{where} has vary, which changes listed shapes, and no shapes.")
+    _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
+    _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
+    made: dict[str, None] = {}
+    for shape in shapes:
+        made[shape] = None
+        for name, declared in vary.items():
+            sizes = shape.split(",")
+            place = SHAPE[op].index(name)
+            offsets = declared if isinstance(declared, list) else [declared]
+            for offset in parse_axis(offsets, f"{where}: vary.{name}"):
+                if isinstance(offset, bool) or not isinstance(offset, int):
+                    raise UserError(f"{where}: vary.{name} must be whole numbers, not {offset!r}.")
+                size = int(sizes[place]) + offset
+                if size < 1:
+                    raise UserError(
+                        f"{where}: vary.{name} is {offset}, and {shape!r} has no more than "
+                        f"{sizes[place]} there."
+                    )
+                made[",".join([*sizes[:place], str(size), *sizes[place + 1 :]])] = None
+    return tuple(made)
+
+
+def _read_filter(text: Any, op: str, where: str) -> Filter:
+    match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
+    names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
+    if match is None:
+        raise UserError(f"{where}: a filter reads like 'flops <= 1e12', not {text!r}.")
+    left, sign, right = match.groups()
+    _check_word(left, names, f"{where}: where")
+    if left == "dtype":
+        _check_word(sign, ("==", "!="), f"{where}: the sign after dtype")
+        _check_word(right, tuple(DTYPE_BYTES), f"{where}: the dtype of a filter")
+        return left, sign, right
+    if right in names and right != "dtype":
+        return left, sign, right
+    try:
+        return left, sign, float(right)
+    except ValueError:
+        raise UserError(
+            f"{where}: where compares with {right!r}; {nearest(right, names)}"
+        ) from None
+
+
+def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise UserError(f"{where} has no key {key!r}; {nearest(key, known)}")
+
+
+def _check_type(value: Any, kind: type, where: str, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise UserError(f"{where} must be {wanted}, not {value!r}.")
+
+
+def _check_word(word: Any, known: Sequence[str], where: str) -> None:
+    if word not in known:
+        raise UserError(f"{where} is {word!r}; {nearest(str(word), known)}")

@@ -1,0 +1,1 @@
+"""Whether the machine and the clock can be trusted."""

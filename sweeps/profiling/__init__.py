@@ -1,0 +1,1 @@
+"""Steps of two models, profiled operation by operation."""

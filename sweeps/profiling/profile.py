@@ -1,0 +1,162 @@
+"""What a model's step spends its time on: the operations with their shapes and kernels, profiled.
+
+A few steps are timed in each dtype, in turn, so that their ratios are of one run; then one step
+runs under PyTorch's profiler, whose trace says which operation launched which kernel. On a CPU an
+operation's time is its own, without that of the operations that it called.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.device import Device, software
+from kernels.library.vendor import LibraryConfig, switched
+from sweeps.profiling.models import MODELS, training_step
+from sweeps.schema import SCHEMA
+from sweeps.store import write_json
+from sweeps.timing.sampler import PROTOCOL
+from sweeps.timing.trace import profiled
+
+STEPS = 8
+"""Timed steps of each model and dtype, after one that is not."""
+
+_DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
+_STORED = {"bf16": torch.bfloat16}
+_NAMED = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
+
+
+def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any]:
+    """Every model's steps: seconds by dtype, and the operations of one step.
+
+    Returns:
+        As in ``models.json``.
+    """
+    kind = device.machine.kind
+    found = []
+    for name in MODELS:
+        note(f"Profiling {name} …")
+        dtypes = [dtype for dtype in _DTYPES[kind] if dtype in device.machine.peaks]
+        steps = {
+            d: training_step(name, device.torch_name, _STORED.get(d, torch.float32)) for d in dtypes
+        }
+        seconds: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
+        for round_ in range(STEPS + 1):
+            for dtype, step in steps.items():
+                taken = _timed(step, dtype, kind)
+                if round_:
+                    seconds[dtype].append(taken)
+        for dtype, step in steps.items():
+            events = _traced(step, dtype, kind)
+            found.append(
+                {"model": name, "dtype": dtype, "images": MODELS[name].images[kind],
+                 "seconds": seconds[dtype], "operations": operations(events, dtype, kind)}
+            )  # fmt: skip
+    return {
+        "schema": SCHEMA, "protocol": PROTOCOL, "machine": device.machine.to_json(),
+        "software": software(device), "models": found,
+    }  # fmt: skip
+
+
+def is_profiled(folder: Path, device: Device) -> bool:
+    """Whether the folder has the models' profiles by this software."""
+    try:
+        document = json.loads((folder / "models.json").read_bytes())
+        return bool(document["software"] == software(device) and document["schema"] == SCHEMA)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Write ``models.json``; returns its path."""
+    return write_json(folder / "models.json", document)
+
+
+def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> list[dict[str, Any]]:
+    """The operations of a trace, those of one name, shape and dtype as one, the longest first.
+
+    Args:
+        events: ``traceEvents`` of a trace with shapes.
+        dtype: how fp32 was multiplied: ``fp32`` or ``tf32``.
+        kind: of machine. On a GPU whose profiler shows no kernel, nothing is known: no operations.
+
+    Returns:
+        ``operation``, ``shapes``, ``dtype``, ``calls``, ``seconds`` (of its kernels on a GPU, its
+        own on a CPU) and ``kernels``, the names with their seconds.
+    """
+    ops = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
+    kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    own = _own_seconds(ops)
+    launched: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for kernel in kernels:
+        launched[kernel.get("args", {}).get("External id")].append(kernel)
+    found: dict[Any, dict[str, Any]] = {}
+    for op, seconds in zip(ops, own, strict=True):
+        args = op.get("args", {})
+        mine = launched.get(args.get("External id"), [])
+        taken = sum(k["dur"] for k in mine) * 1e-6 if kind == "gpu" else seconds
+        if taken <= 0:
+            continue
+        shapes = [list(s) for s in args.get("Input Dims", []) if s and isinstance(s[0], int)]
+        stored = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
+        used = dtype if stored == "fp32" else stored
+        key = op["name"], json.dumps(shapes), used
+        entry = found.setdefault(
+            key, {"operation": op["name"].removeprefix("aten::"), "shapes": shapes, "dtype": used,
+                  "calls": 0, "seconds": 0.0, "kernels": {}}
+        )  # fmt: skip
+        entry["calls"] += 1
+        entry["seconds"] += taken
+        for k in mine:
+            names = entry["kernels"]
+            names[k["name"]] = names.get(k["name"], 0.0) + k["dur"] * 1e-6
+    return sorted(found.values(), key=lambda entry: -entry["seconds"])
+
+
+def _own_seconds(ops: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Each operation's seconds without those of the operations within it, thread by thread."""
+    own = [op["dur"] * 1e-6 for op in ops]
+    within: dict[Any, list[int]] = defaultdict(list)
+    for i, op in enumerate(ops):
+        stack = within[op.get("tid")]
+        while stack and ops[stack[-1]]["ts"] + ops[stack[-1]]["dur"] <= op["ts"]:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= op["dur"] * 1e-6
+        stack.append(i)
+    return own
+
+
+def _timed(step: Callable[[], None], dtype: str, kind: str) -> float:
+    with _as(dtype, kind):
+        begin = time.perf_counter()
+        step()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def _as(dtype: str, kind: str) -> Iterator[None]:
+    """Under a dtype's settings; the device is idle before and after."""
+    with switched(dtype, LibraryConfig()):
+        if kind == "gpu":
+            torch.cuda.synchronize()
+        yield
+        if kind == "gpu":
+            torch.cuda.synchronize()
+
+
+def _traced(step: Callable[[], None], dtype: str, kind: str) -> list[dict[str, Any]]:
+    activity = torch.profiler.ProfilerActivity
+
+    def work() -> None:
+        with _as(dtype, kind):
+            step()
+
+    return profiled(work, [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])])

@@ -1,0 +1,251 @@
+"""The bench: a real device with its arena, clock and sensors. Here the kernels meet the sampler.
+
+Everything above works with any object of the shape of :class:`sweeps.running.rounds.Bench`; this
+one needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from kernels import implementations
+from kernels.device import select_device
+from kernels.errors import WrongResultError
+from kernels.launch import Implementation, Launch
+from kernels.machine import Machine
+from kernels.problem import Gemm
+from kernels.registry import library_for
+from sweeps.cases.case import Case
+from sweeps.running.checking import ResultChecker
+from sweeps.running.fold import CANARY, History
+from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
+from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
+from sweeps.timing.clock import CpuClock, CudaClock, nothing
+from sweeps.timing.pulse import pulse_of_this_process
+from sweeps.timing.sampler import Sampler, Subject
+from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+from sweeps.timing.trace import Kernel, LaunchOnce, kernel_columns, trace_cpu, trace_gpu
+
+_MAX_SETS = 512
+_ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
+_FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
+_COMPILE_AHEAD_SECONDS = 30.0  # what compiling a chunk of cases or reading a trace may take
+
+
+class TorchBench:
+    """Cases on one device through PyTorch."""
+
+    careful: Collection[str] = frozenset()
+
+    def __init__(
+        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case]
+    ) -> None:
+        """
+        Args:
+            machine: its facts.
+            device: ``cpu``, or ``gpu`` with the ordinal ``gpu``.
+            gpu: which GPU.
+            cases: everything that will be asked for; the largest sizes the arena.
+        """
+        self.machine = machine
+        self.gpu = gpu
+        self._device = select_device(device, gpu or 0).torch_name
+        self._telemetry = Telemetry()
+        self._clock: CpuClock | CudaClock = CpuClock()
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+            self._clock = CudaClock(torch, self._device)
+            nvml = open_nvml()
+            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+            if nvml and handle is not None:
+                self._telemetry = NvmlTelemetry(nvml, handle)
+        self._telemetry.start()
+        most = int(_ARENA_SHARE * self._free_memory())
+        self._arena = Arena(self._device, machine.l2_bytes, most)
+        self.sampler = Sampler(
+            self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
+        )
+        self._arena.reserve(self._canary_problem(), 1)
+        for case in cases:
+            # No launch is quicker than the device can read what only this set has.
+            least = set_bytes(case.problem, case.shared_a) / machine.bandwidth
+            self._arena.reserve(case.problem, self._sets(case, least), case.shared_a)
+
+    def _free_memory(self) -> int:
+        if self.gpu is not None:
+            return torch.cuda.mem_get_info(self.gpu)[0]
+        return self.machine.memory_bytes // 2 or 1 << 30
+
+    def _sets(self, case: Case, seconds: float) -> int:
+        """Different operand sets for a case whose launch takes ``seconds``.
+
+        Cold, or with cold weights, a batch in bursts uses no set twice; sustained work comes back
+        to a set only after twice the cache's size of others.
+        """
+        if case.cache == "warm":
+            return 1
+        wanted = self.sampler.launches(case.mode, seconds)
+        if case.mode == "sustained":
+            wanted = min(wanted, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1)
+        return max(2, min(wanted, _MAX_SETS))
+
+    def prepare(
+        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+    ) -> Iterator[Ready | Refusal]:
+        """Compile all, then check and warm up each."""
+        self._compile([case for case in cases if case.id not in self.careful], visit)
+        for case in cases:
+            visit([case.id], _FIRST_SECONDS)
+            try:
+                yield self._ready(case, known.get(case.id, History()))
+            except Exception as error:  # whatever a library or a compiler throws is a row
+                yield Refusal(case, *self.failure(error))
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """The kernels of one launch of each case: on a GPU from one profiler session.
+
+        Raises:
+            Exception: whatever a profiler that is refused throws.
+        """
+        if self.gpu is None:
+            for case in cases:
+                visit([case.id], _FIRST_SECONDS)
+                kernels: list[Kernel] | None = []
+                with suppress(Exception):
+                    kernels = trace_cpu(self._warmed(case))
+                yield case, kernel_columns(kernels or [])
+            return
+        traced = trace_gpu(self._warmed_launches(cases, visit))
+        for case, kernels in zip(cases, traced, strict=True):
+            if kernels is not None:
+                yield case, kernel_columns(kernels)
+
+    def _warmed_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
+        """A launch of each case, made when its turn comes; what cannot be made does nothing."""
+        for case in cases:
+            visit([case.id], _FIRST_SECONDS)
+            try:
+                launch = self._warmed(case)
+            except Exception as error:
+                self.failure(error)  # a broken context ends this process here
+                launch = nothing
+            yield launch
+        visit([], _COMPILE_AHEAD_SECONDS)  # reading the trace
+
+    def _warmed(self, case: Case) -> LaunchOnce:
+        """One launch of a case, after one that loads whatever is loaded once."""
+        launch = self._launch(case, implementations()[case.implementation], 1)
+        launch(0)
+        return functools.partial(launch, 0)
+
+    def canary(self) -> Subject | None:
+        """A product that is bound by arithmetic, in the machine's fastest common dtype."""
+        problem = self._canary_problem()
+        self._arena.capacity(problem)
+        implementation = implementations()[library_for(problem, self.machine)]
+        launch = implementation.prepare(problem, self._arena.sets(problem, 1))
+        subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
+        self.sampler.fit(subject, self.sampler.estimate(launch))
+        return subject
+
+    def _canary_problem(self) -> Gemm:
+        size = 512 if self.gpu is None else 4096
+        dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
+        return Gemm(size, size, size, dtype)
+
+    def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
+        """Let every implementation compile its cases of this chunk on all CPU cores.
+
+        What fails here fails again, as a row of its own, when the case is prepared.
+        """
+        by_name: dict[str, list[Case]] = {}
+        for case in cases:
+            by_name.setdefault(case.implementation, []).append(case)
+        for name, members in by_name.items():
+            implementation = implementations()[name]
+            wanted = [
+                (case.problem, implementation.parse_config(case.config))
+                for case in members
+                if implementation.supports(case.problem, self.machine) is None
+            ]
+            visit([case.id for case in members], _COMPILE_AHEAD_SECONDS)
+            with suppress(Exception):
+                implementation.compile_ahead(wanted)
+
+    def _ready(self, case: Case, history: History) -> Ready | Refusal:
+        implementation = implementations()[case.implementation]
+        reason = implementation.supports(case.problem, self.machine)
+        if reason is not None:
+            return Refusal(case, "unsupported", reason)
+        launch = self._launch(case, implementation, 1)
+        begin = self.sampler.now()
+        verdict = ResultChecker(case.problem, launch, case.id).before()
+        checking = self.sampler.now() - begin
+        exact = math.isfinite(verdict.rel_error)
+        facts = {"rel_error": verdict.rel_error} if exact else {}
+        if not verdict.ok:
+            self._arena.restore()
+            return Refusal(case, "wrong", verdict.message, facts)
+        with launch.settings():
+            seconds = self.sampler.estimate(launch.bare, warmed_up=True)
+        capacity = self._arena.capacity(case.problem, case.shared_a)
+        sets = min(self._sets(case, seconds), capacity)
+        if sets > 1:
+            launch = self._launch(case, implementation, sets)
+        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
+        subject = Subject(
+            case.id,
+            launch.bare,
+            sets,
+            case.mode,
+            case.cache,
+            launch.settings,
+            launch.paced,
+            taken,
+            len(history.exposed),
+            checker=ResultChecker(case.problem, launch, f"{case.id} {len(taken)}"),
+            checking=checking,
+        )
+        if case.shared_a:
+            # A sum reads all of it, on a GPU in stream order.
+            subject.warm = functools.partial(torch.sum, launch.sets[0].a)
+        self.sampler.fit(subject, seconds)
+        return Ready(case, subject, facts)
+
+    def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
+        self._arena.capacity(case.problem)  # raises where not even one set fits
+        operands = self._arena.sets(case.problem, sets, case.shared_a)
+        return implementation.prepare(
+            case.problem, operands, implementation.parse_config(case.config)
+        )
+
+    def failure(self, error: Exception) -> tuple[str, str]:
+        """``wrong``, ``oom`` or ``error``, once memory is given back and the context is alive."""
+        if self.gpu is not None:
+            try:
+                torch.cuda.synchronize(self.gpu)
+                torch.cuda.empty_cache()
+            except RuntimeError as broken:
+                raise PoisonedError(str(broken)) from None
+        if isinstance(error, WrongResultError):
+            self._arena.restore()
+            return "wrong", str(error)
+        full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
+        if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
+            return "oom", str(error)
+        return "error", f"{type(error).__name__}: {error}"
+
+
+def prepared(
+    machine: Machine, gpu: int | None, cases: Sequence[Case]
+) -> tuple[TorchBench, list[Ready]]:
+    """A bench of its own and those of the cases that can be timed on it, outside of any run."""
+    bench = TorchBench(machine, machine.kind, gpu, cases)
+    results = bench.prepare(cases, {}, lambda ids, seconds: None)
+    return bench, [result for result in results if isinstance(result, Ready)]

@@ -1,0 +1,100 @@
+"""Compile hand-written kernels in other processes while a run times what is compiled already.
+
+Triton keeps what it compiles in a cache on disk. These processes walk through the plan ahead of the
+one that times and fill that cache; they launch nothing, write no file of the run, and if one dies,
+its kernels are compiled when their turn comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from typing import Any
+
+from kernels.config import HAND_WRITTEN
+from kernels.machine import Machine
+from kernels.problem import Conv, Gemm
+from sweeps.cases.case import Case
+from sweeps.process import die_with_parent
+
+_MAX_PROCESSES = 12
+_CONTEXT_BYTES = 5e8  # of one process on a GPU, about
+_MEMORY_SHARE = 0.05  # of the GPU's memory, for all of them
+_SPARED_CORES = 2  # one launches, one reads sensors and keeps the files
+
+
+def compilers(machine: Machine, cores: int | None = None) -> int:
+    """Processes that may compile beside a run, on a host of so many cores or on this one.
+
+    Each has a context on the GPU, whose memory the run wants for itself.
+    """
+    contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
+    spare = (cores or os.cpu_count() or 1) - _SPARED_CORES
+    return max(0, min(_MAX_PROCESSES, spare, contexts))
+
+
+def kernel_key(case: Case) -> tuple[object, ...] | None:
+    """What Triton compiles for a case, nearly: cases with equal keys share their kernels.
+
+    Sizes count by what Triton specialises: 1, multiples of 16, others. None: nothing is compiled.
+    """
+    if case.implementation not in HAND_WRITTEN or not isinstance(case.problem, Gemm | Conv):
+        return None
+    problem = case.problem
+    if isinstance(problem, Gemm):
+        sizes: tuple[int, ...] = (problem.m, problem.n, problem.k, problem.batch)
+        kind: tuple[object, ...] = ("gemm",)
+    else:
+        sizes = (problem.n, problem.c, problem.h, problem.w, problem.kout)
+        kind = (problem.pass_, problem.r, problem.s, problem.stride, problem.dilation)
+    classes = tuple("1" if size == 1 else size % 16 == 0 for size in sizes)
+    return (case.implementation, case.config, problem.dtype, problem.layout, *kind, classes)
+
+
+@contextmanager
+def compiling(where: Mapping[str, Any], cases: Sequence[Case]) -> Iterator[None]:
+    """Compile the cases' kernels, in their order, in the background, until the block ends.
+
+    ``where`` has the ``machine`` and the ordinal of its ``gpu``. Without one, on a host with two
+    cores and on a small card nothing is started: the run compiles each chunk itself.
+    """
+    machine, gpu = where.get("machine"), where.get("gpu")
+    first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
+    wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
+    count = 0 if gpu is None or machine is None else min(compilers(machine), len(wanted))
+    context = get_context("spawn")
+    processes = [
+        context.Process(
+            target=compile_cases, args=(machine, gpu, wanted[index::count]), daemon=True,
+            name="rooftile-compiler",
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
+    """Entry point of a compiling process."""
+    die_with_parent()
+    os.nice(10)  # whoever launches comes first
+    import torch
+
+    from kernels import implementations
+
+    with suppress(Exception):  # without its device, nothing below compiles either
+        torch.cuda.set_device(gpu)
+    for case in cases:
+        implementation = implementations()[case.implementation]
+        with suppress(Exception):  # it fails again, as a row, when the case is prepared
+            if implementation.supports(case.problem, machine) is None:
+                config = implementation.parse_config(case.config)
+                implementation.compile_ahead([(case.problem, config)])

@@ -1,0 +1,53 @@
+"""What no launch can take less than: below it, a time is wrong or is of something else.
+
+Arithmetic: the multiplications that are left when Winograd's or Fourier's algorithm has saved all
+that it can (Winograd 1980: at least one for each output, channel and filter), at the highest clock.
+Memory: the operands of a product that begins with an empty cache.
+"""
+
+from __future__ import annotations
+
+from kernels.machine import Machine, known_machines
+from kernels.problem import DTYPE_BYTES, Conv, Gemm
+from sweeps.cases.case import Case
+
+_SLACK = 1.03  # clocks and event timers are off by less
+_MEASURED_SLACK = 1.15  # a ceiling that was measured on a busy machine may be low
+
+
+def least_seconds(case: Case, machine: Machine) -> float:
+    """Seconds that one launch takes at least on a machine, if its facts are true; 0: not known."""
+    problem = case.problem
+    peak = machine.peaks.get(problem.dtype, 0.0)
+    flops = problem.flops
+    if isinstance(problem, Conv):
+        flops //= problem.r * problem.s
+    if machine.tensor_mhz:  # the vendor states the rate at a clock below the highest
+        peak *= max(1.0, machine.boost_mhz / machine.tensor_mhz)
+    seconds = flops / peak if peak else 0.0
+    cold = case.cache == "cold" and case.mode == "burst" and machine.kind == "gpu"
+    if cold and isinstance(problem, Gemm) and machine.bandwidth:
+        a, b, _ = problem.operand_elements
+        moved = problem.batch * (a + b) * DTYPE_BYTES[problem.dtype]
+        seconds = max(seconds, moved / machine.bandwidth)
+    return seconds
+
+
+def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
+    """Whether a time is impossible, and a sentence about it; empty for what can be.
+
+    Where the ceilings were measured, or derived from what a device tells of itself, they may be
+    wrong as well: then it is only said.
+    """
+    least = least_seconds(case, machine)
+    if machine.slug in known_machines():
+        if seconds * _SLACK >= least:
+            return False, ""
+        return True, (
+            f"a launch took {seconds * 1e6:.3g} µs, and {machine.name} needs {least * 1e6:.3g} µs "
+            "at its highest rates: what was timed is not this problem."
+        )
+    if seconds * _MEASURED_SLACK >= least:
+        return False, ""
+    how = "measured before the run" if machine.kind == "cpu" else "derived from its properties"
+    return False, f"{least / seconds:.2f} of the machine's ceiling, which was {how}."

@@ -1,0 +1,212 @@
+"""The plan of a run: which cases, in which order, and what each is expected to take.
+
+It is made once. Cases come in the order of what they teach: within a sweep, so that any beginning
+of it already covers its axes from end to end; among sweeps, so that each gets the same share of
+the time. A case is admitted while its expected cost fits what is left of the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.constants import default_constants
+from kernels.estimate import Array, Shapes, Tiles, fastest, moving_seconds, workload_seconds
+from kernels.machine import Machine
+from kernels.operation import Workload, products_of
+from kernels.problem import DTYPE_BYTES, Problem
+from sweeps.cases.case import Case
+from sweeps.running.compiling import compilers, kernel_key
+from sweeps.timing.clock import CpuClock, CudaClock
+from sweeps.timing.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
+from sweeps.timing.statistics import CHECKPOINTS
+
+_SAMPLES = CHECKPOINTS[0]
+_LARGEST_SHARE = 0.02  # of the budget, for one case
+_CHEAPEST_TIMES = 2.0  # the cheapest case's cost, where that alone is more than the share
+_PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, warm-up
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
+
+# One check of a result: what the host needs for its 90 operations, and passes over all operands, by
+# the bytes of an element. A CPU's are measured; fp32 is not copied into a wider type.
+_CHECK_SECONDS = {"cpu": 1.5e-3, "gpu": 8e-4}
+_CHECK_PASSES = {2: 10, 4: 4}
+
+# What else a GPU's cases take. No GPU has shown these yet: they are what readers of PyTorch's and
+# Triton's sources expect of an H200.
+_WAKE_SECONDS = 0.3 / 64  # the device is woken after each chunk
+_CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
+_AUTOTUNE_SECONDS = 0.6  # its autotuner builds and times ten of them
+_COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the processes that compile share them
+
+_NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
+
+
+@dataclass(frozen=True)
+class PlanEntry:
+    """A case of the plan, with the seconds that six samples and their preparation should take."""
+
+    case: Case
+    expected: float
+    checking: float = 0.0  # of those, the seconds in which its results are checked
+
+    def to_json(self) -> dict[str, Any]:
+        """For run.json."""
+        return {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
+        """Inverse of :meth:`to_json`."""
+        return cls(Case.from_columns(row), row["expected_s"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Admitted cases in order, and how many of each sweep did not fit the budget."""
+
+    planned: tuple[PlanEntry, ...]
+    left_out: Mapping[str, int]
+
+
+def naming_reserve(cases: Sequence[Case], budget: float) -> float:
+    """Seconds of a budget that are left for naming the cases' kernels: a tenth of it at most.
+
+    A process has to start for that, and to prepare and launch each case once more.
+    """
+    seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
+    return min(_NAMING_SHARE * budget, seconds)
+
+
+def make_plan(
+    sweeps: Mapping[str, Sequence[Case]],
+    machine: Machine,
+    budget: float,
+    shards: int = 1,
+    in_order: bool = False,
+    cores: int | None = None,
+) -> Plan:
+    """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
+
+    The sweep that has had the least time gives the next case, so every sweep is represented; or,
+    ``in_order``, a sweep begins when the one before it is over, and no case is too long that the
+    budget has room for. ``cores`` are those of the host; None: as many as here.
+
+    No case may take over 2 % of the budget, unless every case does.
+    """
+    largest = budget if in_order else _LARGEST_SHARE * budget
+    compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
+    compiled: set[tuple[object, ...]] = set()
+    queues = {name: _with_costs(_spread_out(cases), machine, compile_seconds, compiled)
+              for name, cases in sweeps.items() if cases}  # fmt: skip
+    cheapest = min((entry.expected for queue in queues.values() for entry in queue), default=0.0)
+    if cheapest > largest:
+        # A budget so small that no case is within its share still gets those that cost least: six
+        # samples take half a second where the cache that is flushed for each holds 260 MB.
+        largest = _CHEAPEST_TIMES * cheapest
+    planned: list[PlanEntry] = []
+    left_out = dict.fromkeys(queues, 0)
+    spent = dict.fromkeys(queues, 0.0)
+    total, naming = 0.0, naming_reserve((), budget) * shards
+    while queues:
+        name = next(iter(queues)) if in_order else min(queues, key=spent.__getitem__)
+        next_one = queues[name].popleft()
+        if not queues[name]:
+            del queues[name]
+        cost = next_one.expected
+        if cost > largest or total + naming + cost > budget * shards:
+            left_out[name] += 1
+            continue
+        spent[name] += cost
+        total += cost
+        planned.append(next_one)
+        naming = min(
+            _NAMING_SHARE * budget * shards,
+            naming + _NAMING_SECONDS + _cudnn_seconds(next_one.case),
+        )
+    return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
+
+
+def _spread_out(cases: Sequence[Case]) -> list[Case]:
+    """Bit-reversal order: the first, the middle, the quarters, … of the declared order."""
+    bits = max(1, (len(cases) - 1).bit_length())
+    order = sorted(range(len(cases)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+    return [cases[i] for i in order]
+
+
+def _with_costs(
+    cases: Sequence[Case],
+    machine: Machine,
+    compile_seconds: float,
+    compiled: set[tuple[object, ...]],
+) -> deque[PlanEntry]:
+    """Each case with the seconds of six samples and their preparation.
+
+    ``compiled`` are the kernels that earlier cases have compiled; those of these are added.
+    """
+    launch = expected_seconds([case.problem for case in cases], machine)
+    planned: deque[PlanEntry] = deque()
+    for case, seconds in zip(cases, launch, strict=True):
+        batch = max(seconds, _BURST_SECONDS[machine.kind])
+        if case.mode == "sustained":
+            batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
+        elif machine.kind == "cpu" and case.cache != "warm":
+            batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
+        # A few first launches come before the samples.
+        cost = _PREPARE_SECONDS[machine.kind] + 4 * seconds + _SAMPLES * batch
+        checking = _checking_seconds(case, seconds, machine)
+        cost += checking
+        if machine.kind == "gpu":
+            cost += _WAKE_SECONDS + _cudnn_seconds(case)
+            key = kernel_key(case)
+            if key is not None and key not in compiled:
+                compiled.add(key)
+                cost += compile_seconds
+        planned.append(PlanEntry(case, cost, checking))
+    return planned
+
+
+def _checking_seconds(case: Case, seconds: float, machine: Machine) -> float:
+    """Seconds in which a case's results are checked, one launch taking ``seconds``.
+
+    Before its samples (a launch that warms up in any case), after them, and in one of six from one
+    side: there every launch of a cold batch has a result of its own.
+    """
+    one = _CHECK_PASSES[DTYPE_BYTES[case.problem.dtype]] * case.problem.bytes / machine.bandwidth
+    clock = CudaClock if machine.kind == "gpu" else CpuClock
+    launches = math.ceil(clock.batch_seconds / max(seconds, 1e-9)) if case.cache != "warm" else 1
+    return 3 * _CHECK_SECONDS[machine.kind] + seconds + (2 + 0.5 * launches) * one
+
+
+def _cudnn_seconds(case: Case) -> float:
+    """What cuDNN needs for a new convolution before it launches anything."""
+    if case.implementation != "cudnn":
+        return 0.0
+    return _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
+
+
+def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
+    """Seconds of one launch by the estimate's shipped constants; 0 where it cannot run.
+
+    An operation takes as long as its products, or as moving its bytes where it has none.
+    """
+    runs = [workload.dtype in machine.peaks for workload in workloads]
+    products = [products_of(w) if can else () for w, can in zip(workloads, runs, strict=True)]
+    moving = [
+        moving_seconds(w, machine) if can else 0.0 for w, can in zip(workloads, runs, strict=True)
+    ]
+
+    def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
+        seconds = np.empty(len(problems))
+        for dtype in {problem.dtype for problem in problems}:
+            where = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
+            shapes, tiles = Shapes.of([problems[i] for i in where]), Tiles.library(machine, dtype)
+            constants = default_constants(machine.generation, dtype)
+            seconds[where] = fastest(shapes, tiles, machine, machine.peak(dtype), constants).time
+        return seconds
+
+    return [float(seconds) for seconds in workload_seconds(products, moving, seconds_of)]

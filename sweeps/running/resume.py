@@ -1,0 +1,375 @@
+"""Begin a run or go on with one: device, folder, plan."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels import implementations
+from kernels.device import Device, select_device, software
+from kernels.errors import UserError, nearest
+from kernels.machine import Machine
+from kernels.operation import Workload
+from kernels.registry import library_for
+from sweeps.cases.case import Case
+from sweeps.cases.expand import expand
+from sweeps.cases.spec import Sweep, all_sweeps
+from sweeps.running.ceilings import measure_ceilings
+from sweeps.running.fold import spent_seconds
+from sweeps.running.plan import PlanEntry, make_plan
+from sweeps.running.runner import Run
+from sweeps.schema import SCHEMA
+from sweeps.store import (
+    folder_for,
+    make_folder,
+    other_software,
+    read_events,
+    read_run,
+    read_timed,
+    set_aside,
+    write_run,
+)  # fmt: skip
+from sweeps.timing.sampler import PROTOCOL
+from sweeps.timing.telemetry import is_shared
+
+DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+EXPERIMENTAL = "experimental"
+"""A sweep's word for the candidates that an implementation does not offer by itself."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for; None where it left the choice open."""
+
+    names: tuple[str, ...] = ()
+    """Sweeps; those joined by commas are needed together."""
+    budget: float | None = None
+    results: Path = Path()
+    shard: tuple[int, int] = (1, 1)
+    fresh: bool = False
+    device: str = "auto"
+    gpu: int = 0
+    skip_recorded: Path | None = None
+    """Leave out the sweeps that this machine's recording in another folder has whole, with all
+    others that are needed together with them."""
+    add: bool = False
+    """Add the sweeps to the plan that is there, and measure them alone, for ``budget`` from now."""
+    stop_at: float | None = None
+    """Moment of ``time.monotonic`` at which this call ends, whatever its budget."""
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The names that are needed together."""
+        return [tuple(name.split(",")) for name in self.names]
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """Every name once."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group))
+
+
+def begin(request: Request, note: Callable[[str], None]) -> Run:
+    """The run to carry out: the one whose plan is in the folder, or a new one.
+
+    Raises:
+        UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
+            not the one asked for.
+    """
+    sweeps = choose_sweeps(request.sweeps)
+    device = select_device(request.device, request.gpu)
+    folder = folder_for(request.results, device.machine.slug)
+    make_folder(folder / "samples")
+    with _planning(folder):
+        record, why_not = _to_resume(folder, request, device)
+        if record is None:
+            record = _new_record(request, sweeps, device, note)
+            if why_not:
+                note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
+                make_folder(folder / "samples")
+            write_run(folder, record)
+        elif request.add:
+            budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
+            spent = spent_seconds(read_events(folder)[0])
+            record = _extended(record, sweeps, budget, spent + budget, request, device)
+            write_run(folder, record)
+        elif request.budget and request.budget > record["plan"]["budget_s"]:
+            before = record["plan"]
+            more = request.budget - before["budget_s"]
+            same = choose_sweeps(before["sweeps"])
+            record = _extended(record, same, more, request.budget, request, device)
+            write_run(folder, record)
+    plan = record["plan"]
+    planned = [PlanEntry.from_json(row) for row in plan["cases"]]
+    if request.add:
+        planned = [entry for entry in planned if entry.case.sweep in sweeps]
+    index, count = request.shard
+    return Run(
+        folder=folder,
+        planned=planned[index - 1 :: count],
+        budget=plan["budget_s"],
+        arguments={
+            "machine": Machine.from_json(record["machine"]),
+            "device": device.machine.kind,
+            "gpu": device.gpu,
+        },
+        shard=request.shard,
+        compile_beside=device.gpu is not None and is_shared(device.gpu),
+        stop_at=request.stop_at,
+    )
+
+
+def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
+    """The named sweeps, or the default ones."""
+    known = all_sweeps()
+    for name in names:
+        if name not in known:
+            raise UserError(f"sweep {name!r} is not known; {nearest(name, known)}")
+    if names:
+        return {name: known[name] for name in names}
+    return {name: sweep for name, sweep in known.items() if sweep.default}
+
+
+def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
+    """The cases of a sweep here, with the configs that the implementations choose."""
+
+    def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
+        implementation = implementations().get(name)
+        if implementation is None:
+            raise UserError(
+                f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
+            )
+        count = _candidates(declared)
+        if count == 0:
+            try:
+                implementation.parse_config(declared)
+            except UserError as error:
+                raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
+            return [declared]
+        if implementation.supports(problem, machine) is not None:
+            return [""]  # becomes one row that says why
+        experimental = declared == EXPERIMENTAL
+        configs = implementation.configs(problem, machine, experimental)[:count]
+        if experimental:
+            configs = [config for config in configs if config and config.experimental]
+        return ["" if config is None else str(config) for config in configs]
+
+    return expand(sweep, machine, library_for, configured)
+
+
+def plan_rows(
+    names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
+) -> list[dict[str, Any]]:
+    """Of each sweep: its cases on a machine, and what of them a plan of ``budget`` seconds has.
+
+    ``cores`` are those of its host, which compile; None: as many as here.
+
+    Returns:
+        ``name``, ``cases``, ``planned``, ``expected_s`` for six samples of each planned case, and
+        ``checking_s``, those of them in which results are checked.
+    """
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
+    plan = make_plan(cases, machine, budget, cores=cores)
+    rows: dict[str, dict[str, Any]]
+    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0,
+                   "checking_s": 0.0}
+            for name, all_ in cases.items()}  # fmt: skip
+    for entry in plan.planned:
+        row = rows[entry.case.sweep]
+        row["planned"] += 1
+        row["expected_s"] += entry.expected
+        row["checking_s"] += entry.checking
+    return list(rows.values())
+
+
+def _candidates(declared: str) -> int | None:
+    """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
+
+    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all`` and
+    ``experimental`` (None) every one.
+    """
+    match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
+    if match is None:
+        return 0
+    return int(match.group(1)) if match.group(1) else None if declared else 1
+
+
+def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str, Any] | None, str]:
+    """The run to go on with; or None, and why what is there is set aside (empty: nothing is)."""
+    planned = (folder / "run.json").exists()
+    if not planned and not any((folder / "samples").glob("*.jsonl")):
+        return None, ""
+    if request.fresh:
+        why = "a fresh run was asked for"
+    elif not planned:
+        why = "there are samples, but not the plan that they belong to"
+    else:
+        record = read_run(folder)
+        why = _outdated(record, device)
+        if not why:
+            _check_same_plan(record["plan"], request)
+            return record, ""
+    _refuse_if_running(folder)
+    return None, why
+
+
+def _outdated(record: dict[str, Any], device: Device) -> str:
+    """Why the recorded run cannot go on here; empty if it can."""
+    if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
+        return "the recorded run was measured in another way"
+    return other_software(record["software"], software(device))
+
+
+def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
+    """Refuse what is asked for if it is not a way to go on with the plan.
+
+    A larger budget is one, and so are sweeps that are to be added.
+    """
+    shares = plan["shards"]
+    if request.add and (shares > 1 or request.shard != (1, 1)):
+        raise UserError("--add is for runs without shards; use --fresh to keep the old run aside.")
+    if request.shard[1] != shares:
+        option = f"give --shard I/{shares}" if shares > 1 else "leave --shard out"
+        raise UserError(
+            f"the run in this folder is planned for {shares} shard(s); {option} to go on "
+            "with it, or use --fresh to keep it aside and start anew."
+        )
+    if request.add:
+        return
+    smaller = (request.budget or math.inf) < plan["budget_s"]
+    other = bool(request.sweeps) and sorted(request.sweeps) != plan["sweeps"]
+    for key, wanted, wrong in (
+        ("sweeps", sorted(request.sweeps), other), ("budget_s", request.budget, smaller),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(
+                f"the run in this folder was planned with {key} = {plan[key]}, not {wanted}; "
+                "leave the option out to go on with it, or use --fresh (FRESH=1 with make) to keep "
+                "it aside and start anew."
+            )
+
+
+def _extended(
+    record: dict[str, Any],
+    sweeps: dict[str, Sweep],
+    more: float,
+    budget: float,
+    request: Request,
+    device: Device,
+) -> dict[str, Any]:
+    """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
+
+    ``budget`` is the plan's from then on. New cases come after the old ones, so that every shard
+    keeps its own.
+    """
+    plan, machine = record["plan"], Machine.from_json(record["machine"])
+    there = {row["id"] for row in plan["cases"]}
+    known = {row["sweep"] for row in plan["cases"]}
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    # What was begun here goes on here, whatever was recorded elsewhere meanwhile.
+    elsewhere = {*plan["recorded_elsewhere"], *_recorded(cases, request, device)} - known
+    lacking = {
+        name: [case for case in wanted if case.id not in there]
+        for name, wanted in cases.items()
+        if name not in elsewhere
+    }
+    added = make_plan(lacking, machine, more, plan["shards"], in_order=True)
+    plan = {
+        **plan,
+        "budget_s": max(plan["budget_s"], budget),
+        "sweeps": sorted({*plan["sweeps"], *sweeps}),
+        "recorded_elsewhere": sorted(elsewhere),
+        # What did not fit before has been tried again, so that only the new count holds.
+        "left_out": {
+            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
+            **added.left_out,
+        },
+        "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],
+    }
+    return {**record, "plan": plan}
+
+
+def _refuse_if_running(folder: Path) -> None:
+    for path in (folder / "samples").glob("*.jsonl"):
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another run is writing {path}; wait for it or stop it.", exit_code=1
+                ) from None
+
+
+def _new_record(
+    request: Request, sweeps: dict[str, Sweep], device: Device, note: Callable[[str], None]
+) -> dict[str, Any]:
+    if device.gpu is None:
+        note(f"Measuring the ceilings of {device.machine.name} …")
+        device = measure_ceilings(device)
+    machine = device.machine
+    budget = request.budget or DEFAULT_BUDGET[machine.kind]
+    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    elsewhere = _recorded(cases, request, device)
+    cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
+    plan = make_plan(cases, machine, budget, request.shard[1], in_order=request.add)
+    if elsewhere and not any(cases.values()):
+        raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
+    if not any(cases.values()):
+        raise UserError(
+            f"{', '.join(sweeps)} has cases on a GPU alone, and this is {machine.name}."
+        )
+    if not plan.planned:
+        raise UserError(
+            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; give a larger --budget."
+        )
+    return {
+        "schema": SCHEMA,
+        "protocol": PROTOCOL,
+        "published": False,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine.to_json(),
+        "software": software(device),
+        "plan": {
+            "budget_s": budget,
+            "shards": request.shard[1],
+            "sweeps": sorted(sweeps),
+            "left_out": dict(plan.left_out),
+            "recorded_elsewhere": elsewhere,
+            "cases": [entry.to_json() for entry in plan.planned],
+        },
+    }
+
+
+def _recorded(cases: Mapping[str, Sequence[Case]], request: Request, device: Device) -> list[str]:
+    """The sweeps of which every case, and of all that they are needed with, was timed elsewhere by
+    this machine and software.
+    """
+    results = request.skip_recorded
+    if results is None:
+        return []
+    for name in (f"{device.machine.slug}-local", device.machine.slug):
+        folder = results / name
+        if (folder / "run.json").exists() and not _outdated(read_run(folder), device):
+            timed = read_timed(folder)
+            lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
+            needed = {s for group in request.groups if lacking & {*group} for s in group}
+            return [s for s, wanted in cases.items() if wanted and s not in needed]
+    return []
+
+
+@contextmanager
+def _planning(folder: Path) -> Iterator[None]:
+    """One planner at a time: shards of a node may start together."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

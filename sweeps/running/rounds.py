@@ -1,0 +1,351 @@
+"""The loop of a run: prepare some cases, visit all that are open in shuffled order, and again.
+
+It knows a bench (which turns cases into subjects), a sampler and a budget, and tells what happens
+as events. Whether the bench is a GPU or a fake of a test makes no difference here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from sweeps.cases.case import Case
+from sweeps.running.fold import CANARY, History
+from sweeps.running.plan import PlanEntry
+from sweeps.store import Event
+from sweeps.timing.sampler import Sampler, Subject
+from sweeps.timing.statistics import CHECKPOINTS
+
+_T = TypeVar("_T")
+
+CHUNK = 64
+"""Cases prepared between two rounds: few enough that the first results come early."""
+FIRST_CHUNK = 8
+"""The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
+preparing is slow, the first cases have their samples before the time is up."""
+_CANARY_SECONDS = 2.0
+_ASIDE_SECONDS = 30.0  # what waking the device or preparing the canary may take
+_MIN_SAMPLES = CHECKPOINTS[0]
+_MISTAKEN = 2.5  # times what the plan expected
+_LONGEST_SHARE = 0.05
+"""The plan leaves out what should take over 2 % of the budget; past this, it was mistaken."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A case that can be timed; ``facts`` are the columns that its preparation found."""
+
+    case: Case
+    subject: Subject
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A case that cannot be timed, and why, as a sentence."""
+
+    case: Case
+    status: str
+    message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PoisonedError(Exception):
+    """The device's context is broken: every later call in this process would fail."""
+
+
+class Bench(Protocol):
+    """A device with its arena, clock and sensors, as the loop sees it."""
+
+    sampler: Sampler
+    gpu: int | None
+    careful: Collection[str]
+    """Ids of cases that are only handled one by one: a process died handling them together."""
+
+    def prepare(
+        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+    ) -> Iterator[Ready | Refusal]:
+        """Check and warm up cases; ``visit`` is called before what may take the process."""
+        ...
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """The columns that name each case's kernels, in any order.
+
+        A case of which records were lost is left out: another process may have them. One whose
+        kernels nobody can name has an empty ``kernel``.
+        """
+        ...
+
+    def failure(self, error: Exception) -> tuple[str, str]:
+        """Status and sentence of what a case threw, once the device has recovered from it.
+
+        Raises:
+            PoisonedError: it did not recover.
+        """
+        ...
+
+    def canary(self) -> Subject | None:
+        """The subject that measures drift."""
+        ...
+
+
+Visit = Callable[[Sequence[str], float], None]
+"""Told the ids of the cases that are about to run (none where the work belongs to no case), and the
+seconds that this should take."""
+
+
+class Rounds:
+    """One process's part of a run."""
+
+    def __init__(
+        self,
+        planned: Sequence[PlanEntry],
+        known: Mapping[str, History],
+        bench: Bench,
+        worker: str,
+        budget: float,
+        spent: float,
+        tell: Callable[[Event], None],
+        visit: Visit,
+        seed: int | None = None,
+        limit: float = math.inf,
+    ) -> None:
+        """
+        Args:
+            planned: the cases in the plan's order.
+            known: what earlier processes found out; finished cases are not visited again.
+            bench: where they run.
+            worker: the shard's name, for the events.
+            budget: seconds of measuring, over all resumes.
+            spent: seconds of them that are gone.
+            tell: is given every event.
+            visit: is told before every visit of a case.
+            seed: of the shuffles, for tests.
+            limit: seconds that this process has, whatever is left of the budget.
+        """
+        self._waiting = deque(
+            e for e in planned if e.case.id not in known or not known[e.case.id].closed
+        )
+        self._known = known
+        self._bench = bench
+        self._sampler = bench.sampler
+        self._worker = worker
+        self._left = min(budget - spent, limit)
+        self._planned = {entry.case.id: entry.expected for entry in planned}
+        self._longest = _LONGEST_SHARE * budget
+        self._tell = tell
+        self._visit = visit
+        self._random = random.Random(seed)
+        self._open: list[Subject] = []
+        self._failed: set[str] = set()
+        self._chunk = FIRST_CHUNK
+        self._begun: list[Subject] = []
+        self._expected = self._preparing = 0.0  # seconds: of those by the plan; spent to begin them
+        self._canary: Subject | None = None
+        self._canary_due = 0.0
+        # Where the canary took a process down, the run goes on without one.
+        self._watching = CANARY not in known or not known[CANARY].crashes
+
+    def run(self) -> str:
+        """Go on until every case is finished (``done``) or the budget is spent (``budget``).
+
+        In the end, what has samples is checked once more: no sample counts without that.
+        """
+        end = self._measure()
+        self._check([subject for subject in self._open if subject.samples])
+        return end
+
+    def _measure(self) -> str:
+        while self._spare > 0:
+            admitted = self._admit()
+            if not self._open:
+                if admitted:
+                    continue  # all of them were refused
+                return "budget" if self._waiting else "done"
+            if admitted:
+                self._aside(None, self._sampler.wake)
+            due = [subject for subject in self._due() if not subject.finished]
+            self._random.shuffle(due)
+            for subject in due:
+                if self._spare <= 0:
+                    break
+                self._watch_drift()
+                self._take(subject)
+            self._check([subject for subject in self._open if subject.finished])
+            self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
+        return "budget"
+
+    @property
+    def _spare(self) -> float:
+        """Seconds that may go into samples: checking what has some comes after them."""
+        return self._left - sum(s.checking for s in self._open if s.samples)
+
+    def _check(self, subjects: Sequence[Subject]) -> None:
+        """Once more after their samples: a kernel may have been right only when it began."""
+        for subject in subjects:
+            if subject.key in self._failed or not subject.samples:
+                continue
+            self._visit([subject.key], subject.cost + subject.checking)
+            begin = self._sampler.now()
+            try:
+                if subject.checker is not None:
+                    subject.checker.after()
+            except Exception as error:
+                self._fail(subject, error)
+                continue
+            cost = self._sampler.now() - begin
+            self._left -= cost
+            self._report("right", subject.key, cost, checking=round(cost, 6))
+
+    def _promised(self) -> float:
+        """Seconds that six samples of every open case still take."""
+        return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
+
+    def _due(self) -> list[Subject]:
+        """The cases of the next round: all, or those under six samples where time is short."""
+        extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
+        short = self._promised() + extra > self._spare
+        few = [s for s in self._open if len(s.samples) < _MIN_SAMPLES] if short else []
+        return few or list(self._open)
+
+    def _pace(self) -> float:
+        """How many times the plan's seconds the cases begun so far take, and so will the next."""
+        if not self._expected:
+            return 1.0
+        sampling = _MIN_SAMPLES * sum(subject.cost for subject in self._begun)
+        return max(1.0, (self._preparing + sampling) / self._expected)
+
+    def _admit(self) -> int:
+        """Prepare the next cases whose six samples fit what is left; says how many."""
+        promised = self._promised()
+        pace = self._pace()
+        chosen: list[PlanEntry] = []
+        skipped: deque[PlanEntry] = deque()
+        while self._waiting and len(chosen) < self._chunk:
+            entry = self._waiting.popleft()
+            if promised + entry.expected * pace > self._spare:
+                skipped.append(entry)  # a cheaper one further on may still fit
+                continue
+            promised += entry.expected * pace
+            chosen.append(entry)
+        self._waiting.extendleft(reversed(skipped))
+        self._chunk = min(2 * self._chunk, CHUNK)
+        self._expected += sum(entry.expected for entry in chosen)
+        begin = self._sampler.now()
+        cases = [entry.case for entry in chosen]
+        for result in self._bench.prepare(cases, self._known, self._visit):
+            cost = self._sampler.now() - begin
+            self._left -= cost
+            self._preparing += cost
+            self._take_in(result, cost)
+            begin = self._sampler.now()  # telling waits for the parent, which may be stopped
+        return len(chosen)
+
+    def _take_in(self, result: Ready | Refusal, cost: float) -> None:
+        """Report what became of a case's preparation, and open it."""
+        if isinstance(result, Refusal):
+            if result.facts:
+                self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
+            self._report("outcome", result.case.id, cost, status=result.status,
+                         message=result.message)  # fmt: skip
+            return
+        self._report("facts", result.case.id, cost, facts=dict(result.facts),
+                     checking=round(result.subject.checking, 6))  # fmt: skip
+        if _MIN_SAMPLES * result.subject.cost > self._too_long(result.case):
+            self._report("too-long", result.case.id, 0.0)
+        else:
+            self._open.append(result.subject)
+            self._begun.append(result.subject)
+
+    def _too_long(self, case: Case) -> float:
+        """Seconds of six samples past which the plan was mistaken to admit a case."""
+        return max(self._longest, _MISTAKEN * self._planned[case.id])
+
+    def _take(self, subject: Subject) -> None:
+        self._visit([subject.key], subject.cost)
+        try:
+            sample = self._sampler.sample(subject)
+        except Exception as error:
+            self._fail(subject, error)
+            return
+        self._left -= sample.cost
+        reading = sample.reading
+        # A burst is shorter than the time between two readings, so that the power around it is
+        # mostly that of other cases.
+        power = reading.power_w if subject.mode == "sustained" else None
+        sensors = {
+            "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,
+            "throttled": list(reading.throttled),
+        }  # fmt: skip
+        self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
+                     **({} if sample.hidden else {"hidden": False}),
+                     **({"checking": round(sample.checking, 6)} if sample.checked else {}),
+                     **{name: value for name, value in sensors.items() if value})  # fmt: skip
+
+    def _fail(self, subject: Subject, error: Exception) -> None:
+        status, message = self._bench.failure(error)
+        self._failed.add(subject.key)
+        self._report("outcome", subject.key, 0.0, status=status, message=message)
+
+    def _watch_drift(self) -> None:
+        """Now and then, time the same product: its times tell how steady the machine is."""
+        if self._sampler.now() < self._canary_due:
+            return
+        if self._watching and self._canary is None:
+            self._canary = self._aside(CANARY, self._bench.canary)
+            self._watching = self._canary is not None
+        if self._canary is not None:
+            self._take(self._canary)
+            if self._canary.key in self._failed:
+                self._canary, self._watching = None, False
+        self._canary_due = self._sampler.now() + _CANARY_SECONDS
+
+    def _aside(self, name: str | None, work: Callable[[], _T]) -> _T | None:
+        """Do what belongs to no case, on the budget; None if it fails: the cases go on."""
+        self._visit([name] if name else [], _ASIDE_SECONDS)
+        begin = self._sampler.now()
+        result = None
+        try:
+            result = work()
+        except Exception as error:
+            self._bench.failure(error)
+        cost = self._sampler.now() - begin
+        self._left -= cost
+        self._report("aside", name or "", cost)
+        return result
+
+    def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
+        self._tell(an_event(self._bench, self._worker, event, case, cost, **more))
+
+
+def an_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
+    """What happened to a case, when, where and at what cost in seconds."""
+    where = {} if bench.gpu is None else {"gpu": bench.gpu}
+    return {
+        "event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
+        "worker": worker, **where,
+    }  # fmt: skip
+
+
+def name_kernels(
+    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
+) -> None:
+    """Tell the names of the cases' kernels. It loads a profiler: nothing may be timed afterwards.
+
+    Args:
+        cases: those that have times and no names yet.
+        bench: where they run.
+        worker: the shard's name, for the events.
+        tell: is given every event.
+        visit: is told before every visit.
+    """
+    begin = bench.sampler.now()
+    for case, facts in bench.name(cases, visit):
+        now = bench.sampler.now()
+        tell(an_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
+        begin = now

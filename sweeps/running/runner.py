@@ -1,0 +1,376 @@
+"""The parent of a run: it keeps the plan and the files, and children that may die.
+
+It never touches a device. A child visits the cases and tells what happens; the parent writes it
+down, watches the time, and starts another child when one has gone, minus what took it down.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from kernels.config import experimental_feature
+from kernels.errors import UserError
+from kernels.machine import Machine
+from sweeps.cases.case import Case
+from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
+from sweeps.progress import Reporter
+from sweeps.running.compiling import compiling
+from sweeps.running.fold import canary_report, checking_seconds, fold_rows, histories, spent_seconds
+from sweeps.running.plan import PlanEntry, naming_reserve
+from sweeps.running.tally import Tally, count_by_sweep
+from sweeps.running.worker import Order, work
+from sweeps.store import (
+    Event,
+    SampleLog,
+    folding,
+    read_events,
+    read_run,
+    write_run,
+    write_table,
+)  # fmt: skip
+
+_LISTENING_STEP = 1.0  # seconds; what a stop of this process costs of its patience at most
+_START_SECONDS = 300.0  # for a child to import, fill its arena and compile
+_MIN_PATIENCE = 30.0
+_PATIENCE = 10.0  # times the expected seconds
+_CRASHES = 2  # that a case may cause: it is retried once
+_IDLE_CRASHES = 3  # of children in a row that took no sample
+_NAMINGS = 3  # processes in a row that may try to name kernels in vain
+
+
+@dataclass
+class Run:
+    """A run of one shard: its files, its cases and where they are visited."""
+
+    folder: Path
+    planned: Sequence[PlanEntry]
+    budget: float
+    bench: str = "sweeps.running.bench:TorchBench"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    shard: tuple[int, int] = (1, 1)
+    min_patience: float = _MIN_PATIENCE
+    compile_beside: bool = True
+    """Whether other processes may use the GPU to compile for it."""
+    stop_at: float | None = None
+    """Moment of ``time.monotonic`` at which this call ends, names and all; None: whenever."""
+
+    @property
+    def worker(self) -> str:
+        """The shard's name in the rows."""
+        return f"{self.shard[0]}/{self.shard[1]}"
+
+
+@dataclass
+class _Child:
+    process: BaseProcess
+    connection: Connection
+    cases: tuple[str, ...] = ()  # those that it is visiting
+    since: float = field(default_factory=time.monotonic)  # when that visit began
+    patience: float = _START_SECONDS
+    samples: int = 0
+    spoke: bool = False
+
+
+def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
+    """Measure until the plan is done or the budget is spent, then fold; says which it was.
+
+    Whatever ends the run, an interrupt included, the samples are folded into the table.
+
+    Raises:
+        UserError: a second writer, a full disk, or a bench that cannot be set up.
+        KeyboardInterrupt: after folding.
+    """
+    with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
+        events, damaged = read_events(run.folder)
+        for sentence in damaged:
+            note(sentence)
+        mine = [event for event in events if event["worker"] == run.worker]
+        try:
+            return _Supervisor(run, log, mine, reporter, note).supervise()
+        finally:
+            if (run.folder / "run.json").exists():
+                with undisturbed():
+                    fold(run.folder)
+
+
+def fold(folder: Path) -> dict[str, Any]:
+    """Fold all shards' samples into the table and the counts of run.json; returns run.json."""
+    with folding(folder):
+        record = read_run(folder)
+        planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
+        events, damaged = read_events(folder)
+        machine = Machine.from_json(record["machine"]) if record["machine"] else None
+        rows = fold_rows(record["run"], planned, events, machine)
+        write_table(folder, rows)
+        statuses = [row["status"] for row in rows]
+        record["counts"] = {
+            "planned": len(planned),
+            "measured": statuses.count("ok"),
+            "not_reached": len(planned) - len(rows),
+            **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
+            "damaged_lines": len(damaged),
+        }
+        record["sweeps"] = count_by_sweep(planned, rows, histories(events))
+        record["spent_s"] = round(spent_seconds(events), 3)
+        record["checking_s"] = round(checking_seconds(events), 3)
+        record["canary"] = canary_report(events)
+        write_run(folder, record)
+        return record
+
+
+class _Supervisor:
+    """Children, one after another, until the work of the shard is done."""
+
+    def __init__(
+        self, run: Run, log: SampleLog, events: list[Event], reporter: Reporter,
+        note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._log = log
+        self._reporter = reporter
+        self._note = note
+        self._tally = Tally(run.planned, events)
+        self._idle_crashes = 0
+        self._starting = 0.0  # seconds that the last child took until its first word
+        self._careful: set[str] = set()
+        self._measured = any(event["event"] == "sample" for event in events)
+
+    def supervise(self) -> str:
+        self._trip_again()
+        beside = self._waiting() if self._run.compile_beside else []
+        with compiling(self._run.arguments, beside):
+            end = self._measure()
+        self._name()
+        return end
+
+    def _waiting(self) -> list[Case]:
+        histories = self._tally.histories
+        return [e.case for e in self._run.planned if not histories[e.case.id].closed]
+
+    def _measure(self) -> str:
+        run, tally, announced = self._run, self._tally, False
+        left = run.budget - tally.spent
+        cases = [entry.case for entry in run.planned]
+        until = math.inf
+        if run.stop_at is not None:
+            left = min(left, run.stop_at - time.monotonic())
+            until = run.stop_at - naming_reserve(cases, left)
+        budget = run.budget - naming_reserve(cases, left)
+        while not tally.complete:
+            if tally.spent >= budget:
+                return "budget"
+            if time.monotonic() >= until:
+                return "time"
+            if not announced:
+                announced = True
+                most = min(budget - tally.spent, until - time.monotonic())
+                self._note(f"Measuring {len(run.planned)} cases for at most {most:.0f} s …")
+            end = self._follow(self._order(run.planned, budget, until))
+            if end == "budget" and time.monotonic() >= until:
+                return "time"
+            if end is not None:
+                return end
+        return "done"
+
+    def _name(self) -> None:
+        """Name the kernels of what was timed, in processes that time nothing.
+
+        A profiler slows the launches of the process that loads it, even after it was used. What
+        one process lost is asked of another, and in the end nobody is asked again.
+        """
+        stop_at = self._run.stop_at or math.inf
+        in_vain, unnamed = 0, set(self._tally.unnamed())
+        while unnamed and in_vain < _NAMINGS:
+            # A process that only has time to start names nothing: the next call will.
+            if time.monotonic() + self._starting > stop_at:
+                return
+            self._note(f"Naming the kernels of {len(unnamed)} cases …")
+            entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
+            self._follow(self._order(entries, self._run.budget, naming=True))
+            left = set(self._tally.unnamed())
+            in_vain, unnamed = (in_vain + 1 if left == unnamed else 0), left
+        if unnamed:
+            self._note(f"The kernels of {len(unnamed)} cases cannot be named.")
+        for case in unnamed:
+            self._give_up_naming(case)
+
+    def _give_up_naming(self, case: str) -> None:
+        self._record({"event": "facts", "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "facts": {"kernel": ""}})  # fmt: skip
+
+    def _order(
+        self,
+        planned: Sequence[PlanEntry],
+        budget: float,
+        until: float = math.inf,
+        naming: bool = False,
+    ) -> Order:
+        run = self._run
+        return Order(
+            run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
+            self._tally.spent, until, frozenset(self._careful), naming,
+        )  # fmt: skip
+
+    def _follow(self, order: Order) -> str | None:
+        """Start a child and listen to it; None: it died, and another should go on."""
+        child = self._start(order)
+        try:
+            return self._listen(child, order.naming)
+        finally:
+            child.connection.close()
+            child.process.kill()
+            child.process.join()
+
+    def _start(self, order: Order) -> _Child:
+        context = get_context("spawn")  # a fork would share CUDA's and OpenMP's state
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=work, args=(theirs, order), name="rooftile-worker", daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Child(process, ours)
+
+    def _listen(self, child: _Child, naming: bool) -> str | None:
+        crashed = self._crashed_naming if naming else self._crashed
+        while True:
+            if not self._speaks(child):
+                child.process.kill()
+                crashed(child, f"it hung for {child.patience:.0f} s")
+                return None
+            try:
+                kind, *content = child.connection.recv()
+                if not child.spoke:
+                    child.spoke = True
+                    self._starting = time.monotonic() - child.since
+            except (EOFError, ConnectionResetError):
+                child.process.join()
+                crashed(child, _how_it_died(child.process.exitcode))
+                return None
+            match kind:
+                case "visit":
+                    child.cases, expected = content
+                    child.since = time.monotonic()
+                    child.patience = max(self._run.min_patience, _PATIENCE * expected)
+                case "event":
+                    child.samples += content[0]["event"] == "sample"
+                    self._record(content[0])
+                case "end":
+                    return str(content[0])
+                case "poisoned":
+                    crashed(child, str(content[0]))
+                    return None
+                case _ if naming:  # names are good to have; times do not depend on them
+                    self._note(f"The process that names kernels stopped: {content[0]}")
+                    return None
+                case _:
+                    what = (
+                        "The measuring process stopped"
+                        if self._measured
+                        else "Nothing could be measured"
+                    )
+                    raise UserError(f"{what}: {content[0]}", exit_code=1)
+
+    def _speaks(self, child: _Child) -> bool:
+        """Whether it says something before the patience is over.
+
+        Time in which the child or this process is stopped does not count.
+        """
+        waited = 0.0
+        while waited < child.patience:
+            step = min(_LISTENING_STEP, child.patience - waited)
+            if child.connection.poll(step):
+                return True
+            waited += 0.0 if is_stopped(child.process.pid) else step
+        return False
+
+    def _record(self, event: Event) -> None:
+        self._log.append(event)
+        self._measured |= event["event"] == "sample"
+        self._tally.add(event)
+        self._tally.report(self._reporter, self._run.budget)
+
+    def _crashed(self, child: _Child, how: str) -> None:
+        """Charge the case in flight; its second crash is its outcome.
+
+        Where several cases were in flight at once, the next child takes those one by one.
+        """
+        self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
+        if len(child.cases) != 1:
+            self._careful.update(child.cases)
+            if self._idle_crashes >= _IDLE_CRASHES:
+                raise UserError(
+                    f"The measuring process ended {_IDLE_CRASHES} times before its first case "
+                    f"({how}); `python -m sweeps doctor` may tell why.",
+                    exit_code=1,
+                )
+            return
+        (case,) = child.cases
+        cost = round(time.monotonic() - child.since, 6)
+        where = {"case": case, "worker": self._run.worker}
+        self._record({"event": "crash", **where, "cost": cost, "message": how})
+        crashes = self._tally.all()[case].crashes
+        self._note(f"the measuring process ended while visiting a case: {how}.")
+        feature = self._feature(case)
+        if crashes >= _CRASHES or feature:
+            times = f"{crashes} times " if crashes > 1 else ""
+            self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
+        if feature:
+            self._trip(feature, how)
+
+    def _crashed_naming(self, child: _Child, how: str) -> None:
+        if len(child.cases) == 1:
+            self._give_up_naming(*child.cases)
+        self._note(f"the process that names kernels ended: {how}.")
+
+    def _feature(self, case: str) -> tuple[str, str] | None:
+        """The implementation and the experimental feature of a case's config, if it has one."""
+        for entry in self._run.planned:
+            if entry.case.id == case:
+                return _feature(entry.case)
+        return None
+
+    def _trip_again(self) -> None:
+        """What crashed in an earlier call is not tried by cases that were planned later."""
+        for entry in self._run.planned:
+            history, feature = self._tally.histories[entry.case.id], _feature(entry.case)
+            if feature and history.crashes:
+                self._trip(feature, "in an earlier call")
+
+    def _trip(self, feature: tuple[str, str], how: str) -> None:
+        """One crash of an experimental feature is enough: nothing else tries it in this run."""
+        implementation, what = feature
+        message = (
+            f"not tried: {implementation} with {what} ended the process in another case ({how})."
+        )
+        for entry in self._run.planned:
+            history = self._tally.histories[entry.case.id]
+            if _feature(entry.case) == feature and not history.closed:
+                self._fail(entry.case.id, "unsupported", message)
+
+    def _fail(self, case: str, status: str, message: str) -> None:
+        self._record({"event": "outcome", "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "status": status, "message": message, "at": time.time()})  # fmt: skip
+
+
+def _feature(case: Case) -> tuple[str, str] | None:
+    what = experimental_feature(case.implementation, case.config)
+    return (case.implementation, what) if what else None
+
+
+def _how_it_died(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal has a number alone
+        return f"killed by signal {-exit_code}"

@@ -1,0 +1,74 @@
+"""How far a run is: counted event by event while it goes on, and by sweep when it is folded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sweeps.progress import Reporter
+from sweeps.running.fold import History
+from sweeps.running.plan import PlanEntry
+from sweeps.store import Event
+
+
+def count_by_sweep(
+    planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
+) -> dict[str, dict[str, int]]:
+    """Of each sweep: cases planned, those with a time, and those that more time would bring on.
+
+    The last are those that need more samples, and those whose kernels nobody has named yet.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    for entry in planned:
+        count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
+        count["planned"] += 1
+        history = known.get(entry.case.id, History())
+        count["open"] += not history.closed or history.unnamed
+    for row in rows:
+        counts[row["sweep"]]["measured"] += row["status"] == "ok"
+    return counts
+
+
+class Tally:
+    """How far a shard is, kept up to date event by event."""
+
+    def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
+        """``planned`` are the cases of this call, ``events`` all that the shard has seen."""
+        self.histories = {entry.case.id: History() for entry in planned}
+        self._others: dict[str, History] = defaultdict(History)
+        self._seen: set[str] = set()
+        self._closed: set[str] = set()
+        self.spent = 0.0
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Take in an event of the shard."""
+        self.spent += event.get("cost", 0.0)
+        case = event["case"]
+        history = self.histories[case] if case in self.histories else self._others[case]
+        history.add(event)
+        if case in self.histories:
+            if event["event"] == "sample":
+                self._seen.add(case)
+            if history.closed:
+                self._closed.add(case)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to be timed."""
+        return len(self._closed) == len(self.histories)
+
+    def all(self) -> dict[str, History]:
+        """What is known of every case, the canary and other calls' cases among them."""
+        return {**self._others, **self.histories}
+
+    def unnamed(self) -> list[str]:
+        """Cases that have times, and kernels that nobody has asked for."""
+        return [case for case, history in self.histories.items() if history.unnamed]
+
+    def report(self, reporter: Reporter, budget: float) -> None:
+        """Tell how far the shard is."""
+        seen = len(self._closed | self._seen)
+        reporter.update(self.spent, budget, seen, len(self._closed), len(self.histories))

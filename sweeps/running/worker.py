@@ -1,0 +1,105 @@
+"""The child process that runs cases, so that a case can take it down without taking the run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kernels.errors import UserError
+from sweeps.process import die_with_parent
+from sweeps.running.fold import History
+from sweeps.running.plan import PlanEntry
+from sweeps.running.rounds import Bench, PoisonedError, Rounds, name_kernels
+from sweeps.store import Event
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a child is asked to do; everything in it can be pickled."""
+
+    bench: str  # module:callable that makes a Bench
+    arguments: Mapping[str, Any]
+    planned: Sequence[PlanEntry]
+    known: Mapping[str, History]
+    worker: str
+    budget: float
+    spent: float
+    until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
+    careful: frozenset[str] = frozenset()
+    naming: bool = False  # the planned cases' kernels instead of timing them
+
+
+def work(connection: Connection, order: Order) -> None:
+    """Entry point of the child. Sends ("event", …), ("visit", ids, seconds) and an end.
+
+    The end is ("end", why), ("failed", sentence) where nothing could be started, or
+    ("poisoned", sentence) where the device's context broke.
+    """
+    die_with_parent()
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides what they mean
+        signal.signal(number, signal.SIG_IGN)
+
+    os.register_at_fork(after_in_child=functools.partial(_take_no_part, connection))
+
+    def send(*message: object) -> None:
+        if connection.closed:
+            os._exit(1)  # a launch has forked, and this is the other process
+        connection.send(message)
+
+    def tell(event: Event) -> None:
+        send("event", event)
+
+    def visit(cases: Sequence[str], seconds: float) -> None:
+        send("visit", tuple(cases), seconds)
+
+    try:
+        bench = _make_bench(order)
+        if order.naming:
+            cases = [entry.case for entry in order.planned]
+            name_kernels(cases, bench, order.worker, tell, visit)
+            send("end", "done")
+            return
+        # The budget counts measuring alone; the time of this call has gone on since it began.
+        rounds = Rounds(
+            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
+            limit=order.until - time.monotonic(),
+        )  # fmt: skip
+        send("end", rounds.run())
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(1)  # the parent has gone
+    except PoisonedError as error:
+        send("poisoned", _first_line(error))
+    except UserError as error:
+        send("failed", str(error))
+    except Exception as error:
+        send("failed", f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _take_no_part(connection: Connection) -> None:
+    """In a process that a launch has forked: leave the measuring to the one that was here before.
+
+    An open connection would also hide that process's death from the parent.
+    """
+    connection.close()
+    die_with_parent()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _make_bench(order: Order) -> Bench:
+    module, _, name = order.bench.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)
+    bench.careful = order.careful
+    return bench

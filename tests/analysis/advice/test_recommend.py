@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import H100, gemm_cases, model_law, problems, record
+
+from analysis.advice.measurements import MeasuredTime, Measurements, read_measurements
+from analysis.advice.recommend import MIN_GAIN, _error, _options, advise
+from analysis.advice.table import build_table, recommendations_markdown, write_table
+from analysis.model.fit import Fit
+from analysis.model.fitted import analyse
+from analysis.model.predict import Model
+from analysis.recordings.load import load
+from kernels.constants import default_constants
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+
+ODD = Gemm(1024, 1021, 1024, "bf16")
+ROUND = replace(ODD, n=1024)
+
+
+def times(*pairs: tuple[Gemm, float], half_width: float = 0.01) -> Measurements:
+    return Measurements(
+        {
+            gemm: {"cublas": MeasuredTime(t, t * (1 - half_width), t * (1 + half_width))}
+            for gemm, t in pairs
+        }
+    )
+
+
+def certain_model(pair_error: float = 0.05) -> Model:
+    constants = default_constants("hopper", "bf16")
+    both = pair_error / math.sqrt(2)  # of two predictions of spread 1
+    fit = Fit(constants, pair_low=-both, pair_high=both, rows=100)
+    return Model(H100, {"cublas gemm bf16": fit})
+
+
+def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
+    answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
+    assert (answer.verdict, answer.basis, answer.instead) == ("pad", "measured", ROUND)
+    assert answer.measured_gain == pytest.approx(0.8)
+    assert answer.measured_lo == pytest.approx(1.8 * 0.99 / 1.01 - 1)
+    assert answer.measured_hi == pytest.approx(1.8 * 1.01 / 0.99 - 1)
+    assert answer.change == "N 1021 → 1024"
+    assert answer.reason == "N no multiple of 8"
+    assert answer.extra_flops == pytest.approx(3 / 1021)
+
+
+def test_no_gain_is_claimed_that_its_interval_does_not_support() -> None:
+    barely = times((ODD, 1.03e-5), (ROUND, 1.0e-5), half_width=0.02)
+    # Nothing else is measured and the uncalibrated model is too unsure to claim anything.
+    answer = advise(ODD, Model(H100), barely, "cublas", allowance=0.005)
+    assert answer.verdict == "leave it"
+    assert answer.instead == ODD
+    assert answer.measured_gain is None
+
+
+def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> None:
+    sure = advise(ODD, certain_model(0.05), Measurements({}), "cublas")
+    assert (sure.verdict, sure.basis) == ("pad", "predicted")
+    assert sure.predicted_lo >= MIN_GAIN
+    assert sure.predicted_lo < sure.predicted_gain < sure.predicted_hi
+    assert sure.measured_gain is None
+    unsure = advise(ODD, certain_model(0.9), Measurements({}), "cublas")
+    assert unsure.verdict == "leave it"
+
+
+def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
+    """How wrong ratios of shapes are that differ by more than 12.5 %, no pair has shown."""
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
+    sides = (0.6, 0.8)  # together as uncertain as one shape of which nothing is known
+    assert fit.ratio_range(True, sides) == pytest.approx((-0.01, 0.01))
+    wide = 0.5 / math.sqrt(2)
+    assert fit.ratio_range(False, sides) == pytest.approx((-wide, wide))
+    assert _error(ODD, replace(ODD, n=ODD.n * 9 // 8), fit, sides) == fit.ratio_range(True, sides)
+    beyond = replace(ODD, n=ODD.n * 9 // 8 + 1)
+    assert _error(ODD, beyond, fit, sides) == fit.ratio_range(False, sides)
+
+
+def test_a_shape_far_from_every_measurement_is_less_certain() -> None:
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
+    assert fit.spread(math.exp(-0.3), math.exp(0.2)) == pytest.approx(1.0)
+    assert fit.spread(math.exp(-0.03), math.exp(0.02)) == pytest.approx(0.1)
+    assert fit.ratio_range(True, (0.1, 1.0))[1] > 7 * fit.ratio_range(True, (0.1, 0.1))[1]
+
+
+def test_what_is_likely_but_not_certain_is_named_as_a_guess() -> None:
+    unsure = advise(ODD, certain_model(0.5), Measurements({}), "cublas")
+    assert unsure.verdict == "leave it"
+    assert unsure.instead == ODD
+    assert "the best guess is N 1021 → 1024, by " in unsure.reason
+    assert unsure.reason.endswith("measure it")
+    # What was measured and did not gain needs no guess.
+    known = times((ODD, 1.0e-5), (ROUND, 1.0e-5))
+    assert "guess is N 1021 → 1024," not in advise(ODD, certain_model(0.5), known, "cublas").reason
+
+
+def test_a_smaller_shape_is_as_uncertain_either_way() -> None:
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.02, 0.05, rows=100)
+    one = (1.0, 0.0)
+    assert _error(ROUND, replace(ROUND, n=960), fit, one) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=960, m=1088), fit, one) == (-0.05, 0.05)
+    assert _error(ROUND, replace(ROUND, n=900), fit, one) == fit.ratio_range(False, one)
+
+
+def test_the_gain_is_between_the_same_implementations() -> None:
+    """A padded shape that only another implementation computed says nothing of padding."""
+    slow = {"triton-tiled": MeasuredTime(2e-5, 1.9e-5, 2.1e-5)}
+    both = {**slow, "cublas": MeasuredTime(1e-5, 0.99e-5, 1.01e-5)}
+    assert Measurements({ODD: slow, ROUND: both}).ratio(ODD, ROUND) == pytest.approx(
+        (1.0, 1.9 / 2.1, 2.1 / 1.9)
+    )
+    only = {"cublas": MeasuredTime(1e-5, 0.99e-5, 1.01e-5)}
+    assert Measurements({ODD: slow, ROUND: only}).ratio(ODD, ROUND) is None
+
+
+def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Path) -> None:
+    problem = Gemm(512, 512, 512, "bf16")
+    cases = [Case(sweep, problem, "cublas") for sweep in ("one", "two", "three")]
+    rows = load(record(tmp_path, cases, [1e-5, 2e-5, 3e-5])).ok.copy()
+    rows.loc[rows["sweep"] != "two", ["time_lo_us", "time_hi_us"]] = np.nan
+    assert read_measurements(rows).of(problem)["cublas"].time == pytest.approx(2e-5)
+
+
+def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Path) -> None:
+    problem = Gemm(512, 513, 512, "bf16")
+    odd = ("offset=1", "reduced=off;offset=1", "ld_multiple=64")
+    cases = [Case("s", problem, "cublas"), *(Case("s", problem, "cublas", c) for c in odd)]
+    cases.append(Case("s", problem, "cublas", cache="weights-cold"))
+    rows = load(record(tmp_path, cases, [3e-5, 2e-5, 2e-5, 1e-5, 1e-5])).ok.copy()
+    rows.loc[rows["config"] == "", ["time_lo_us", "time_hi_us"]] = np.nan  # the least certain
+    assert read_measurements(rows).of(problem)["cublas"].time == pytest.approx(3e-5)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "words"),
+    [
+        (Gemm(1, 4096, 4096, "bf16"), "memory-bound: padding only moves more bytes"),
+        (Gemm(16, 16, 16, "bf16"), "launch-bound"),
+        (Gemm(8192, 8192, 8192, "bf16"), "no padding is faster"),
+    ],
+)
+def test_leaving_it_has_a_reason_too(gemm: Gemm, words: str) -> None:
+    answer = advise(gemm, certain_model(), Measurements({}), "cublas")
+    assert answer.verdict == "leave it"
+    assert words in answer.reason
+
+
+def test_the_allowance_holds_in_every_dimension() -> None:
+    for allowance in (0.0, 0.002, 0.05, 0.125):
+        answer = advise(Gemm(1001, 1003, 999, "bf16"), certain_model(), Measurements({}), "cublas",
+                        allowance)  # fmt: skip
+        for name in "mnk":
+            own, padded = getattr(answer.problem, name), getattr(answer.instead, name)
+            assert own <= padded <= own * (1 + allowance)
+    assert advise(ODD, certain_model(), Measurements({}), "cublas", 0.0).verdict == "leave it"
+
+
+def test_padding_never_changes_dtype_layout_or_batch() -> None:
+    other = replace(ROUND, layout="nn")
+    answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (other, 1e-6)), "cublas")
+    assert answer.verdict == "leave it"
+
+
+def test_the_winner_is_named_only_if_its_interval_says_so() -> None:
+    clear = {
+        "cublas": MeasuredTime(2e-5, 1.9e-5, 2.1e-5),
+        "triton-tiled": MeasuredTime(1e-5, 0.9e-5, 1.1e-5),
+    }
+    close = {
+        "cublas": MeasuredTime(2e-5, 1.9e-5, 2.1e-5),
+        "triton-tiled": MeasuredTime(1.95e-5, 1.85e-5, 2e-5),
+    }
+    assert Measurements({ROUND: clear}).winner(ROUND, "cublas") == "triton-tiled"
+    assert Measurements({ROUND: close}).winner(ROUND, "cublas") == "cublas"
+    assert Measurements({}).winner(ROUND, "cublas") == "cublas"
+
+
+def test_choosing_is_by_work_a_second_and_may_shrink() -> None:
+    """The smaller shape takes a fifth less time for a tenth less work."""
+    own, smaller, larger = (Gemm(1000, 1000, k, "bf16") for k in (1000, 900, 1100))
+    known = times((own, 1.0e-5), (smaller, 0.8e-5), (larger, 1.05e-5), half_width=0.002)
+    answer = advise(own, Model(H100), known, "cublas", 0.15, "choose")
+    assert (answer.verdict, answer.instead) == ("choose", smaller)
+    assert answer.measured_gain == pytest.approx(0.9 / 0.8 - 1)
+    assert answer.measured_lo == pytest.approx(0.9 / 0.8 * 0.998 / 1.002 - 1)
+    assert answer.extra_flops == pytest.approx(-0.1)
+    padded = advise(own, Model(H100), known, "cublas", 0.15)
+    assert padded.verdict == "leave it"  # nothing that contains it is faster
+
+
+def test_choosing_stays_within_its_share_and_its_certainty() -> None:
+    for share in (0.02, 0.15):
+        answer = advise(Gemm(4000, 4100, 3900, "bf16"), certain_model(0.01), Measurements({}),
+                        "cublas", share, "choose")  # fmt: skip
+        assert answer.verdict == "leave it" or answer.predicted_lo >= MIN_GAIN
+        for name in "mnk":
+            own, other = getattr(answer.problem, name), getattr(answer.instead, name)
+            assert own * (1 - share) <= other <= own * (1 + share)
+    unsure = advise(Gemm(4000, 4100, 3900, "bf16"), certain_model(0.9), Measurements({}),
+                    "cublas", 0.15, "choose")  # fmt: skip
+    assert unsure.verdict == "leave it"
+
+
+@pytest.mark.parametrize("size", [100, 4000, 131_072])
+def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
+    gemm = Gemm(size, size, size, "bf16")
+    options, frame = _options(gemm, certain_model(), Measurements({}), "cublas", 0.15, "choose")
+    assert options[0] == gemm
+    assert len(options) == len(set(options)) == len(frame)
+    assert 8 < len(options) <= 256
+
+
+def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
+    """An alignment sweep under a known penalty of odd N; returns the measured gains claimed."""
+    cases = gemm_cases([(1024, 1024 + offset, 1024) for offset in range(17)], "alignment")
+    truth = model_law(replace(default_constants("hopper", "bf16"), misalignment=0.0))(
+        problems(cases)
+    )
+    odd = np.arange(17) % 8 != 0
+    rng = np.random.default_rng(seed)
+    # The median of nine samples, and the interval that nine samples give.
+    samples = truth[:, None] * np.where(odd, penalty, 1.0)[:, None]
+    samples = np.sort(samples * np.exp(noise * rng.standard_normal((len(truth), 9))), axis=1)
+    measured = {
+        problem: {"cublas": MeasuredTime(row[4], row[1], row[7])}
+        for problem, row in zip(problems(cases), samples, strict=True)
+    }
+    gemms = [p for p in measured if isinstance(p, Gemm)]
+    answers = [advise(p, Model(H100), Measurements(measured), "cublas", 0.01) for p in gemms]
+    return [a.measured_lo for a in answers if a.verdict == "pad" and a.basis == "measured"]
+
+
+def test_a_planted_penalty_is_found_and_noise_is_not_taken_for_one(tmp_path: Path) -> None:
+    found = [planted(tmp_path, 1.8, seed) for seed in range(20)]
+    assert all(len(claims) >= 14 for claims in found)  # every odd N but noise
+    false_alarms = sum(len(planted(tmp_path, 1.0, seed)) for seed in range(20))
+    assert false_alarms / (20 * 17) < 0.05
+
+
+def test_the_table_in_three_formats(tmp_path: Path) -> None:
+    sizes = [(512, n, 512) for n in (512, 1000, 1001, 1008, 1024)]
+    cases = gemm_cases(sizes)
+    penalty = [1.0, 1.0, 1.5, 1.0, 1.0]
+    analysis = analyse(load(record(tmp_path, cases, np.array(penalty) * 2e-5)))
+    advice = build_table(analysis)
+    write_table(analysis, advice)
+    assert advice[0].problem == Gemm(512, 1001, 512, "bf16")
+    assert [a.question for a in advice] == ["pad"] * 5 + ["choose"] * 5
+    assert [a.verdict for a in advice[:5]] == ["pad"] + ["leave it"] * 4
+    assert advice[5].problem == Gemm(512, 1001, 512, "bf16")
+    assert [a.verdict for a in advice[5:]].count("choose") >= 1
+    text = (tmp_path / "recommendations.md").read_text(encoding="utf-8")
+    assert text == recommendations_markdown(analysis, advice)
+    row = next(line for line in text.splitlines() if line.startswith("| 512×1001×512"))
+    assert "N 1001 → 1008" in row
+    assert "+50.0% [+47.0%, +53.0%]" in row
+    assert "N no multiple of 8" in row
+    lines = (tmp_path / "recommendations.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 11
+    assert lines[0].startswith("shape,instead,change,roles,question,verdict,basis,implementation")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic import recorded
+
+from analysis.commands.app import parse_share
+from kernels.errors import UserError
+from kernels.machine import known_machines
+
+ROOT = Path(__file__).resolve().parents[3]
+PREDICT_KEYS = {
+    "time_us", "tflops", "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency",
+    "bytes", "lo_us", "hi_us", "explanation",
+}  # fmt: skip
+
+
+def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "analysis", *arguments], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    recorded(folder / "nvidia-h100-sxm", 150)
+    return folder
+
+
+def test_predict_for_machines_with_and_without_a_recording(results: Path) -> None:
+    for slug in ("nvidia-h100-sxm", "nvidia-b200"):
+        answer = analysis("predict", "--machine", slug, "--gemm", "4096,4096,4096,bf16", "--json",
+                          "--results", str(results))  # fmt: skip
+        assert answer.returncode == 0, answer.stderr
+        row = json.loads(answer.stdout)
+        assert set(row) >= PREDICT_KEYS
+        assert row["lo_us"] < row["time_us"] < row["hi_us"]
+    assert "nvidia-v100-pcie-32gb" in known_machines()
+
+
+def test_predict_takes_convolutions_and_prints_a_line(results: Path) -> None:
+    answer = analysis("predict", "--machine", "nvidia-h200", "--conv",
+                      "32,64,56,56,64,3,3,1,1,1,1,bf16", "--results", str(results))  # fmt: skip
+    assert answer.returncode == 0
+    assert len(answer.stdout.splitlines()) == 1
+    assert "TFLOP/s" in answer.stdout
+
+
+def test_report_writes_everything_and_recommend_answers_from_it(results: Path) -> None:
+    answer = analysis("report", "--results", str(results))
+    assert answer.returncode == 0, answer.stderr
+    folder = results / "nvidia-h100-sxm"
+    for name in ("predicted.csv", "calibration.json", "recommendations.md", "plots/roofline.png"):
+        assert (folder / name).exists(), name
+    assert answer.stdout.count("•") >= 3
+    asked = analysis("recommend", "--machine", "nvidia-h100-sxm", "--gemm", "1000,1001,1000,bf16",
+                     "--json", "--results", str(results))  # fmt: skip
+    document = json.loads(asked.stdout)
+    assert document["verdict"] in ("pad", "leave it")
+    assert document["shape"] == "1000,1001,1000,bf16,nt,1"
+
+
+def test_calibrate_plot_and_table(results: Path) -> None:
+    document = json.loads(analysis("calibrate", "--results", str(results), "--json").stdout)
+    assert document["groups"]["cublas gemm bf16"]["rows"] > 100
+    assert "roofline.png" in analysis("plot", "--results", str(results)).stdout
+    assert "recommendations.md" in analysis("table", "--results", str(results)).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("predict", "--machine", "nvidia-h200"), "give at least one --gemm or --conv"),
+        (("predict", "--machine", "nvidia-h20", "--gemm", "8,8,8,bf16"), "'nvidia-h200'"),
+        (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
+        (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
+        (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "not bf16"),
+    ],
+)  # fmt: skip
+def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
+    answer = analysis(*arguments)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("calibration.json", "{", "calibration.json cannot be read; `python -m analysis calibrate"),
+        ("calibration.json", '{"groups": {"a": 1}}', "calibration.json cannot be read"),
+        ("run.json", "[]", "run.json has no 'schema'"),
+        ("run.json", '{"schema": 7}', "run.json has no 'protocol'"),
+    ],
+)
+def test_broken_files_are_sentences(tmp_path: Path, name: str, text: str, words: str) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    recorded(folder, 20)
+    (folder / name).write_text(text)
+    answer = analysis("predict", "--machine", "nvidia-h100-sxm", "--gemm", "8,8,8,bf16",
+                      "--results", str(tmp_path))  # fmt: skip
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    recorded(folder, 40)
+    command = ("validate", str(folder), "--machine", "nvidia-h100-sxm", "--calibrate", "12")
+    answer = analysis(*command, "--json")
+    assert answer.returncode == 0, answer.stderr
+    speed = json.loads(answer.stdout)["shapes_per_second"]
+    assert set(speed) == {"physics", "full"}
+    assert min(speed.values()) > 0
+    assert "shapes per second on one core" in analysis(*command).stdout
+
+
+def test_an_empty_results_folder_is_a_sentence(tmp_path: Path) -> None:
+    answer = analysis("plot", "--results", str(tmp_path))
+    assert answer.returncode == 2
+    assert answer.stderr.strip() == "nothing is recorded yet; run `make sweep` first."
+
+
+def test_shares() -> None:
+    assert parse_share("12.5%") == 0.125
+    assert parse_share("0.1") == 0.1
+    with pytest.raises(UserError):
+        parse_share("200%")

@@ -1,0 +1,174 @@
+"""Plots are tested by their data, and by being written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synthetic import H100, model_law, problems, record
+
+from analysis.advice.highlights import five_lines
+from analysis.advice.table import build_table
+from analysis.model import series
+from analysis.model.fitted import Analysis, analyse
+from analysis.plots import PLOTS, roofline, scaling, write_plots
+from analysis.recordings.load import load
+from kernels.machine import known_machine
+from kernels.problem import Conv, Gemm
+from sweeps.cases.case import Case
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """A GPU's recording with everything that the plots look for, under the model's own law."""
+    gemms = {
+        "square": [(size, size, size) for size in range(256, 4097, 256)],
+        "steps": [(m, 4096, 4096) for m in [*range(1024, 3072, 128), 1025, 2049]],
+        "alignment": [
+            size
+            for off in range(4096, 4113)
+            for size in ((off, 4096, 4096), (4096, off, 4096), (4096, 4096, off))
+        ],
+        "plane": [(m, n, 4096) for m in range(256, 2049, 256) for n in range(256, 1025, 256)],
+    }
+    convs = {
+        "conv-channels": [("nhwc", "fprop", c) for c in (32, 60, 63, 64, 65, 72, 128)],
+        "conv-layouts": [
+            (layout, pass_, c)
+            for pass_ in ("fprop", "dgrad", "wgrad")
+            for c in (64, 128)
+            for layout in ("nhwc", "nchw")
+        ],
+    }
+    cases = list(
+        dict.fromkeys(
+            Case(name, Gemm(*size, "bf16"), "cublas")
+            for name, sizes in gemms.items()
+            for size in sizes
+        )
+    )
+    cases += [
+        Case(name, Conv.parse(f"32,{c},28,28,{c},3,3,1,1,1,1,bf16,{layout},{pass_}"), "cudnn")
+        for name, kinds in convs.items()
+        for layout, pass_, c in kinds
+    ]
+    times = model_law()(problems(cases))
+    folder = tmp_path_factory.mktemp("results") / "nvidia-h100-sxm"
+    canary = {"samples": 40, "median_us": 10.0, "spread": 0.02, "drift": -0.02, "certain": True}
+    return analyse(load(record(folder, cases, times, canary=canary)))
+
+
+def test_every_plot_is_written_as_png_and_svg(analysis: Analysis) -> None:
+    written = write_plots(analysis)
+    assert [path.stem for path in written] == list(PLOTS)
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        svg = path.with_suffix(".svg").read_text(encoding="utf-8")
+        # Machine, versions and date are below every plot.
+        assert "NVIDIA H100 80GB HBM3" in svg
+        assert "torch 2.13.0" in svg
+        assert "2026-01-02" in svg
+
+
+def test_the_same_data_gives_the_same_bytes(analysis: Analysis) -> None:
+    folder = analysis.recording.folder / "plots"
+    write_plots(analysis)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_plots(analysis)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_recording_without_a_sweep_draws_what_it_has(tmp_path: Path) -> None:
+    cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "cublas") for i in range(20)]
+    times = model_law()(problems(cases))
+    written = write_plots(analyse(load(record(tmp_path, cases, times))))
+    assert [path.stem for path in written] == ["roofline", "accuracy"]
+
+
+def test_the_roofline_has_every_case_below_every_ceiling(analysis: Analysis) -> None:
+    rows = series.roofline_series(analysis.table)
+    assert len(rows) == len(analysis.table)
+    roofs = roofline.ceilings(H100, ["bf16", "tf32", "fp16", "fp32"])
+    assert dict(zip(roofs["dtype"], roofs["tflops"], strict=True)) == {
+        "fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4,
+    }  # fmt: skip
+    assert roofs["ridge"].max() == pytest.approx(989.4e12 / 3.352e12)
+    assert (rows["tflops"] <= 989.4).all()
+    assert (rows["tflops"] <= rows["intensity"] * 3.352 * 1.001).all()
+
+
+def test_steps_have_their_edges(analysis: Analysis) -> None:
+    lines = series.steps_series(analysis.table)
+    assert set(lines) == {"m"}
+    assert lines["m"]["m"].is_monotonic_increasing
+    tiles, waves = scaling.edges(H100, "bf16", "m", lines["m"])
+    assert tiles == list(range(1024, 2945, 256))
+    assert waves == [1024, 2048]  # 32 tiles across: four rows of tiles fill 132 SMs
+
+
+def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
+    rows = series.alignment_series(analysis.table)
+    assert set(rows["along"]) == {"m", "n", "k"}
+    assert (rows[rows["offset"] == 0]["relative"] == 1.0).all()
+    odd_k = rows[(rows["along"] == "k") & (rows["offset"] % 8 != 0)]
+    assert (odd_k["relative"] < 0.95).all()  # the law is slower there
+    assert (rows["relative_lo"] <= rows["relative"]).all()
+    assert (rows["relative_hi"] >= rows["relative"]).all()
+    # The base's uncertainty is in every ratio, and the base is itself without any.
+    base = rows["offset"] == 0
+    assert (rows[base][["relative_lo", "relative_hi"]] == 1.0).all(axis=None)
+    widened = rows[~base]["relative_hi"] / rows[~base]["relative"]
+    assert widened.to_numpy() == pytest.approx(1.01 / 0.99)  # both are known to ±1 %
+
+
+def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
+    pairs = series.layout_series(analysis.table)
+    assert len(pairs) == 6
+    assert (pairs["ratio"] >= 1).all()  # NCHW moves its activations once more
+    assert (pairs["ratio_lo"] < pairs["ratio"]).all()
+
+
+def test_channels_are_sorted_and_forward_only(analysis: Analysis) -> None:
+    rows = series.channel_series(analysis.table)
+    assert rows["c"].tolist() == [32, 60, 63, 64, 65, 72, 128]
+
+
+def test_accuracy_counts_every_row(analysis: Analysis) -> None:
+    rows = series.accuracy_series(analysis.table)
+    assert len(rows) == len(analysis.table)
+    assert rows["error"].abs().median() < 0.01  # the law is the model's own
+
+
+def test_the_plane_has_m_in_rows(analysis: Analysis) -> None:
+    measured, predicted = series.plane_series(analysis.table)
+    assert measured.shape == predicted.shape == (8, 4)
+    assert measured.index.tolist() == list(range(256, 2049, 256))
+    assert not measured.isna().any().any()
+
+
+def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
+    lines = five_lines(analysis, build_table(analysis))
+    assert len(lines) == 5
+    assert all(line.endswith(".") for line in lines)
+    peak, alignment, layout, padding, trust = lines
+    assert peak.startswith("Fastest products: bf16 ")
+    assert "of the ceiling" in peak
+    assert "4096 + " not in alignment
+    assert "runs at" in alignment
+    assert "over 6 pairs" in layout
+    assert padding.startswith("Padding: ")
+    assert "median error 0." in trust
+    assert "drifted by -2.0%" in trust
+    analysis.recording.run["canary"]["certain"] = False
+    assert "drifted" not in five_lines(analysis, [])[-1]  # within its own noise: not news
+
+
+def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: Path) -> None:
+    cpu = replace(known_machine("nvidia-h100-sxm"), kind="cpu", generation="cpu", slug="cpu-x-2t")
+    cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "onednn") for i in range(20)]
+    times = model_law()(problems(cases))
+    recording = load(record(tmp_path / "cpu-x-2t", cases, times, machine=cpu))
+    write_plots(analyse(recording))
+    svg = (tmp_path / "cpu-x-2t" / "plots" / "roofline.svg").read_text(encoding="utf-8")
+    assert "peak, measured" in svg

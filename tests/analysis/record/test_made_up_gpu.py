@@ -1,0 +1,92 @@
+"""Every command of a recording, for real, on a made-up H200: each branch of the GPU's path runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import FAKE, record
+
+from analysis.record.parts import all_parts
+from analysis.record.recorder import run_command
+
+ALL = [step.name for part in all_parts() for step in part.steps]
+RECORDED = pytest.mark.xdist_group("recorded")  # one worker, so that it is recorded once
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A whole recording of a made-up H200: every branch of the GPU's path runs."""
+    results = tmp_path_factory.mktemp("results")
+    answer = record("--results", str(results), interpreter=FAKE)
+    assert answer.returncode == 0, answer.stderr
+    return results / "nvidia-h200", Path(answer.stdout.strip()), answer.stderr
+
+
+@RECORDED
+def test_every_part_runs_on_a_gpu_and_nothing_is_missing(recorded: Any) -> None:
+    folder, archive, said = recorded
+    assert "missing" not in said
+    assert "exit code" not in said
+    ended = json.loads((folder / "record.json").read_text())["ended"]
+    assert list(ended) == ALL
+    assert {step["exit"] for step in ended.values()} == {0}
+    assert archive.stat().st_size < 16_000_000
+    with tarfile.open(archive) as packed:
+        found = {Path(member.name).name for member in packed.getmembers()}
+    assert found >= {
+        "run.json", "measurements.csv", "record.json", "doctor.json", "checks.json", "clock.json",
+        "models.json", "rules.json", "recommendations.csv", "roofline.png", "families.md",
+    }  # fmt: skip
+    assert not any(name.endswith(".jsonl") for name in found)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@RECORDED
+def test_a_gpu_s_rows_have_names_clocks_and_hidden_gaps(recorded: Any) -> None:
+    folder, *_ = recorded
+    rows = [row for row in rows_of(folder) if row["status"] == "ok"]
+    assert len(rows) > 20
+    assert all(row["kernel"].startswith("fake_") for row in rows)  # though records were lost
+    assert all(row["sm_mhz"] == "1980.0" for row in rows)
+    assert {bool(row["power_w"]) for row in rows if row["mode"] == "burst"} == {False}
+    assert {row["power_w"] for row in rows if row["mode"] == "sustained"} == {"655.0"}
+    assert not [row for row in rows if "launch gaps show" in row["message"]]
+    families = rows_of(folder.parent / "families" / folder.name)
+    assert {"triton-tiled", "triton-persistent", "triton-conv", "cublas"} <= {
+        row["implementation"] for row in families
+    }
+    special = [row for row in families if "specialize=on" in row["config"]]
+    assert {row["sweep"] for row in special} == {"warp-specialisation"}
+
+
+@RECORDED
+def test_the_clock_s_check_compares_two_processes(recorded: Any) -> None:
+    folder, *_ = recorded
+    report = json.loads((folder / "clock.json").read_text())
+    assert set(report["timers"]) == {"sampler", "do_bench"}
+    assert len(report["passes"]) == 2
+    # On a made-up GPU both timers see the same simulated kernels.
+    assert report["timers"]["do_bench"]["over_sampler"] == pytest.approx(1.0, abs=0.02)
+    assert report["timers"]["sampler"]["passes_differ"] < 0.02
+    assert report["profiler"]
+    assert report["graph_replays"]
+
+
+@RECORDED
+def test_the_next_slice_recognises_the_machine(recorded: Any) -> None:
+    folder, *_ = recorded
+    command = ["sweeps", "anchors", "--json", "--device", "gpu", "--results", str(folder.parent)]
+    code, output = run_command(FAKE, command, 3600)
+    assert code == 0
+    report = json.loads(output)
+    assert report["same"] is True
+    assert report["cases"] == 8

@@ -1,0 +1,333 @@
+"""The field's rules: every one has a row, and what is planted in a recording is what is found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
+
+from analysis.model.predict import Model
+from analysis.plots.cheat_sheet import sheet_data, write_cheat_sheet
+from analysis.recordings.load import load
+from analysis.recordings.public import read_source
+from analysis.rules.inputs import judge_inputs, rule_inputs
+from analysis.rules.judge import (
+    NOT_MEASURED,
+    Evidence,
+    RuleResult,
+    all_rules,
+    judge_all,
+    rule_sweeps,
+)
+from analysis.rules.pairing import TimedCase
+from analysis.rules.report import terminal_table, write_rules
+from kernels.config import ceil_div, large_tile
+from kernels.errors import UserError
+from kernels.machine import Machine, known_machine
+from kernels.operation import Layer, Lstm, Workload
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+from sweeps.cases.expand import expand
+from sweeps.cases.spec import all_sweeps
+
+IDS = """
+    align-gemm align-worth align-linear align-conv pad-first-conv pad-vocab pad-sequence
+    channels-256 wave tile bigger batch-intensity intensity-table small-dim dtype-speed
+    half-traffic nhwc autotune fuse-inputs fuse-time dense-conv wider reduced-reduction
+    aligned-memory rnn rnn-minibatch rnn-hidden rnn-persistent memory-bound launch-bound balance
+    amdahl tc-used
+""".split()  # noqa: SIM905  as the list of the field's advice has them
+VERDICT = re.compile(r"holds|holds, weaker|no longer|no effect|not measured here|depends: .+")
+NOISE = 0.03
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+Law = Callable[[Workload], float]
+
+
+def test_every_rule_of_the_field_is_there_and_its_sweeps_exist() -> None:
+    assert list(all_rules()) == IDS
+    assert {name for group in rule_sweeps() for name in group.split(",")} <= set(all_sweeps())
+    assert "sources,layers" in rule_sweeps()  # what a rule needs together
+    for rule in all_rules().values():
+        assert set(rule.also) <= set(all_sweeps())
+        assert rule.statement
+        assert rule.source
+        assert rule.effect
+        assert rule.models or (rule.pairing and rule.sweeps)
+
+
+def plant(
+    folder: Path, cases: Sequence[Case], law: Law, seed: int, machine: Machine = H100
+) -> list[RuleResult]:
+    """Judge a recording made from a law, each time with noise, nine samples a case."""
+    rng = np.random.default_rng(seed)
+    truth = np.array([law(case.problem) for case in cases])
+    samples = np.sort(truth * np.exp(NOISE * rng.standard_normal((9, len(cases)))), axis=0)
+    recording = load(record(folder, cases, samples[4], machine=machine))
+    recording.rows["time_lo_us"] = samples[1] * 1e6  # what nine samples give
+    recording.rows["time_hi_us"] = samples[7] * 1e6
+    return judge_all([Evidence.of_recording(recording)])
+
+
+def alignment_cases() -> list[Case]:
+    sizes = [
+        (base + dm, base + dn, base + dk)
+        for base in (1024, 4096) for offset in range(17)
+        for dm, dn, dk in ((offset, 0, 0), (0, offset, 0), (0, 0, offset))
+    ]  # fmt: skip
+    return gemm_cases(dict.fromkeys(sizes), "alignment")
+
+
+def aligned_law(penalty: float) -> Law:
+    def seconds(workload: Workload) -> float:
+        assert isinstance(workload, Gemm)
+        odd = workload.m % 8 or workload.n % 8 or workload.k % 8
+        return workload.flops / 5e14 * (penalty if odd else 1.0)
+
+    return seconds
+
+
+@pytest.mark.parametrize(("penalty", "verdict"), [(1.8, "holds"), (1.0, "no effect")])
+def test_a_planted_penalty_of_misalignment_is_found_and_none_is_not(
+    tmp_path: Path, penalty: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
+    right = covered = 0
+    for seed in range(100):
+        rows = plant(tmp_path / str(seed), alignment_cases(), aligned_law(penalty), seed)
+        row = next(row for row in rows if row.id == "align-gemm")
+        right += row.verdict == verdict
+        assert row.lo is not None
+        assert row.hi is not None
+        covered += row.lo <= penalty <= row.hi
+    assert right >= 90
+    assert covered >= 90
+
+
+def test_a_planted_step_of_a_wave_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
+    bm, bn = large_tile("hopper", "bf16")
+    edges = [m for m in range(bm, 8193, bm) if _waves(m + 1, bm, bn) > _waves(m, bm, bn)]
+    cases = [
+        Case("steps", Gemm(m + offset, 4096, 4096, "bf16"), "cublas")
+        for m in edges for offset in (0, 1)
+    ]  # fmt: skip
+
+    def law(workload: Workload) -> float:
+        assert isinstance(workload, Gemm)
+        return 1e-4 * (1.3 if workload.m % bm else 1.0)
+
+    found = []
+    for seed in range(100):
+        rows = plant(tmp_path / str(seed), cases, law, seed)
+        found.append(next(row for row in rows if row.id == "wave"))
+    assert sum(row.verdict.startswith("holds") for row in found) >= 90
+    assert sum((row.lo or 0) <= 1.3 <= (row.hi or 0) for row in found) >= 90
+    assert {row.cases for row in found} == {len(edges)}
+
+
+def test_planted_laws_of_recurrent_layers_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rule's own law is found in the sweep that tests it, without the other two's."""
+    monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
+    sweep = all_sweeps()["lstm"]
+    cases = expand(sweep, H100, lambda *_: "cudnn", lambda *_: [""])
+
+    def law(workload: Workload) -> float:
+        assert isinstance(workload, Lstm)
+        slow = 1.5 if workload.hidden % 32 else 1.0
+        slow *= 1.3 if workload.minibatch <= 128 else 1.0
+        return workload.flops / 1e14 * slow * (2.0 if workload.hidden <= 256 else 1.0)
+
+    by_id = {row.id: row for row in plant(tmp_path, cases, law, 0)}
+    found = [by_id[f"rnn-{name}"] for name in ("persistent", "minibatch", "hidden")]
+    assert [row.effect for row in found] == pytest.approx([1.5, 1.3, 2.0], rel=0.05)
+    assert [row.verdict for row in found] == ["holds"] * 3
+
+
+def _waves(m: int, bm: int, bn: int) -> int:
+    return int(ceil_div(ceil_div(m, bm) * ceil_div(4096, bn), H100.sms))
+
+
+class Uncalibrated:
+    """Stands in for the calibration, which verdicts do not look at and which takes seconds."""
+
+    def __init__(self, machine: Machine, rows: object) -> None:
+        self.model = Model(machine)
+        self.held_back = self
+        self.estimate = self
+        self.time = np.nan
+
+
+def test_a_rule_about_gpus_is_not_judged_on_a_cpu_and_the_others_say_where_they_are_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
+    cpu = Machine.from_json({**H100.to_json(), "kind": "cpu", "slug": "cpu-made-up-2t"})
+    cases = alignment_cases()
+    rows = plant(tmp_path, cases, aligned_law(1.5), 0, cpu)
+    by_id = {row.id: row for row in rows}
+    assert by_id["align-gemm"].reason.startswith("on a CPU, ")
+    assert by_id["wave"].verdict == by_id["small-dim"].verdict == NOT_MEASURED
+    assert "GPU" in by_id["wave"].reason
+
+
+def a_recording(results: Path) -> Path:
+    cases = alignment_cases()
+    cases += [
+        Case("layers", Layer("relu", 4096 << i, 4096, 1, 1, dtype), "aten")
+        for i in range(4) for dtype in ("fp32", "bf16")
+    ]  # fmt: skip
+    gemms = [case for case in cases if isinstance(case.problem, Gemm)]
+    times = [*model_law()(problems(gemms)), *(c.problem.bytes / 3e12 for c in cases[len(gemms) :])]
+    return record(results / H100.slug, cases, times)
+
+
+def test_the_files_hold_a_row_for_every_rule(tmp_path: Path) -> None:
+    folder = a_recording(tmp_path)
+    inputs = rule_inputs(None, tmp_path)
+    assert inputs.folder == folder
+    rows = judge_inputs(inputs)
+    written = [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
+    assert [row["id"] for row in json.loads((folder / "rules.json").read_text())] == IDS
+    table = json.loads((folder / "rules.json").read_text())
+    assert set(table[0]) == {
+        "id", "statement", "source", "verdict", "effect", "lo", "hi", "predicted", "cases",
+        "reason",
+    }  # fmt: skip
+    for row in table:
+        assert VERDICT.fullmatch(row["verdict"]), row
+        measured = row["verdict"] != NOT_MEASURED
+        assert (row["effect"] is not None) == measured
+        assert measured or row["reason"].startswith("needs ")
+    by_id = {row["id"]: row for row in table}
+    assert by_id["half-traffic"]["effect"] == pytest.approx(2.0, rel=0.05)
+    assert by_id["memory-bound"]["verdict"] == "holds"
+    assert by_id["half-traffic"]["predicted"] == pytest.approx(2.0, rel=0.2)
+    text = (folder / "rules.md").read_text()
+    assert all(f"| {name} |" in text for name in IDS)
+    assert {path.name for path in written} == {"rules.md", "cheat-sheet.png"}
+    assert (folder / "cheat-sheet.svg").stat().st_size > 1000
+    assert len((folder / "rules.csv").read_text().splitlines()) == len(IDS) + 1
+    assert len(terminal_table(rows).splitlines()) == len(IDS)
+
+
+def test_pairs_of_two_runs_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
+    cases = alignment_cases()
+    even = [c for c in cases if aligned_law(2.0)(c.problem) == aligned_law(1.0)(c.problem)]
+    odd = [c for c in cases if c not in even]
+    for place, some, slow in ((tmp_path, even, 1.0), (tmp_path / "rules", odd, 3.0)):
+        record(place / H100.slug, some, [1e-4 * slow] * len(some))
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert len(inputs.recordings) == 2
+    rows = {row.id: row for row in judge_inputs(inputs)}
+    assert rows["align-gemm"].verdict == NOT_MEASURED
+
+
+def test_a_users_verdicts_never_go_into_a_published_folder(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    published = record(tmp_path / H100.slug, case, [1e-5], published=True)
+    assert rule_inputs(H100.slug, tmp_path).folder == published  # from the recording alone
+    record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    assert rule_inputs(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
+    record(tmp_path / f"{H100.slug}-local", case, [1e-5])
+    assert rule_inputs(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
+
+
+def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> None:
+    case = gemm_cases([(64, 64, 64)], "alignment")
+    older = record(tmp_path / H100.slug, case, [1e-5], software={"torch": "2.12.0"})
+    newer = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    measured_in_turn(older, newer)
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert [recording.folder for recording in inputs.recordings] == [newer]
+    assert inputs.folder == tmp_path / H100.slug
+
+
+def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
+    """A claim of speed-ups, where one run measured fp32 and another, with more pairs, did not."""
+
+    def run(dtypes: Sequence[str], widths: Sequence[int]) -> Evidence:
+        seconds = {("bf16", 64): 1e-5, ("bf16", 1024): 2e-5, ("fp32", 64): 2e-5}
+        cases = [
+            TimedCase(Gemm(m, n, 4096, dtype), "cublas", "", "cold", "skinny",
+                  seconds.get((dtype, m), 1.6e-4), 0.01)
+            for dtype in dtypes for n in widths for m in (64, 1024)
+        ]  # fmt: skip
+        return Evidence(H100, cases, np.array([case.seconds for case in cases]))
+
+    told, silent = run(["bf16", "fp32"], [4096]), run(["bf16"], [2048, 4096, 8192])
+    (row,) = (r for r in judge_all([silent, told]) if r.id == "small-dim")
+    assert (row.verdict, row.cases) == ("holds", 1)
+    assert row.effect == pytest.approx(8 / 2)  # twice as fast with 64 rows, 8 times with 1024
+    (row,) = (r for r in judge_all([silent]) if r.id == "small-dim")
+    assert (row.cases, row.effect) == (3, pytest.approx(1024 / 64 / 2))
+    assert "promised 4" not in row.reason  # of speeds it is not
+
+
+def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    row = next(r for r in plant(tmp_path, alignment_cases(), aligned_law(1.0), 0) if r.id == "wave")
+    assert row.reason == "needs pairs of the sweeps sources, steps: run `make rules`"
+
+
+def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) -> None:
+    results = tmp_path / "deep" / "results"
+    evil = replace(H100, slug="../../escaped")
+    record(results / "evil", gemm_cases([(512, 512, 512)]), [1e-4], machine=evil)
+    with pytest.raises(UserError, match="is no machine's slug"):
+        rule_inputs(None, results)
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+def test_without_results_it_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="run `make rules` first"):
+        rule_inputs(None, tmp_path)
+    with pytest.raises(UserError, match="of machine 'nvidia-b200'"):
+        rule_inputs("nvidia-b200", tmp_path)
+
+
+def test_the_sheet_has_eight_certain_pieces_of_advice_the_largest_first() -> None:
+    def row(name: str, effect: float, width: float) -> RuleResult:
+        return RuleResult(
+            name, "s", "s", "holds", effect, effect / width, effect * width, None, 9, ""
+        )
+
+    advice = [name for name, rule in all_rules().items() if rule.worth]
+    rows = [row(name, 1.1 + 0.1 * i, 1.02) for i, name in enumerate(advice[:10])]
+    rows += [row(advice[10], 9.0, 20.0), row("dense-conv", 50.0, 1.1)]
+    data = sheet_data(rows)
+    assert len(data) == 8
+    assert list(data["effect"]) == sorted(data["effect"], reverse=True)
+    assert not set(data["id"]) & {advice[10], "dense-conv"}
+
+
+@pytest.mark.parametrize(
+    ("table", "slug"),
+    [
+        ("h100_sxm-trtllm-1.3.0rc20", "nvidia-h100-sxm"),
+        ("a100_sxm-sglang-0.5.10", "nvidia-a100-sxm-80gb"),
+    ],
+)
+def test_public_tables_answer_the_rules_that_they_can(
+    public_data: Path, table: str, slug: str
+) -> None:
+    machine = known_machine(slug)
+    source = read_source(public_data / "aiconfigurator" / f"{table}.parquet", machine)
+    rows = {r.id: r for r in judge_all([Evidence.of_source(source, Model(machine))])}
+    recorded = RECORDINGS / f"rules-{slug.split('-')[1]}.json"
+    for before in json.loads(recorded.read_text(encoding="utf-8")):
+        now = rows[before["id"]]
+        assert (now.verdict, now.cases) == (before["verdict"], before["cases"])
+        assert now.effect == pytest.approx(before["effect"])
+    answered = {name for name, row in rows.items() if row.verdict != NOT_MEASURED}
+    assert answered == {"wave", "tile", "bigger", "batch-intensity", "small-dim"}
+    assert all(rows[name].cases > 1000 for name in answered)
+    assert rows["bigger"].verdict == "holds"
+    assert rows["batch-intensity"].verdict == "holds"

@@ -1,0 +1,345 @@
+"""Kernels compiled for architectures that are not here, in processes outside the interpreter."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.compiler.assembly import InnerLoop
+from kernels.compiler.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
+from kernels.compiler.compiletable import compile_markdown
+from kernels.config import PersistentConfig, TileConfig
+from kernels.machine import machine_of_arch
+from kernels.problem import Gemm
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPILED = ("triton-tiled", "triton-persistent", "triton-conv")
+
+
+compiled_once = pytest.mark.xdist_group("compiled")  # or each worker would compile
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Three families for Hopper, through the command; `make compile-check` compiles all.
+
+    Whichever worker comes first compiles: it takes a minute and a half.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = tmp_path_factory.getbasetemp().parent / f"compiled-{run}.json"
+    with open(place.with_suffix(".lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.write_text(_compile(), encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))
+    return found
+
+
+def _compile() -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kernels", "compile", "--arch", "sm_90", "--json"]
+    for name in COMPILED:
+        command += ["--implementation", name]
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+GEMM_FAMILIES = ("triton-tiled", "triton-splitk", "triton-streamk", "triton-persistent")
+
+
+@compiled_once
+def test_a_row_each_for_dtype_layout_and_alignment(rows: list[dict[str, Any]]) -> None:
+    assert {row["kernel"] for row in rows} == set(COMPILED)
+    for family in COMPILED[:2]:
+        mine = [row for row in rows if row["kernel"] == family]
+        keys = {(row["dtype"], row["layout"], row["alignment"]) for row in mine}
+        assert len(keys) == len(mine) == 4 * 4 * 2
+    convs = [row for row in rows if row["kernel"] == "triton-conv"]
+    keys = {(row["dtype"], row["operation"], row["alignment"]) for row in convs}
+    assert len(keys) == len(convs) == 4 * 3 * 2
+    assert set(rows[0]) == {
+        "kernel", "operation", "config", "dtype", "layout", "alignment", "arch", "mma",
+        "registers", "spill_bytes", "shared_bytes", "copy_bytes", "products", "copied", "ok",
+        "message",
+    }  # fmt: skip
+
+
+@compiled_once
+def test_tensor_cores_are_used_and_fp32_is_exact(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["dtype"] == "fp32":
+            assert row["mma"] == "fma"
+        elif row["dtype"] in ("fp16", "bf16"):
+            assert row["mma"] == "wgmma"
+        else:
+            assert row["mma"] in ("wgmma", "mma.sync")
+        assert row["ok"], row
+        assert 0 < row["registers"] <= 255
+        assert row["spill_bytes"] == 0
+        assert row["shared_bytes"] <= 227 << 10
+
+
+@compiled_once
+def test_the_inner_loop_does_no_extra_work(rows: list[dict[str, Any]]) -> None:
+    """Products of a K step against bm · bn · bk, its bytes against (bm + bn) · bk elements."""
+    for row in rows:
+        if row["alignment"] == 16:
+            assert row["products"] == pytest.approx(1, rel=0.1), row
+            assert row["copied"] == pytest.approx(1, rel=0.1), row
+
+
+@compiled_once
+def test_copies_are_as_wide_as_rows_allow(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        aligned, turned = row["alignment"] == 16, row["message"].startswith("Turned")
+        if row["kernel"] == "triton-persistent" and aligned:
+            assert row["copy_bytes"] >= 1024  # TMA: a block at a time
+        elif aligned and not turned:
+            assert row["copy_bytes"] == 16
+        else:
+            assert row["copy_bytes"] == (2 if row["dtype"] in ("fp16", "bf16") else 4)
+
+
+JOB = _Job("triton-tiled", TileConfig(), Gemm(4096, 4096, 4096, "bf16"), 16, "sm_90")
+LOOP = InnerLoop("wgmma", 128 * 128 * 64, 256 * 64 * 2, 16)
+GOOD = _Facts(LOOP, 200, 0, 1 << 17, False, False)
+TMA = PersistentConfig(specialize=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "facts", "words"),
+    [
+        (JOB, {}, None),
+        (JOB, {"loop": replace(LOOP, instruction="mma.sync")}, "mma.sync instead of wgmma"),
+        (JOB, {"spill_bytes": 8}, "8 bytes of registers are spilled"),
+        (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
+        (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
+        (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "0.50 times the bytes"),
+        (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
+        (replace(JOB, config=TMA), {}, "no TMA copies. no warp is specialised."),
+        (replace(JOB, config=TMA), {"bulk_copies": True, "moves_registers": True}, None),
+        (replace(JOB, arch="sm_100"), {}, "instead of tcgen05"),
+        (replace(JOB, arch="sm_80"), {"loop": replace(LOOP, instruction="mma.sync")}, None),
+    ],
+)
+def test_what_counts_as_not_ok(job: _Job, facts: dict[str, Any], words: str | None) -> None:
+    complaints = " ".join(_complaints(job, machine_of_arch(job.arch), replace(GOOD, **facts)))
+    assert complaints == "" if words is None else words in complaints
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "wanted"),
+    [
+        ("fp32", "nt", ("fma",)),
+        ("bf16", "tn", ("wgmma",)),
+        ("tf32", "nt", ("wgmma",)),
+        ("tf32", "nn", ("wgmma", "mma.sync")),  # its operands must be K-major
+    ],
+)
+def test_which_instruction_is_expected(dtype: str, layout: str, wanted: tuple[str, ...]) -> None:
+    problem = Gemm(4096, 4096, 4096, dtype, layout)
+    assert _expected(replace(JOB, problem=problem)) == wanted
+
+
+def test_all_architectures_of_the_contract_have_jobs() -> None:
+    for arch in ARCHES:
+        assert len(_jobs(arch, every_candidate=False)) == len(GEMM_FAMILIES) * 32 + 24
+        assert len(_jobs(arch, every_candidate=True)) > 1000
+
+
+AHEAD = """
+import triton
+from kernels.compiler.compilecheck import _TargetDriver
+from kernels.machine import machine_of_arch
+from kernels.operands import random_operands
+from kernels.problem import Conv, Gemm
+from kernels.registry import all_implementations
+
+GEMMS = ["256,256,256,bf16", "255,256,77,fp16,tn", "64,1,64,fp32,nn,3"]
+CONVS = ["2,16,8,8,16,3,3,1,1,1,1,bf16", "1,3,9,7,5,3,1,2,1,1,1,fp16,nhwc,dgrad",
+         "1,1,4,4,1,1,1,1,0,1,1,fp32,nhwc,wgrad"]
+
+if __name__ == "__main__":
+    machine = machine_of_arch("sm_90")
+    triton.runtime.driver.set_active(_TargetDriver(machine))
+    for name in ("tiled", "splitk", "streamk", "persistent", "conv"):
+        family = all_implementations()[f"triton-{name}"]
+        problems = [*map(Conv.parse, CONVS)] if name == "conv" else [*map(Gemm.parse, GEMMS)]
+        cases = [(problem, family.configs(problem, machine)[0]) for problem in problems]
+        family.compile_ahead(cases)
+        calls = [call for problem, config in cases
+                 for call in family.ahead(problem, random_operands(problem, "cpu"), config)]
+        caches = {call.kernel.fn.__name__: call.kernel.device_caches[90][0] for call in calls}
+        compiled = {kernel: len(cache) for kernel, cache in caches.items()}
+        for call in calls:
+            call.warmup()
+        assert compiled == {kernel: len(cache) for kernel, cache in caches.items()}, name
+        print(name, sum(compiled.values()) > 0)
+"""
+
+
+def outside_the_interpreter(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> None:
+    """Operands without memory must give the very keys that real operands give."""
+    script = tmp_path / "ahead.py"
+    script.write_text(AHEAD)
+    answer = outside_the_interpreter(script)
+    names = ("tiled", "splitk", "streamk", "persistent", "conv")
+    assert answer.stdout.splitlines() == [f"{name} True" for name in names], answer.stderr
+
+
+CACHED = """
+import sys
+from pathlib import Path
+
+import triton
+from kernels.compiler.compilecheck import _compile, _Job, _TargetDriver
+from kernels.config import SplitConfig
+from kernels.triton.family import meta_operands
+from kernels.machine import machine_of_arch
+from kernels.problem import Gemm
+from kernels.registry import all_implementations
+
+def damage(pattern, harm):
+    for path in Path(sys.argv[1]).glob(pattern):
+        harm(path)
+
+if __name__ == "__main__":
+    compiled = []
+    triton.knobs.cache.dir = sys.argv[1]
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: compiled.append(not cache_hit)
+    family, problem = all_implementations()["triton-splitk"], Gemm(4096, 4096, 4096, "bf16")
+    config = SplitConfig(64, 64, 64, 3, 4, split=2)
+    triton.runtime.driver.set_active(_TargetDriver(machine_of_arch("sm_90")))
+    calls = family.ahead(problem, meta_operands(problem), config)
+    for call in calls:
+        call.warmup()  # as a launch would
+    rows, counts = [], []
+    for harm in (None, None, lambda: damage("*/ptxas.log", lambda path: path.write_text("")),
+                 lambda: damage("*/*.ptx", Path.unlink), None):
+        if harm:
+            harm()
+        for call in calls:
+            call.kernel.device_caches.clear()
+        rows.append(_compile(_Job("triton-splitk", config, problem, 16, "sm_90")))
+        counts.append(sum(compiled))
+    print(rows[0].ok, rows[0].registers > 0, all(row == rows[0] for row in rows), *counts)
+"""
+
+
+def test_a_kernel_in_the_cache_tells_what_it_told_when_compiled(tmp_path: Path) -> None:
+    """Two kernels are compiled again for a log that a launch did not keep, or that was damaged."""
+    script = tmp_path / "cached.py"
+    script.write_text(CACHED)
+    answer = outside_the_interpreter(script, str(tmp_path / "cache"))
+    told = ["True", "True", "True", "4", "4", "6", "8", "8"]
+    assert answer.stdout.split() == told, answer.stdout + answer.stderr
+
+
+SASS = """
+import triton
+from kernels.compiler.compilecheck import _TargetDriver
+from kernels.triton.family import meta_operands
+from kernels.machine import machine_of_arch
+from kernels.problem import Gemm
+from kernels.registry import all_implementations
+
+if __name__ == "__main__":
+    machine = machine_of_arch("sm_90")
+    triton.runtime.driver.set_active(_TargetDriver(machine))
+    family = all_implementations()["triton-persistent"]
+    problem = Gemm(4096, 4096, 4096, "bf16")
+    config = next(c for c in family.configs(problem, machine, True) if c.specialize)
+    (call,) = family.ahead(problem, meta_operands(problem), config)
+    sass = call.warmup().asm["sass"]
+    print(*(word in sass for word in ("UTMALDG", "UTMASTG", "HGMMA", "USETMAXREG")))
+"""
+
+
+def test_tma_and_specialised_warps_reach_the_machine_code(tmp_path: Path) -> None:
+    script = tmp_path / "sass.py"
+    script.write_text(SASS)
+    answer = outside_the_interpreter(script)
+    assert answer.stdout.split() == ["True"] * 4, answer.stderr
+
+
+MASKED = """
+from kernels.compiler.compilecheck import _compile, _Job
+from kernels.machine import machine_of_arch
+from kernels.problem import Conv, Gemm
+from kernels.registry import all_implementations
+
+CASES = [  # rows of 16, 8, 4 and 2 bytes; then masks and odd rows of C alone
+    ("sm_90", "triton-tiled", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-tiled", "4092,4092,4092,bf16"),
+    ("sm_90", "triton-tiled", "4090,4090,4090,bf16"),
+    ("sm_90", "triton-tiled", "4091,4091,4091,bf16"),
+    ("sm_80", "triton-tiled", "4088,4088,4088,bf16"),
+    ("sm_80", "triton-splitk", "4088,4088,4088,tf32,nn"),
+    ("sm_90", "triton-streamk", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-streamk", "4096,4097,4096,bf16"),
+    ("sm_90", "triton-persistent", "4096,4097,4096,bf16"),
+    ("sm_80", "triton-persistent", "4088,4088,4088,bf16"),
+    ("sm_90", "triton-conv", "32,120,28,28,120,3,3,1,1,1,1,bf16,nhwc,fprop"),
+    ("sm_90", "triton-conv", "32,120,28,28,120,3,3,1,1,1,1,bf16,nhwc,wgrad"),
+    ("sm_90", "triton-conv", "8,4,112,112,64,7,7,2,3,1,1,bf16,nhwc,fprop"),
+]
+
+if __name__ == "__main__":
+    for arch, name, spec in CASES:
+        problem = (Conv if name == "triton-conv" else Gemm).parse(spec)
+        config = all_implementations()[name].configs(problem, machine_of_arch(arch))[0]
+        row = _compile(_Job(name, config, problem, 16, arch))
+        print(row.ok, row.copy_bytes, row.message)
+"""
+
+
+def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copies(
+    tmp_path: Path,
+) -> None:
+    """The compiler knows multiples of 16 elements by itself; others it has to be told."""
+    script = tmp_path / "masked.py"
+    script.write_text(MASKED)
+    answer = outside_the_interpreter(script)
+    found = [line.split()[:2] for line in answer.stdout.splitlines()]
+    assert [ok for ok, _ in found] == ["True"] * 13, answer.stdout + answer.stderr
+    widths = [int(width) for _, width in found]
+    assert widths[:8] == [16, 8, 4, 2, 16, 16, 16, 16]
+    assert widths[8] >= 1024  # TMA reads A and B, whatever C's rows are
+    assert widths[9:] == [16, 16, 16, 8]
+
+
+def test_the_table_folds_layouts_and_shows_spills() -> None:
+    good = Row(
+        "triton-tiled", "gemm", "bm=128", "bf16", "nt", 16, "sm_90", "wgmma", 168, 0, 1 << 17, 16,
+        1.0, 1.0, True, "",
+    )  # fmt: skip
+    rows = [
+        good,
+        replace(good, layout="nn", registers=180, copied=1.05),
+        replace(good, dtype="tf32", mma="mma.sync", spill_bytes=24, copy_bytes=4),
+        replace(good, kernel="triton-persistent", arch="sm_100", mma="tcgen05", copy_bytes=16384),
+    ]
+    text = compile_markdown(rows)
+    assert "1.00 and\n1.00 to 1.05 over all 4 aligned rows" in text
+    assert "| bf16 | of 16 bytes | wgmma 180<br>16 B | – |" in text
+    assert "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B | – |" in text
+    assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA |" in text

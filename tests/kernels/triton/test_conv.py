@@ -1,0 +1,170 @@
+"""``triton-conv`` against float64: in the interpreter without a GPU, on it with one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.config import SplitConfig, TileConfig
+from kernels.correctness.reference import check
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from kernels.operands import Operands, random_operands
+from kernels.problem import DTYPE_BYTES, PASSES, Conv
+from kernels.registry import all_implementations
+from kernels.triton import family as family_
+from kernels.triton.family import TritonFamily
+
+HAS_GPU = torch.cuda.is_available()
+LACK = family_.INTERPRETED and family_._interpreter_lack()
+runs = pytest.mark.skipif(bool(LACK), reason=str(LACK))
+every_pass = pytest.mark.parametrize("pass_", PASSES)
+LARGE = [TileConfig(64, 64, 32, 3, 4), TileConfig(128, 32, 32, 2, 4)]
+TILES = LARGE if HAS_GPU else [TileConfig(16, 16, 16, 1, 1, 2)]
+SPLITS = (1, 2, 3)
+# Around the blocks' sizes, one channel, and what a first layer has.
+CHANNELS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 33)
+
+
+def family() -> TritonFamily:
+    found = all_implementations()["triton-conv"]
+    assert isinstance(found, TritonFamily)
+    return found
+
+
+def run(problem: Conv, operands: Operands, split: int = 1) -> Tensor:
+    config = SplitConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
+    return family().prepare(problem, [operands], config)(0)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Conv:
+    """Any geometry that has an output, small enough for the interpreter."""
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    few = [c for c in CHANNELS if c * groups <= 33]
+    c, kout = (groups * draw(st.sampled_from(few)) for _ in range(2))
+    n, r, s = (draw(st.integers(1, most)) for most in (2, 4, 3))
+    h, w = draw(st.integers(1, 7)), draw(st.integers(1, 5))
+    stride, dilation = ((draw(st.integers(1, 3)), draw(st.integers(1, 3))) for _ in range(2))
+    padding = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    dtype, pass_ = draw(st.sampled_from(list(DTYPE_BYTES))), draw(st.sampled_from(PASSES))
+    try:
+        return Conv(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, "nhwc", pass_)
+    except UserError:  # the filter is larger than the padded image
+        assume(False)
+        raise
+
+
+@runs
+@settings(max_examples=300)
+@given(problem=problems(), split=st.sampled_from(SPLITS))
+def test_any_geometry_dtype_and_pass(problem: Conv, split: int) -> None:
+    operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
+    result = run(problem, operands, split)
+    assert not result.isnan().any()  # the output was poisoned: every entry is written
+    assert check(problem, operands, result).ok
+
+
+@runs
+@every_pass
+@pytest.mark.parametrize("split", SPLITS)
+def test_operands_need_not_be_contiguous(device: str, pass_: str, split: int) -> None:
+    problem = Conv(2, 5, 6, 7, 4, 3, 2, (2, 1), (1, 1), (1, 2), 1, "fp32", "nhwc", pass_)
+    plain = random_operands(problem, device)
+    wide = [torch.full([2 * size for size in t.shape], math.nan, device=device) for t in plain]
+    views = Operands(*(t[::2, 1::2, ::2, 1::2] for t in wide))
+    for view, t in zip(views, plain, strict=True):
+        view.copy_(t)
+    assert check(problem, views, run(problem, views, split)).ok
+    assert int(wide[2].isnan().sum()) == wide[2].numel() - views.out.numel()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # as is meant
+@runs
+@every_pass
+def test_infinities_and_nans_go_where_pytorch_sends_them(device: str, pass_: str) -> None:
+    problem = Conv(1, 3, 6, 6, 4, 3, 3, (2, 2), (1, 1), (1, 1), 1, "fp32", "nhwc", pass_)
+    operands = random_operands(problem, device)
+    operands.a[0, 1, 1, 1] = math.inf
+    operands.a[0, 2, 2, 2] = math.nan
+    expected = all_implementations()["cudnn" if HAS_GPU else "onednn"].prepare(problem, [operands])
+    theirs = expected(0)
+    ours = run(problem, operands)
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert torch.equal(ours.isinf(), theirs.isinf())
+
+
+@runs
+@every_pass
+def test_offsets_past_two_to_the_31(device: str, pass_: str) -> None:
+    """Images 2³¹ elements apart, in a view of memory that is touched only where it is used."""
+    problem = Conv(2, 16, 5, 5, 16, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", pass_)
+    plain = random_operands(problem, device)
+    gap = 2**31 + 16
+    try:
+        memory = torch.empty(gap + 2**12, dtype=torch.bfloat16, device=device)
+    except RuntimeError:
+        pytest.skip("4 GB are not to be had")
+    far = memory.as_strided(plain.a.shape, (gap, *plain.a.stride()[1:]))
+    far.copy_(plain.a)
+    operands = Operands(far, plain.b, plain.out)
+    assert check(problem, operands, run(problem, operands)).ok
+
+
+@runs
+@every_pass
+def test_parts_are_the_same_bits_again(device: str, pass_: str) -> None:
+    problem = Conv(2, 16, 7, 7, 9, 3, 3, (1, 1), (1, 1), (1, 1), 1, "fp16", "nhwc", pass_)
+    operands = random_operands(problem, device)
+    first = run(problem, operands, split=3).clone()
+    operands.out.fill_(math.nan)
+    assert torch.equal(run(problem, operands, split=3), first)
+
+
+def test_other_layouts_are_refused_in_a_sentence() -> None:
+    problem = Conv(1, 8, 8, 8, 8, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nchw")
+    reason = family().supports(problem, known_machine("nvidia-h200"))
+    assert reason == "triton-conv computes channels-last convolutions (layout nhwc)."
+
+
+def test_more_pixels_than_32_bits_count_are_refused() -> None:
+    problem = Conv(2049, 1, 1024, 1024, 1, 1, 1, (1, 1), (0, 0), (1, 1), 1, "bf16")
+    reason = family().supports(problem, known_machine("nvidia-h200"))
+    assert reason == "triton-conv counts pixels in 32 bits, and this has 2³¹ or more."
+
+
+def test_a_strided_gradient_is_ranked_by_its_phases() -> None:
+    """16 phases of 16 pixels and 4 K steps each: splitting those further would leave CTAs idle."""
+    problem = Conv.parse("1,256,16,16,256,4,4,4,0,1,1,bf16,nhwc,dgrad")
+    for config in family().configs(problem, known_machine("nvidia-h200")):
+        assert isinstance(config, SplitConfig)
+        assert config.split <= 2
+
+
+@every_pass
+@pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
+@pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])
+def test_configs_are_valid(slug: str, dtype: str, pass_: str) -> None:
+    machine = known_machine(slug)
+    problem = Conv(32, 256, 14, 14, 256, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype, "nhwc", pass_)
+    configs = family().configs(problem, machine)
+    assert len(configs) == len(set(configs)) >= 4
+    for config in configs:
+        assert isinstance(config, SplitConfig)
+        assert config.invalid(dtype, machine) is None
+        assert family().parse_config(str(config)) == config
+
+
+def test_a_filter_gradient_with_few_tiles_is_split() -> None:
+    machine = known_machine("nvidia-h200")
+    few = Conv(32, 64, 56, 56, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", "wgrad")
+    many = Conv(32, 64, 56, 56, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", "fprop")
+    split, whole = (family().configs(problem, machine)[0] for problem in (few, many))
+    assert isinstance(split, SplitConfig)
+    assert isinstance(whole, SplitConfig)
+    assert split.split > whole.split == 1

@@ -1,0 +1,348 @@
+"""The GEMM families against float64: in the interpreter without a GPU, on it with one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.config import (
+    PersistentConfig,
+    SplitConfig,
+    StreamConfig,
+    TileConfig,
+    experimental_feature,
+    tile_count,
+)
+from kernels.correctness.reference import check
+from kernels.machine import known_machine
+from kernels.operands import Operands, random_operands
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, Gemm
+from kernels.registry import all_implementations
+from kernels.triton import family as family_
+from kernels.triton.family import TritonFamily
+from kernels.triton.streamk import streamed_tiles
+
+HAS_GPU = torch.cuda.is_available()
+DTYPES = list(DTYPE_BYTES)
+# Around every block size of the test's tiles, and what is easily forgotten.
+AWKWARD = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 61, 64, 65, 97)
+MAX_CTAS = 10_000 if HAS_GPU else 12  # the interpreter takes them one after another
+SMALL = [
+    TileConfig(16, 16, 16, 1, 1, 2), TileConfig(32, 16, 16, 1, 1, 3), TileConfig(16, 32, 32, 1, 1)
+]  # fmt: skip
+LARGE = [
+    TileConfig(64, 64, 32, 3, 4), TileConfig(128, 128, 32, 2, 8), TileConfig(32, 64, 16, 4, 4)
+]  # fmt: skip
+TILES = LARGE if HAS_GPU else SMALL
+CONFIGS: dict[str, list[TileConfig]] = {
+    "triton-tiled": list(TILES),
+    "triton-splitk": [
+        SplitConfig(**vars(tile), split=split) for tile in TILES for split in (2, 3, 8)
+    ],
+    "triton-streamk": [
+        StreamConfig(**vars(tile), ctas=ctas) for tile in TILES for ctas in (1, 2, 3, 7)
+    ],
+    "triton-persistent": [
+        PersistentConfig(**vars(tile), ctas=ctas, tma=tma)
+        for tile in TILES
+        for ctas in (1, 3)
+        for tma in (True, False)
+    ],
+}
+LACK = family_.INTERPRETED and family_._interpreter_lack()
+runs = pytest.mark.skipif(bool(LACK), reason=str(LACK))
+every_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+def family(name: str) -> TritonFamily:
+    found = all_implementations()[name]
+    assert isinstance(found, TritonFamily)
+    return found
+
+
+def run(name: str, problem: Gemm, operands: Operands, config: TileConfig) -> Tensor:
+    return family(name).prepare(problem, [operands], config)(0)
+
+
+def ctas(problem: Gemm, config: TileConfig) -> int:
+    tiles = tile_count(problem.m, problem.n, config.bm, config.bn, problem.batch)
+    return tiles * int(getattr(config, "split", 1))
+
+
+@st.composite
+def problems(draw: st.DrawFn, config: TileConfig) -> Gemm:
+    """Any sizes, as long as the interpreter is done soon."""
+
+    def fits(m: int, n: int, batch: int) -> bool:
+        return ctas(Gemm(m, n, 1, "fp32", "nn", batch), config) <= MAX_CTAS
+
+    m = draw(st.sampled_from([m for m in AWKWARD if fits(m, 1, 1)]))
+    n = draw(st.sampled_from([n for n in AWKWARD if fits(m, n, 1)]))
+    batch = draw(st.sampled_from([batch for batch in (1, 2, 3) if fits(m, n, batch)]))
+    k, dtype, layout = (draw(st.sampled_from(x)) for x in (AWKWARD, DTYPES, GEMM_LAYOUTS))
+    return Gemm(m, n, k, dtype, layout, batch)
+
+
+@runs
+@every_family
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_size_dtype_layout_and_batch(name: str, data: st.DataObject) -> None:
+    config = data.draw(st.sampled_from(CONFIGS[name]))
+    problem = data.draw(problems(config))
+    operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
+    result = run(name, problem, operands, config)
+    assert not result.isnan().any()  # the output was poisoned: every entry is written
+    assert check(problem, operands, result).ok
+
+
+@runs
+@every_family
+@pytest.mark.parametrize("ways", ["plain", "rows of 16 bytes"])
+def test_operands_need_not_be_contiguous(device: str, name: str, ways: str) -> None:
+    problem = Gemm(33, 18, 40, "fp32", "nn")
+    if ways == "plain":
+        a = torch.randn(66, 160, device=device)[::2, ::4]
+        b = torch.randn(80, 54, device=device)[1::2, 2::3]
+    else:  # TMA describes these: one dimension contiguous, the other a multiple of 16 bytes apart
+        a = torch.randn(40, 36, device=device)[:, :33].T
+        b = torch.randn(80, 20, device=device)[::2, :18]
+    padded = torch.full((33, 52), math.nan, device=device)
+    operands = Operands(a, b, padded[:, 4:22])
+    for config in CONFIGS[name]:
+        padded.fill_(math.nan)
+        assert check(problem, operands, run(name, problem, operands, config)).ok
+        outside = torch.cat([padded[:, :4], padded[:, 22:]], dim=1)
+        assert outside.isnan().all()  # nothing beside the result was touched
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # as is meant
+@runs
+@every_family
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+def test_infinities_and_nans_go_where_pytorch_sends_them(
+    device: str, name: str, special: float
+) -> None:
+    problem = Gemm(20, 24, 19, "fp32")
+    operands = random_operands(problem, device)
+    operands.a[3, 18] = special
+    operands.b[0, 7] = special
+    expected = operands.a @ operands.b
+    for config in CONFIGS[name]:
+        result = run(name, problem, operands, config)
+        assert torch.equal(result.isnan(), expected.isnan())
+        assert torch.equal(result.isinf(), expected.isinf())
+
+
+@runs
+@every_family
+def test_offsets_past_two_to_the_31(device: str, name: str) -> None:
+    """Rows 2³¹ elements apart, in a view of memory that is touched only where it is used."""
+    rows, gap = 3, 2**31 + 16
+    try:
+        a_memory = torch.empty(rows * gap, dtype=torch.bfloat16, device=device)
+    except RuntimeError:
+        pytest.skip("13 GB are not to be had")
+    problem = Gemm(rows, 16, 32, "bf16", "nn")
+    plain = random_operands(problem, device)
+    a = a_memory.as_strided((rows, 32), (gap, 1))
+    a.copy_(plain.a)
+    operands = Operands(a, plain.b, plain.out)
+    for config in (CONFIGS[name][0], CONFIGS[name][-1]):
+        plain.out.fill_(math.nan)
+        assert check(problem, operands, run(name, problem, operands, config)).ok
+
+
+@runs
+@every_family
+@pytest.mark.parametrize("layout", ["tn", "nn"])
+def test_k_steps_past_two_to_the_31(device: str, name: str, layout: str) -> None:
+    """A step along K of 2³¹ elements and more: A stored transposed, then B as it is named."""
+    config = CONFIGS[name][-1]
+    k, gap = config.bk + 4, 2**31 // config.bk + 8
+    try:
+        memory = torch.empty(k * gap, dtype=torch.bfloat16, device=device)
+    except RuntimeError:
+        pytest.skip("5 GB are not to be had")
+    problem = Gemm(16, 16, k, "bf16", layout)
+    plain = random_operands(problem, device)
+    if layout == "tn":
+        far = memory.as_strided((16, k), (1, gap))
+        operands = plain._replace(a=far.copy_(plain.a))
+    else:
+        far = memory.as_strided((k, 16), (gap, 1))
+        operands = plain._replace(b=far.copy_(plain.b))
+    assert check(problem, operands, run(name, problem, operands, config)).ok
+
+
+@runs
+@pytest.mark.parametrize("name", ["triton-splitk", "triton-streamk"])
+def test_sums_in_parts_are_the_same_bits_again(device: str, name: str) -> None:
+    problem = Gemm(47, 33, 97, "fp16")
+    operands = random_operands(problem, device)
+    for config in CONFIGS[name]:
+        first = run(name, problem, operands, config).clone()
+        operands.out.fill_(math.nan)
+        assert torch.equal(run(name, problem, operands, config), first)
+
+
+def test_no_kernel_adds_atomically() -> None:
+    """Atomics finish in any order: the interpreter's serial one would never show it."""
+    sources = Path(family_.__file__).parent.glob("*.py")
+    assert not [path.name for path in sources if "atomic_" in path.read_text(encoding="utf-8")]
+
+
+@runs
+def test_one_scratch_serves_all_operand_sets(device: str) -> None:
+    problem = Gemm(17, 33, 64, "fp32")
+    sets = [random_operands(problem, device, seed) for seed in range(3)]
+    launch = family("triton-splitk").prepare(problem, sets, CONFIGS["triton-splitk"][0])
+    for index in (2, 0, 1):
+        assert check(problem, sets[index], launch(index)).ok
+
+
+@given(st.integers(1, 10_000), st.integers(1, 300))
+def test_only_what_would_be_a_partial_wave_is_streamed(tiles: int, ctas: int) -> None:
+    streamed = streamed_tiles(tiles, ctas)
+    assert (tiles - streamed) % ctas == 0  # the others are whole waves
+    assert (streamed == 0) == (tiles % ctas == 0)
+    assert streamed < 2 * ctas
+    assert streamed > ctas or streamed in (0, tiles)  # a CTA's run is no shorter than a tile
+
+
+@every_family
+def test_a_config_is_needed(name: str) -> None:
+    problem = Gemm(16, 16, 16, "fp32")
+    with pytest.raises(TypeError, match=r"Config; take one from configs\(\)"):
+        family(name).prepare(problem, [random_operands(problem, "cpu")])
+
+
+@every_family
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])
+def test_configs_are_valid_and_ranked_by_estimated_time(slug: str, dtype: str, name: str) -> None:
+    machine = known_machine(slug)
+    large = family(name).configs(Gemm(8192, 8192, 8192, dtype), machine)
+    small = family(name).configs(Gemm(64, 64, 512, dtype), machine)
+    assert len(large) == len(set(large)) >= 4
+    for config in large:
+        assert isinstance(config, family(name).config_type)
+        assert config.invalid(dtype, machine) is None
+        assert family(name).parse_config(str(config)) == config
+    first_large, first_small = large[0], small[0]
+    assert isinstance(first_large, TileConfig)
+    assert isinstance(first_small, TileConfig)
+    assert first_large.bm * first_large.bn > first_small.bm * first_small.bn
+
+
+def test_misaligned_problems_get_shallow_steps() -> None:
+    machine = known_machine("nvidia-h200")
+    aligned = family("triton-tiled").configs(Gemm(4096, 4096, 4096, "bf16"), machine)[0]
+    odd = family("triton-tiled").configs(Gemm(4095, 4095, 4095, "bf16"), machine)[0]
+    assert isinstance(aligned, TileConfig)
+    assert isinstance(odd, TileConfig)
+    assert (aligned.bk, odd.bk) == (64, 32)
+
+
+def test_long_sums_over_few_tiles_are_split_further() -> None:
+    machine = known_machine("nvidia-h200")
+    splits = []
+    for k in (1024, 16384, 262144):
+        config = family("triton-splitk").configs(Gemm(256, 256, k, "bf16"), machine)[0]
+        assert isinstance(config, SplitConfig)
+        splits.append(config.split)
+    assert splits == sorted(splits)
+    assert splits[0] < splits[-1]
+
+
+@pytest.mark.parametrize(
+    ("slug", "spec", "tma"),
+    [
+        ("nvidia-h200", "4096,4096,4096,bf16", True),
+        ("nvidia-h200", "4095,4095,4095,bf16", False),  # rows that TMA cannot describe
+        ("nvidia-a100-sxm-80gb", "4096,4096,4096,bf16", False),  # no TMA there
+    ],
+)
+def test_tma_is_used_where_it_can_be(slug: str, spec: str, tma: bool) -> None:
+    for config in family("triton-persistent").configs(Gemm.parse(spec), known_machine(slug), True):
+        assert isinstance(config, PersistentConfig)
+        assert config.tma == tma
+        assert tma or not config.specialize
+
+
+@pytest.mark.parametrize(
+    ("slug", "spec", "there"),
+    [
+        ("nvidia-h200", "4096,4096,4096,bf16", True),
+        ("nvidia-h200", "4096,4096,64,bf16", False),  # one K step: no loop to specialise
+        ("nvidia-h200", "4096,4097,4096,bf16", True),
+        ("nvidia-b200", "4096,4097,4096,bf16", False),  # C is written plainly: that spills there
+        ("nvidia-h200", "4096,4096,4096,tf32,nn", False),  # Triton 3.7 cannot compile it
+        ("nvidia-h200", "4096,4096,4096,bf16,nt,4", False),  # nor three dimensions
+    ],
+)
+def test_warps_are_specialised_where_that_compiles(slug: str, spec: str, there: bool) -> None:
+    machine, problem = known_machine(slug), Gemm.parse(spec)
+    configs = family("triton-persistent").configs(problem, machine, experimental=True)
+    assert any(config.experimental for config in configs if config) == there
+    # No GPU has shown them to be sound: nobody gets one without asking for it.
+    plain = family("triton-persistent").configs(problem, machine)
+    assert not any(config.experimental for config in plain if config)
+    assert plain
+
+
+def test_what_is_experimental_is_read_from_a_config_s_text() -> None:
+    assert experimental_feature("triton-persistent", "specialize=on") == "warp specialisation"
+    assert experimental_feature("triton-persistent", "specialize=off") is None
+    assert experimental_feature("triton-tiled", "bm=64") is None
+    assert experimental_feature("cublas", "autotune=on") is None
+
+
+@pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])
+def test_streaming_ctas_all_fit_at_once(slug: str) -> None:
+    machine = known_machine(slug)
+    for config in family("triton-streamk").configs(Gemm(4096, 4096, 4096, "bf16"), machine):
+        assert isinstance(config, StreamConfig)
+        resident = config.ctas // machine.sms
+        assert resident * (config.shared_bytes("bf16") + 1024) <= machine.shared_sm_bytes
+
+
+def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
+    config = PersistentConfig(**vars(SMALL[0]))
+
+    def kernel(spec: str, batch_gap: int | None = None) -> tuple[str, bool | None]:
+        problem = Gemm.parse(spec)
+        operands = random_operands(problem, device)
+        if batch_gap is not None:
+            spread = torch.zeros(2 * batch_gap, dtype=torch.bfloat16, device=device)
+            strides = (batch_gap, *operands.a.stride()[1:])
+            operands = operands._replace(a=spread.as_strided(operands.a.shape, strides))
+        (call,) = family("triton-persistent").ahead(problem, operands, config)
+        return call.kernel.fn.__name__, call.options.get("STORE")
+
+    plain = ("matmul_persistent_plain", None)
+    assert kernel("64,64,64,bf16") == ("matmul_persistent", True)
+    assert kernel("64,63,64,bf16") == ("matmul_persistent", False)  # C's rows alone are odd
+    assert kernel("64,64,63,bf16") == plain
+    assert kernel("64,63,64,bf16,nn") == plain
+    assert kernel("64,64,64,bf16,nt,2", batch_gap=64 * 64 + 8) == ("matmul_persistent", True)
+    assert kernel("64,64,64,bf16,nt,2", batch_gap=64 * 64 + 1) == plain
+
+
+def test_stages_are_fitted_to_the_shared_memory() -> None:
+    tile = TileConfig(128, 128, 64, stages=4, warps=8)
+    stages = [
+        tile.fitted("bf16", known_machine(slug)).stages
+        for slug in ("nvidia-h200", "nvidia-a100-sxm-80gb", "nvidia-l40s")
+    ]
+    assert stages == [4, 4, 3]
+    huge = replace(tile, bk=256).fitted("bf16", known_machine("nvidia-l40s"))
+    assert huge.stages == 2
+    assert huge.invalid("bf16", known_machine("nvidia-l40s")) is not None

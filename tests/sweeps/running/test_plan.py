@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.machine import known_machine, of_cpu
+from kernels.problem import Conv, Gemm
+from sweeps.cases.case import Case
+from sweeps.running.plan import PlanEntry, _spread_out, expected_seconds, make_plan, naming_reserve
+
+H200 = known_machine("nvidia-h200")
+CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
+
+
+def sweep(name: str, *sizes: int) -> list[Case]:
+    return [Case(name, Gemm(size, size, size, "fp32"), "cublas") for size in sizes]
+
+
+@given(st.integers(1, 300))
+def test_spreading_out_keeps_every_case(count: int) -> None:
+    cases = sweep("s", *range(1, count + 1))
+    assert sorted(c.problem.m for c in _spread_out(cases)) == list(range(1, count + 1))  # type: ignore[union-attr]
+
+
+def test_any_beginning_covers_the_axis() -> None:
+    order = [c.problem.m for c in _spread_out(sweep("s", *range(64)[1:], 64))]  # type: ignore[union-attr]
+    for count in (4, 8, 16, 32):
+        seen = sorted(order[:count])
+        gaps = [b - a for a, b in zip([0, *seen], [*seen, 65], strict=True)]
+        assert max(gaps) <= 2 * 65 / count
+
+
+def test_every_sweep_is_represented_and_gets_a_like_share_of_the_time() -> None:
+    sweeps = {"small": sweep("small", *[256] * 1, *range(257, 700)),
+              "large": sweep("large", *range(2048, 2248))}  # fmt: skip
+    plan = make_plan(sweeps, CPU, 70)
+    spent = {"small": 0.0, "large": 0.0}
+    for entry in plan.planned:
+        spent[entry.case.sweep] += entry.expected
+    assert 0.5 < spent["small"] / spent["large"] < 2
+    names = [entry.case.sweep for entry in plan.planned[:10]]
+    assert set(names) == {"small", "large"}
+
+
+@given(st.floats(1, 600))
+def test_the_plan_fits_the_budget_and_no_case_takes_two_percent_of_it(budget: float) -> None:
+    sweeps = {"s": sweep("s", *range(64, 4000, 61)), "t": sweep("t", 128, 8192)}
+    plan = make_plan(sweeps, CPU, budget)
+    assert sum(entry.expected for entry in plan.planned) <= budget
+    costs = [entry.expected for entry in plan.planned]
+    assert all(cost <= 0.02 * budget for cost in costs) or min(costs) > 0.02 * budget
+    assert len(plan.planned) + sum(plan.left_out.values()) == sum(map(len, sweeps.values()))
+
+
+def test_where_every_case_is_long_a_small_budget_gets_the_shortest() -> None:
+    large_cache = replace(CPU, l2_bytes=260 << 20, bandwidth=8e9)
+    sizes = (64, 128, 256, 4096, 8192)
+    plan = make_plan({"s": sweep("s", *sizes)}, large_cache, 6)
+    assert plan.planned
+    assert {entry.case.problem.m for entry in plan.planned} <= {64, 128, 256}  # type: ignore[union-attr]
+    assert sum(entry.expected for entry in plan.planned) <= 6
+
+
+def test_shards_share_the_plan_and_each_has_the_budget() -> None:
+    sweeps = {"s": sweep("s", *range(512, 2512, 4))}
+    one, two = make_plan(sweeps, CPU, 20), make_plan(sweeps, CPU, 20, shards=2)
+    assert len(two.planned) > 1.5 * len(one.planned)
+    assert 20 < sum(entry.expected for entry in two.planned) <= 40
+
+
+def test_expected_times_follow_the_machine() -> None:
+    gemm = Gemm(4096, 4096, 4096, "fp32")
+    on_gpu, on_cpu = (expected_seconds([gemm], machine)[0] for machine in (H200, CPU))
+    assert gemm.flops / H200.peak("fp32") < on_gpu < 3 * gemm.flops / H200.peak("fp32")
+    assert on_cpu > 100 * on_gpu
+    assert expected_seconds([Gemm(8, 8, 8, "tf32")], CPU) == [0.0]  # cannot run: costs nothing
+
+
+def test_sustained_cases_are_expected_to_take_their_settling_time() -> None:
+    burst = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas")
+    sustained = Case("s", Gemm(1024, 1024, 1024, "fp32"), "cublas", mode="sustained")
+    expected = {
+        p.case.mode: p.expected for p in make_plan({"s": [burst, sustained]}, H200, 600).planned
+    }
+    assert expected["sustained"] > 6 * 0.36 > expected["burst"]
+
+
+def test_sweeps_can_be_planned_one_after_the_other() -> None:
+    sweeps = {"first": sweep("first", *range(64, 128)), "second": sweep("second", 32, 48)}
+    names = [entry.case.sweep for entry in make_plan(sweeps, CPU, 600, in_order=True).planned]
+    assert names == ["first"] * 64 + ["second"] * 2
+
+
+def test_a_kernel_is_compiled_once_and_that_costs_its_first_case() -> None:
+    sizes = (512, 1024, 1537)  # two multiples of 16, and one that needs a kernel of its own
+    cases = [Case("s", Gemm(m, 512, 512, "bf16"), "triton-tiled", "bm=64;bn=64") for m in sizes]
+    library = [replace(case, implementation="cublas", config="") for case in cases]
+    ours, theirs = (
+        [entry.expected for entry in make_plan({"s": some}, H200, 600, cores=6).planned]
+        for some in (cases, library)
+    )
+    extra = sorted(a - b for a, b in zip(ours, theirs, strict=True))
+    assert extra == pytest.approx([0.0, 0.5, 0.5], abs=1e-3)  # two seconds on one of four cores
+
+
+def test_autotuned_convolutions_cost_their_search() -> None:
+    conv = Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp16")
+    plain, tuned = Case("s", conv, "cudnn"), Case("s", conv, "cudnn", "autotune=on")
+    costs = {p.case.config: p.expected for p in make_plan({"s": [plain, tuned]}, H200, 60).planned}
+    assert costs["autotune=on"] > costs[""] + 0.5
+
+
+def test_naming_has_its_place_in_the_budget() -> None:
+    gemms = sweep("s", *range(1, 3501))
+    assert naming_reserve(gemms, 600) == pytest.approx(22.5)
+    assert naming_reserve(gemms, 60) == pytest.approx(6.0)  # a tenth at most
+    conv = Case("s", Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp16"), "cudnn")
+    assert naming_reserve([conv] * 100, 600) == pytest.approx(10.5)  # each plan is built anew
+
+
+def test_no_case_is_too_long_of_what_was_asked_for_by_name() -> None:
+    gemm = Gemm(1024, 1024, 1024, "fp32")
+    case, short = (Case("s", gemm, "cublas", mode=mode) for mode in ("sustained", "burst"))
+    planned = make_plan({"s": [case, short]}, H200, 30).planned
+    assert [entry.case for entry in planned] == [short]  # the other takes over two percent
+    assert [entry.case for entry in make_plan({"s": [case]}, H200, 30, in_order=True).planned] == [
+        case
+    ]
+
+
+def test_planned_cases_survive_json() -> None:
+    plan = make_plan({"s": sweep("s", 128, 256)}, CPU, 60)
+    for entry in plan.planned:
+        again = PlanEntry.from_json(json.loads(json.dumps(entry.to_json())))
+        assert again.case == entry.case
+        assert abs(again.expected - entry.expected) < 1e-6
+
+
+def test_checking_results_is_part_of_what_a_case_is_expected_to_take() -> None:
+    cases = [Case("s", Gemm(n, n, n, "bf16"), "cublas") for n in (64, 4096)]
+    small, large = sorted(make_plan({"s": cases}, H200, 600).planned, key=lambda p: p.checking)
+    assert 3 * 8e-4 <= small.checking < large.checking < 0.5 * large.expected
+    assert PlanEntry.from_json(large.to_json()).expected == pytest.approx(large.expected, abs=1e-6)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeNvml
+
+from sweeps.health.doctor import examine_nvml
+from sweeps.timing import telemetry
+from sweeps.timing.telemetry import NvmlTelemetry, Reading, Telemetry, nvml_handle, open_nvml
+
+
+def test_without_sensors_everything_is_empty() -> None:
+    assert Telemetry().between(0, 1) == Reading(None, None, None, ())
+
+
+def test_readings_are_joined_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now))
+    nvml = FakeNvml()
+    sensors = NvmlTelemetry(nvml, "card")
+    sensors._read()
+    first = now
+    now += 0.15
+    nvml.answers["ClockInfo"], nvml.reasons = 1200, 0x04 | 0x40
+    sensors._read()
+    second = now
+    assert sensors.between(first - 0.01, first) == Reading(1980.0, 612.0, 55.0, ())
+    late = sensors.between(second, second)
+    assert late.sm_mhz == 1200.0
+    assert late.throttled == ("sw_power_cap", "hw_thermal_slowdown")
+    both = sensors.between(first, second)
+    assert both.sm_mhz == 1590.0  # the median
+    assert both.throttled == late.throttled  # every reason seen in the span
+
+
+def test_a_span_without_a_reading_takes_the_last_one() -> None:
+    sensors = NvmlTelemetry(FakeNvml(), "card")
+    sensors._read()
+    assert sensors.between(time.monotonic() + 100, time.monotonic() + 101).sm_mhz == 1980.0
+
+
+def test_reading_and_asking_at_once_does_no_harm() -> None:
+    """The deque grows while it is read: 3 of 300 calls used to raise."""
+    sensors = NvmlTelemetry(FakeNvml(), "card")
+    done = threading.Event()
+
+    def fill() -> None:
+        while not done.is_set():
+            sensors._read()
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    try:
+        for _ in range(300):
+            sensors.between(0.0, time.monotonic())
+    finally:
+        done.set()
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("nvml", "watts"),
+    [
+        (FakeNvml(instant=655_000), 655.0),  # the moment's, not the last second's
+        (FakeNvml(), 612.0),  # a card without the field: its usual answer is the moment's
+        (FakeNvml(refuse=("FieldValues",)), 612.0),
+        (FakeNvml(refuse=("FieldValues", "PowerUsage")), None),
+    ],
+)
+def test_power_is_that_of_the_moment(nvml: FakeNvml, watts: float | None) -> None:
+    sensors = NvmlTelemetry(nvml, "card")
+    sensors._read()
+    assert sensors.between(0.0, time.monotonic()).power_w == watts
+
+
+def test_what_the_card_refuses_is_empty_and_nothing_else_is() -> None:
+    sensors = NvmlTelemetry(FakeNvml(refuse=("PowerUsage", "CurrentClocksThrottleReasons")), "card")
+    sensors._read()
+    reading = sensors.between(time.monotonic() - 1, time.monotonic())
+    assert reading == Reading(1980.0, None, 55.0, ())
+
+
+def test_it_reads_in_the_background_at_twenty_hertz() -> None:
+    sensors = NvmlTelemetry(FakeNvml(), "card")
+    sensors.start()
+    deadline = time.monotonic() + 600
+    while len(sensors._readings) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sensors.stop()
+    assert len(sensors._readings) >= 4
+
+
+def properties(**more: Any) -> SimpleNamespace:
+    return SimpleNamespace(uuid="8a1b", pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0, **more)
+
+
+def test_the_card_is_found_by_uuid_then_by_address() -> None:
+    def by_uuid(name: str) -> str:
+        if name != "GPU-8a1b":
+            raise FakeNvml.NVMLError
+        return "by uuid"
+
+    assert nvml_handle(FakeNvml(HandleByUUID=by_uuid), properties()) == "by uuid"
+    by_address = FakeNvml(refuse=("HandleByUUID",), HandleByPciBusId=lambda name: f"at {name}")
+    assert nvml_handle(by_address, properties()) == "at 00000000:3b:00.0"
+    nothing = FakeNvml(refuse=("HandleByUUID", "HandleByPciBusId"))
+    assert nvml_handle(nothing, properties()) is None
+
+
+def test_a_mig_slice_is_read_by_its_parent() -> None:
+    def by_uuid(name: str) -> str:
+        if not name.startswith("MIG-"):
+            raise FakeNvml.NVMLError
+        return "slice"
+
+    nvml = FakeNvml(
+        HandleByUUID=by_uuid, DeviceHandleFromMigDeviceHandle=lambda h: f"parent of {h}"
+    )
+    assert nvml_handle(nvml, properties()) == "parent of slice"
+
+
+def test_a_missing_or_refused_nvml_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def refuse() -> None:
+        raise pynvml.NVMLError(999)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert open_nvml() is None
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    assert telemetry.open_nvml() is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, under its default of 700 W"),
+        ({"ComputeRunningProcesses": [SimpleNamespace(pid=1)]}, "1 other processes use this GPU"),
+        ({"Temperature": 88}, "88 °C"),
+    ],
+)
+def test_the_doctor_warns_of_what_spoils_timings(answers: dict[str, Any], words: str) -> None:
+    findings = list(examine_nvml(FakeNvml(**answers), "card"))
+    assert any(finding.warning and words in finding.text for finding in findings)
+    assert sum(finding.warning for finding in findings) == 1
+
+
+def test_the_doctor_is_content_with_a_healthy_card() -> None:
+    findings = list(examine_nvml(FakeNvml(), "card"))
+    assert not any(finding.warning for finding in findings)
+    assert "SM clock 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "shared"),
+    [
+        (FakeNvml(), True),
+        (FakeNvml(ComputeMode=3), False),  # EXCLUSIVE_PROCESS: a second process would fail
+        (FakeNvml(refuse=("ComputeMode",)), True),
+        (None, True),
+    ],
+)
+def test_a_gpu_in_exclusive_mode_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, shared: bool
+) -> None:
+    monkeypatch.setattr(telemetry, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(telemetry, "nvml_handle", lambda nvml, properties: "card")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: properties())
+    assert telemetry.is_shared(0) is shared
