@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from analysis.model.predict import Model, model_from_json
+from analysis.model.residual import can_grow
 from analysis.recordings.load import Recording, find_recording, load, load_run
 from kernels.cli import (
     new_app,
@@ -19,6 +20,9 @@ from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
 from kernels.problem import Conv, Problem
+
+if TYPE_CHECKING:
+    from analysis.model.fitted import Analysis
 
 app = new_app("What the measurements mean.")
 
@@ -64,6 +68,21 @@ def library_of(model: Model, problem: Problem) -> str:
         if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
             return name
     return "cublas" if problem.op == "gemm" else "cudnn"
+
+
+def analyse_machine(machine: str | None, results: Path) -> Analysis:
+    """The recording of a machine with the model fitted to it, and a word where that lacks a part.
+
+    A checkout may run on a node without a package index, where scikit-learn is not.
+    """
+    from analysis.model.fitted import analyse
+
+    if not can_grow():
+        note(
+            "scikit-learn is missing: predictions are by the formula alone. Install it, or "
+            "calibrate where it is, for smaller errors."
+        )
+    return analyse(load_machine(machine, results))
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:

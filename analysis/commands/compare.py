@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-import analysis.commands.ask  # its commands register themselves
-import analysis.commands.record  # noqa: F401
 from analysis.commands.app import MachineOption, ResultsOption, app, load_machine, recording_at
 from kernels.cli import JsonOption, print_json
 from sweeps.store import RESULTS

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import analysis.commands.ask  # its commands register themselves
-import analysis.commands.record  # noqa: F401
-from analysis.commands.app import MachineOption, ResultsOption, app, load_machine
+from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app
 from kernels.cli import JsonOption, note, print_json
 from sweeps.store import RESULTS
 
@@ -14,9 +12,9 @@ def calibrate_command(
     machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
 ) -> None:
     """Fit the model to a recording; writes calibration.json and predicted.csv."""
-    from analysis.model.fitted import analyse, write_predictions
+    from analysis.model.fitted import write_predictions
 
-    analysis = analyse(load_machine(machine, results))
+    analysis = analyse_machine(machine, results)
     write_predictions(analysis)
     if json:
         print_json(analysis.calibration.to_json())
@@ -29,10 +27,9 @@ def calibrate_command(
 @app.command("plot")
 def plot_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Draw every plot that the recording has data for."""
-    from analysis.model.fitted import analyse
     from analysis.plots import write_plots
 
-    for path in write_plots(analyse(load_machine(machine, results))):
+    for path in write_plots(analyse_machine(machine, results)):
         print(path)
 
 
@@ -40,9 +37,8 @@ def plot_command(machine: MachineOption = None, results: ResultsOption = RESULTS
 def table_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Write the recommendation table as CSV, Markdown and JSON."""
     from analysis.advice.table import build_table, write_table
-    from analysis.model.fitted import analyse
 
-    analysis = analyse(load_machine(machine, results))
+    analysis = analyse_machine(machine, results)
     write_table(analysis, build_table(analysis))
     print(analysis.recording.folder / "recommendations.md")
 
@@ -52,11 +48,11 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     """Everything: predictions, plots, table, and the five lines that matter most."""
     from analysis.advice.highlights import five_lines
     from analysis.advice.table import build_table, write_table
-    from analysis.model.fitted import analyse, write_predictions
+    from analysis.model.fitted import write_predictions
     from analysis.plots import write_plots
 
     note("Calibrating the model, drawing plots and looking for better shapes …")
-    analysis = analyse(load_machine(machine, results))
+    analysis = analyse_machine(machine, results)
     write_predictions(analysis)
     plots = write_plots(analysis)
     advice = build_table(analysis)

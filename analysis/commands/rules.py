@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from analysis.commands.app import MachineOption, ResultsOption, app
 from analysis.model.predict import Model
-from analysis.rules.judge import RuleResult
 from kernels.cli import JsonOption, print_json
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from sweeps.store import RESULTS
+
+if TYPE_CHECKING:
+    from analysis.rules.judge import RuleResult
 
 
 @app.command("rules")
@@ -32,8 +34,8 @@ def rules_command(
 ) -> None:
     """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
     from analysis.plots.cheat_sheet import write_cheat_sheet
+    from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.inputs import judge_inputs, rule_inputs
-    from analysis.rules.judge import rule_sweeps
     from analysis.rules.report import terminal_table, write_rules
 
     if sweeps:

@@ -7,6 +7,7 @@ They are kept only where they foresee something of rows that they have not seen.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,68 +27,71 @@ _OUTLYING = 4.0  # standard deviations, estimated so
 _FOLDS = 5  # of the rows, each left out once, of a fifth of the trees
 _TREES = 64  # twice as many are better by a hundredth of the error
 _LEAF = 2  # rows at least: one alone would be believed with all its noise
-_DECIMALS = 5  # of what the trees grow from: written, it grows the same again by the same NumPy
 _MIN_SPREAD = 0.005  # of a log ratio: no machine repeats itself better
 
 
-@dataclass
+@dataclass(frozen=True)
 class Residual:
     """Trees, and how far apart they are: standard deviations of the log ratio.
 
-    ``features`` and ``log_ratios`` are what they grow from. ``seen`` is their disagreement about
-    these rows, and the least that any row gets; ``unseen`` that about others.
+    ``seen`` is their disagreement about the rows that they grew from, and the least that any row
+    gets; ``unseen`` that about others.
     """
 
-    features: Array
-    log_ratios: Array
+    trees: Forest
     seen: float
     unseen: float
-    grown: Forest | None = None  # of a calibration that was read, grown when first asked
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Log of measured over predicted time, and its spread, for each row of features.
 
         The spread is the trees' disagreement, 1 where it is as usual for a row not seen.
         """
-        if self.grown is None:
-            self.grown = _forest(self.features, self.log_ratios)
-        mean, apart = self.grown.predict(features)
+        mean, apart = self.trees.predict(features)
         return mean, np.hypot(apart, self.seen) / self.unseen
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json: what the trees grow from."""
-        return {
-            "features": self.features.tolist(),
-            "log_ratios": self.log_ratios.tolist(),
-            "seen": self.seen,
-            "unseen": self.unseen,
-        }
+        """For calibration.json."""
+        return {"trees": self.trees.to_json(), "seen": self.seen, "unseen": self.unseen}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`; older files have what the trees grow from instead.
+
+        Raises:
+            ValueError: something is no number, or these are no trees.
+        """
+        seen, unseen = data["seen"], data["unseen"]
+        if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
+            raise ValueError("how far trees are apart is a number above 0")
+        if "trees" in data:
+            return cls(Forest.from_json(data["trees"]), seen, unseen)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
-        return cls(features, log_ratios, data["seen"], data["unseen"])
+        return cls(_forest(features, log_ratios), seen, unseen)
+
+
+def can_grow() -> bool:
+    """Whether scikit-learn is installed, which grows the trees; what has grown needs none."""
+    return importlib.util.find_spec("sklearn") is not None
 
 
 def fit_residual(features: Array, log_ratios: Array) -> Residual | None:
-    """Grow the trees; None where rows are few or none that was left out is foreseen.
+    """Grow the trees; None where rows are few, none left out is foreseen, or nothing grows.
 
     Args:
         features: one row a measured shape.
         log_ratios: logs of measured over predicted time.
     """
-    if len(log_ratios) < MIN_ROWS:
+    if len(log_ratios) < MIN_ROWS or not can_grow():
         return None
-    features = np.round(features, _DECIMALS)
-    log_ratios = np.round(_tamed(log_ratios, _left_out(features, log_ratios)[0]), _DECIMALS)
+    log_ratios = _tamed(log_ratios, _left_out(features, log_ratios)[0])
     foreseen, doubt = _left_out(features, log_ratios)
     if not _foresees(foreseen, log_ratios):
         return None
     grown = _forest(features, log_ratios)
     seen = max(float(np.median(grown.predict(features)[1])), _MIN_SPREAD)
     unseen = float(np.median(np.hypot(doubt, seen)))
-    return Residual(features, log_ratios, seen, unseen, grown)
+    return Residual(grown, seen, unseen)
 
 
 def _left_out(features: Array, log_ratios: Array) -> tuple[Array, Array]:

@@ -10,8 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.plots.style import NEUTRAL, panels, save
+from analysis.rules.catalogue import all_rules
 from analysis.rules.inputs import RuleInputs
-from analysis.rules.judge import RuleResult, all_rules
+from analysis.rules.judge import RuleResult
 from kernels.machine import Machine
 
 _MAX_RULES_SHOWN = 8

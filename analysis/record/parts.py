@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analysis.rules.judge import rule_sweeps
+from analysis.rules.catalogue import rule_sweeps
 from kernels.problem import Conv, Gemm
 from sweeps.cases.spec import all_sweeps
 

@@ -6,11 +6,8 @@ are of one run, and verdicts come from their intervals alone (:mod:`analysis.rul
 
 from __future__ import annotations
 
-import functools
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.public import Source
+from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
 from kernels.config import HAND_WRITTEN
@@ -29,32 +27,8 @@ from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import Problem
 
-_FILE = Path(__file__).with_name("rules.toml")
 _GROUPS_TOLD = 6
 NOT_MEASURED = "not measured here"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One piece of advice as an experiment; the fields are those of ``rules.toml``."""
-
-    id: str
-    statement: str
-    source: str
-    effect: str
-    sweeps: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    pairing: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    by: tuple[str, ...] = ()
-    claim: float | None = None
-    largest: bool = False
-    tolerance: float | None = None
-    on: str = ""
-    needs: str = ""
-    public: bool = False
-    models: bool = False
-    worth: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,24 +53,6 @@ class RuleResult:
     def to_json(self) -> dict[str, Any]:
         """As in rules.json."""
         return asdict(self)
-
-
-@functools.cache
-def all_rules() -> dict[str, Rule]:
-    """Every rule of ``rules.toml`` by id, in its order."""
-    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
-    lists = {"sweeps", "also", "by"}
-    found: dict[str, Rule] = {}
-    for entry in entries:
-        values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
-        found[entry["id"]] = Rule(**values)
-    return found
-
-
-def rule_sweeps() -> list[str]:
-    """The sweeps that the rules need, those that a rule needs together joined by commas."""
-    wanted = (",".join(rule.sweeps) for rule in all_rules().values())
-    return list(dict.fromkeys(names for names in wanted if names))
 
 
 @dataclass(frozen=True)

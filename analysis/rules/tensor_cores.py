@@ -18,7 +18,8 @@ import pandas as pd
 
 from analysis.markdown import table_row
 from analysis.recordings.load import kernels_of, workloads_of
-from analysis.rules.judge import RuleResult, all_rules, not_measured
+from analysis.rules.catalogue import all_rules
+from analysis.rules.judge import RuleResult, not_measured
 from analysis.rules.verdict import UNCERTAIN
 from kernels.errors import UserError
 from kernels.machine import Machine

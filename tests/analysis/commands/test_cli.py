@@ -9,6 +9,7 @@ import pytest
 from synthetic import recorded
 
 from analysis.commands.app import parse_share
+from analysis.model.fitted import analyse, write_predictions
 from kernels.errors import UserError
 from kernels.machine import known_machines
 
@@ -120,6 +121,35 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
     assert set(speed) == {"physics", "full"}
     assert min(speed.values()) > 0
     assert "shapes per second on one core" in analysis(*command).stdout
+
+
+@pytest.mark.parametrize(
+    ("trees", "words"),
+    [
+        # A cut without its two branches; a tree of rows with one feature.
+        ({"width": 1, "feature": "AA==", "number": "AAAAAA=="}, "calibration.json cannot be read"),
+        ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "is of another version"),
+    ],
+)
+def test_trees_of_a_stranger_are_checked(
+    tmp_path: Path, trees: dict[str, object], words: str
+) -> None:
+    folder = tmp_path / "nvidia-h100-sxm"
+    write_predictions(analyse(recorded(folder, 20)))
+    path = folder / "calibration.json"
+    document = json.loads(path.read_text())
+    document["groups"]["cublas gemm bf16"]["residual"] = {
+        "seen": 0.1,
+        "unseen": 0.1,
+        "trees": trees,
+    }
+    path.write_text(json.dumps(document))
+    answer = analysis("predict", "--machine", "nvidia-h100-sxm", "--gemm", "8,8,8,bf16",
+                      "--results", str(tmp_path))  # fmt: skip
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert "python -m analysis calibrate" in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
 
 
 def test_an_empty_results_folder_is_a_sentence(tmp_path: Path) -> None:

@@ -16,15 +16,9 @@ from analysis.model.predict import Model
 from analysis.plots.cheat_sheet import sheet_data, write_cheat_sheet
 from analysis.recordings.load import load
 from analysis.recordings.public import read_source
+from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import judge_inputs, rule_inputs
-from analysis.rules.judge import (
-    NOT_MEASURED,
-    Evidence,
-    RuleResult,
-    all_rules,
-    judge_all,
-    rule_sweeps,
-)
+from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.pairing import TimedCase
 from analysis.rules.report import terminal_table, write_rules
 from kernels.config import ceil_div, large_tile

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,6 +266,36 @@ def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
     # A row that was not seen is as uncertain as is usual for such rows, and a seen one less.
     assert 0.7 < np.median(spread) < 1.4
     assert np.median(found.predict(x[:200])[1]) < 0.8 * np.median(spread)
+
+
+def test_a_residual_from_before_trees_were_written_grows_them() -> None:
+    x = np.random.default_rng(0).uniform(-2, 2, (200, 3))
+    y = 0.1 * x[:, 0]
+    old = {"features": x.tolist(), "log_ratios": y.tolist(), "seen": 0.1, "unseen": 0.2}
+    mean, spread = Residual.from_json(old).predict(x)
+    assert np.abs(mean - y).mean() < 0.01
+    assert (spread >= 0.5).all()
+    damages: list[dict[str, object]] = [
+        {"features": 1.0},
+        {"features": [1.0, 2.0]},
+        {"features": [[0.0] * 128] * 200},  # more than trees can tell apart
+        {"log_ratios": [1.0]},
+        {"log_ratios": [math.nan] * 200},
+    ]
+    for damaged in damages:
+        with pytest.raises(ValueError):  # noqa: PT011
+            Residual.from_json({**old, **damaged})
+
+
+@pytest.mark.parametrize("name", ["seen", "unseen"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "0.1", 10**400, None])
+def test_a_residual_without_a_doubt_is_refused(name: str, value: object) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (100, 3))
+    found = fit_residual(x, 0.1 * x[:, 0])
+    assert found is not None
+    with pytest.raises(ValueError, match="above 0"):
+        Residual.from_json({**found.to_json(), name: value})
 
 
 def test_a_residual_doubts_most_where_it_is_most_wrong() -> None:

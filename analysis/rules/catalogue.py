@@ -1,0 +1,53 @@
+"""The field's rules as ``rules.toml`` states them."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).with_name("rules.toml")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One piece of advice as an experiment; the fields are those of ``rules.toml``."""
+
+    id: str
+    statement: str
+    source: str
+    effect: str
+    sweeps: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    pairing: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    claim: float | None = None
+    largest: bool = False
+    tolerance: float | None = None
+    on: str = ""
+    needs: str = ""
+    public: bool = False
+    models: bool = False
+    worth: bool = True
+
+
+@functools.cache
+def all_rules() -> dict[str, Rule]:
+    """Every rule of ``rules.toml`` by id, in its order."""
+    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
+    lists = {"sweeps", "also", "by"}
+    found: dict[str, Rule] = {}
+    for entry in entries:
+        values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
+        found[entry["id"]] = Rule(**values)
+    return found
+
+
+def rule_sweeps() -> list[str]:
+    """The sweeps that the rules need, those that a rule needs together joined by commas."""
+    wanted = (",".join(rule.sweeps) for rule in all_rules().values())
+    return list(dict.fromkeys(names for names in wanted if names))
