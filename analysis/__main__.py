@@ -11,10 +11,10 @@ import analysis.ask  # its commands register themselves
 import analysis.record.command  # noqa: F401
 from analysis.cli import MachineOption, ResultsOption, app, load_machine, recording_at
 from analysis.model import Model
-from analysis.rules import Judged
+from analysis.source import Source
 from kernels.cli import JsonOption, note, print_json, run
 from kernels.errors import UserError, nearest
-from kernels.machine import known_machines
+from kernels.machine import Machine, known_machines
 from sweeps.store import RESULTS
 
 
@@ -103,18 +103,24 @@ def rules_command(
     sweeps: Annotated[
         bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
     ] = False,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", help="Folder to draw that table's cheat sheet in.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
-    from analysis.rulebook import evidence_of, judge_evidence, lines, write_rules
-    from analysis.rules import rule_sweeps
+    from analysis.rulebook import evidence_of, judge_evidence, lines, write_rules, write_sheet
+    from analysis.rules import Evidence, judge_all, rule_sweeps
 
     if sweeps:
         print(" ".join(rule_sweeps()))
         return
+    if plots is not None and table is None:
+        raise UserError("--plots is for --table; a recording's cheat sheet lies beside its rules.")
     if table is not None:
-        rows = _judged_table(table, machine, dtype)
-        written = []
+        here, source = _table_of(table, machine, dtype)
+        rows = judge_all([Evidence.of_source(source, Model(here))])
+        written = [] if plots is None else write_sheet(rows, here, source, plots)
     else:
         evident = evidence_of(machine, results)
         rows = judge_evidence(evident)
@@ -127,9 +133,8 @@ def rules_command(
         print(path)
 
 
-def _judged_table(path: Path, machine: str | None, dtype: str | None) -> list[Judged]:
-    """Verdicts on the rules that a table of others can answer."""
-    from analysis.rules import Evidence, judge_all
+def _table_of(path: Path, machine: str | None, dtype: str | None) -> tuple[Machine, Source]:
+    """A known machine, and its rows of others' table."""
     from analysis.source import read_source
 
     if machine is None:
@@ -137,8 +142,7 @@ def _judged_table(path: Path, machine: str | None, dtype: str | None) -> list[Ju
     known = known_machines()
     if machine not in known:
         raise UserError(f"machine {machine!r} is not known; {nearest(machine, known)}")
-    source = read_source(path, known[machine], dtype)
-    return judge_all([Evidence.of_source(source, Model(known[machine]))])
+    return known[machine], read_source(path, known[machine], dtype)
 
 
 @app.command("tensor-cores")

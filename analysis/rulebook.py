@@ -17,6 +17,7 @@ from analysis.markdown import plain, table_row
 from analysis.plots.style import NEUTRAL, panels, save
 from analysis.records import write_records
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all
+from analysis.source import Source
 from analysis.tensorcores import Step, model_rules, read_models, text
 from kernels.errors import UserError
 from kernels.machine import Machine
@@ -153,25 +154,40 @@ def figures(row: Judged) -> str:
     return str(Effect(row.effect, row.lo, row.hi, row.cases))
 
 
-def sheet_data(rows: Sequence[Judged]) -> pd.DataFrame:
-    """The rules worth most: advice whose effect is beyond doubt, the largest first."""
+def sheet_data(rows: Sequence[Judged], facts: bool = False) -> pd.DataFrame:
+    """The rules worth most: advice whose effect is beyond doubt, the largest first.
+
+    With ``facts`` also those that say how a machine is and not what to do.
+    """
     known = all_rules()
     certain = [
         row.to_json()
         for row in rows
-        if known[row.id].worth and row.lo is not None and (row.lo > 1 or (row.hi or 0) < 1)
+        if (facts or known[row.id].worth)
+        and row.lo is not None
+        and (row.lo > 1 or (row.hi or 0) < 1)
     ]
     frame = pd.DataFrame(certain, columns=list(Judged.__dataclass_fields__))
     order = np.argsort(-np.abs(np.log(frame["effect"].to_numpy(dtype=float))), kind="stable")
     return frame.iloc[order].head(_WORTH_MOST).reset_index(drop=True)
 
 
-def draw_sheet(rows: Sequence[Judged], machine: Machine) -> Figure | None:
+def write_sheet(
+    rows: Sequence[Judged], machine: Machine, source: Source, folder: Path
+) -> list[Path]:
+    """The cheat sheet of others' table, its name in the caption; nothing if no rule is certain."""
+    figure = draw_sheet(rows, machine, facts=True)  # such a table can answer few rules
+    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
+    return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
+
+
+def draw_sheet(rows: Sequence[Judged], machine: Machine, facts: bool = False) -> Figure | None:
     """One page: the eight rules worth most on a machine, with their figures."""
-    data = sheet_data(rows)
+    data = sheet_data(rows, facts)
     if data.empty:
         return None
-    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", (14.0, 8.5))
+    size = (14.0, 2.0 + 0.8 * len(data))
+    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", size)
     places = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
     ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
@@ -181,7 +197,7 @@ def draw_sheet(rows: Sequence[Judged], machine: Machine) -> Figure | None:
     axes.set_xscale("log")
     low, high = min(data["lo"].min(), 0.9), max(data["hi"].max(), 1.25)
     axes.set_xlim(low / 1.1, high * 1.3)
-    axes.axvline(1, color=NEUTRAL, linewidth=1)
+    axes.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(data) - 0.3)
     ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]

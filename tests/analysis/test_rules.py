@@ -15,7 +15,14 @@ from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, r
 from analysis.load import load
 from analysis.model import Model
 from analysis.pairing import Timed
-from analysis.rulebook import evidence_of, judge_evidence, lines, sheet_data, write_rules
+from analysis.rulebook import (
+    evidence_of,
+    judge_evidence,
+    lines,
+    sheet_data,
+    write_rules,
+    write_sheet,
+)
 from analysis.rules import NOT_MEASURED, Evidence, Judged, all_rules, judge_all, rule_sweeps
 from analysis.source import read_source
 from kernels.config import ceil_div, large_tile
@@ -207,6 +214,20 @@ def test_the_files_hold_a_row_for_every_rule(tmp_path: Path) -> None:
     assert (folder / "cheat-sheet.svg").stat().st_size > 1000
     assert len((folder / "rules.csv").read_text().splitlines()) == len(IDS) + 1
     assert len(lines(rows).splitlines()) == len(IDS)
+
+
+def test_the_sheet_of_a_table_has_what_the_table_can_answer(
+    tmp_path: Path, public_data: Path
+) -> None:
+    path = next((public_data / "aiconfigurator").glob("a100*.parquet"))
+    machine = known_machine("nvidia-a100-sxm-80gb")
+    rows = [
+        Judged(**row)
+        for row in json.loads((RECORDINGS / "rules-a100.json").read_text(encoding="utf-8"))
+    ]
+    assert len(sheet_data(rows, facts=True)) == 5
+    (written,) = write_sheet(rows, machine, read_source(path, machine), tmp_path)
+    assert path.name in written.with_suffix(".svg").read_text(encoding="utf-8")
 
 
 def test_pairs_of_two_runs_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
