@@ -188,7 +188,7 @@ def test_a_target_that_ends_soon_is_run(target: str) -> None:
 
 @MAKE
 def test_make_sweep_ends_with_the_lines_that_matter_most() -> None:
-    """Those of the front page are of a recording: tests/test_recordings.py compares them with it."""
+    """The front page shows a recording's; tests/test_recordings.py compares them with it."""
     answer = made("sweep").stdout
     for word in ("• Fastest products: ", "plots: ", "What to pad: "):
         assert word in answer
