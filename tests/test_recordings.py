@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import re
 import zlib
 from pathlib import Path
 
@@ -103,6 +104,20 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_a_recording_has_its_five_lines(folder: Path) -> None:
     assert len(five_lines(analysed(folder), table_of(folder))) == 5
+
+
+def test_the_front_page_shows_a_recordings_lines() -> None:
+    """All but the digits: another CPU's last digits decide another close call."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^ {6}• (.*(?:\n {8}.*)*)", page, re.MULTILINE)
+    folder = OURS / "cpu-amd-epyc-2t"
+    printed = five_lines(analysed(folder), table_of(folder))
+    assert [form(line) for line in shown] == [form(line) for line in printed]
+
+
+def form(text: str) -> str:
+    """One line, its numbers masked."""
+    return re.sub(r"\d[\d,.]*", "#", " ".join(text.split()))
 
 
 RULES = [

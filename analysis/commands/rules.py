@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,24 +31,24 @@ def rules_command(
     sweeps: Annotated[
         bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
     ] = False,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", help="Folder to draw that table's cheat sheet in.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
-    from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.catalogue import rule_sweeps
-    from analysis.rules.inputs import judge_inputs, rule_inputs
-    from analysis.rules.report import terminal_table, write_rules
+    from analysis.rules.report import terminal_table
 
     if sweeps:
         print(" ".join(rule_sweeps()))
         return
+    if plots is not None and table is None:
+        raise UserError("--plots is for --table; a recording's cheat sheet lies beside its rules.")
     if table is not None:
-        rows = _judged_table(table, machine, dtype)
-        written = []
+        rows, written = _judge_table(table, machine, dtype, plots)
     else:
-        inputs = rule_inputs(machine, results)
-        rows = judge_inputs(inputs)
-        written = [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
+        rows, written = _judge_recordings(machine, results)
     if json:
         print_json([row.to_json() for row in rows])
         return
@@ -56,16 +57,33 @@ def rules_command(
         print(path)
 
 
-def _judged_table(path: Path, machine: str | None, dtype: str | None) -> list[RuleResult]:
-    """Verdicts on the rules that a table of others can answer."""
+def _judge_recordings(
+    machine: str | None, results: Path
+) -> tuple[Sequence[RuleResult], Sequence[Path]]:
+    """The verdicts on a machine's own recordings, and the files that say so."""
+    from analysis.plots.cheat_sheet import write_cheat_sheet
+    from analysis.rules.inputs import judge_inputs, rule_inputs
+    from analysis.rules.report import write_rules
+
+    inputs = rule_inputs(machine, results)
+    rows = judge_inputs(inputs)
+    return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
+
+
+def _judge_table(
+    path: Path, slug: str | None, dtype: str | None, plots: Path | None
+) -> tuple[Sequence[RuleResult], Sequence[Path]]:
+    """The verdicts on the rules that a table of others can answer, and its cheat sheet."""
+    from analysis.plots.cheat_sheet import write_table_sheet
     from analysis.recordings.public import read_source
     from analysis.rules.judge import Evidence, judge_all
 
-    if machine is None:
+    if slug is None:
         raise UserError("--table needs --machine: whose rows of it are wanted.")
-    known = known_machine(machine)
-    source = read_source(path, known, dtype)
-    return judge_all([Evidence.of_source(source, Model(known))])
+    machine = known_machine(slug)
+    source = read_source(path, machine, dtype)
+    rows = judge_all([Evidence.of_source(source, Model(machine))])
+    return rows, [] if plots is None else write_table_sheet(rows, machine, source, plots)
 
 
 @app.command("tensor-cores")

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.plots.style import NEUTRAL, panels, save
+from analysis.recordings.public import Source
 from analysis.rules.catalogue import all_rules
 from analysis.rules.inputs import RuleInputs
 from analysis.rules.judge import RuleResult
@@ -18,13 +19,18 @@ from kernels.machine import Machine
 _MAX_RULES_SHOWN = 8
 
 
-def sheet_data(rows: Sequence[RuleResult]) -> pd.DataFrame:
-    """The rules worth most: advice whose effect is beyond doubt, the largest first."""
+def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
+    """The rules worth most: advice whose effect is beyond doubt, the largest first.
+
+    With ``facts`` also those that say how a machine is and not what to do.
+    """
     known = all_rules()
     certain = [
         row.to_json()
         for row in rows
-        if known[row.id].worth and row.lo is not None and (row.lo > 1 or (row.hi or 0) < 1)
+        if (facts or known[row.id].worth)
+        and row.lo is not None
+        and (row.lo > 1 or (row.hi or 0) < 1)
     ]
     frame = pd.DataFrame(certain, columns=list(RuleResult.__dataclass_fields__))
     order = np.argsort(-np.abs(np.log(frame["effect"].to_numpy(dtype=float))), kind="stable")
@@ -37,12 +43,22 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
 
 
-def draw_sheet(rows: Sequence[RuleResult], machine: Machine) -> Figure | None:
+def write_table_sheet(
+    rows: Sequence[RuleResult], machine: Machine, source: Source, folder: Path
+) -> list[Path]:
+    """The cheat sheet of others' table, its name in the caption; none if no rule is certain."""
+    figure = draw_sheet(rows, machine, facts=True)  # such a table can answer few rules
+    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
+    return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
+
+
+def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
     """One page: the eight rules worth most on a machine, with their figures."""
-    data = sheet_data(rows)
+    data = sheet_data(rows, facts)
     if data.empty:
         return None
-    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", (14.0, 8.5))
+    size = (14.0, 2.0 + 0.8 * len(data))
+    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", size)
     places = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
     ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
@@ -52,7 +68,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine) -> Figure | None:
     axes.set_xscale("log")
     low, high = min(data["lo"].min(), 0.9), max(data["hi"].max(), 1.25)
     axes.set_xlim(low / 1.1, high * 1.3)
-    axes.axvline(1, color=NEUTRAL, linewidth=1)
+    axes.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(data) - 0.3)
     ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]

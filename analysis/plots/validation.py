@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from analysis.model.query import Query
 from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_predicted
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
 from analysis.validation.report import held_back_table
+from kernels.estimate import Array
+from kernels.problem import Gemm
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
+_MIN_M, _MIN_PAIRS = 256, 8  # of a staircase: below a large tile's rows there is one step
 
 
 def write_validation_plots(
@@ -27,9 +33,9 @@ def write_validation_plots(
         "learning-curve": draw_curve(curve, floor) if curve else None,
         "predicted-measured": draw_scatter(rows),
         "error-by-shape": draw_shapes(rows),
-        "staircase": draw_staircase(rows),
+        "staircase": None if found.holdout == "folds" else draw_staircase(found, rows),
     }
-    basis = f"{len(found.calibrated)} rows calibrated, {len(rows)} others shown"
+    basis = f"{len(found.calibrated)} rows calibrated, {len(rows)} others tested"
     caption = f"{found.machine.name}  ·  {found.source.dtype}  ·  {found.source.name}  ·  {basis}"
     return [
         save(figure, caption, folder, name)
@@ -90,26 +96,61 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 
 
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """The line of constant N and K with the most values of M over 256, sorted by M."""
-    large = rows[rows["m"] > 256]
-    if large.empty:
-        return large
-    lines = large.groupby(["n", "k"])["m"].nunique()
-    # Of equally long lines the middle one: neither the smallest weights nor the largest.
-    longest = lines[lines == lines.max()].index
-    n, k = longest[len(longest) // 2]
-    return large[(large["n"] == n) & (large["k"] == k)].sort_values("m")
+    """The line of constant N and K on which steps from M to M + 1 are predicted to be the largest.
+
+    It is chosen by the prediction alone, so that the measured points are a fair test of it. Only
+    pairs that arithmetic binds count, because elsewhere a wave more costs little. The line goes
+    from its first such pair to its last; ``step`` and ``predicted_step`` stand at each pair's M.
+    """
+    ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
+    after = ordered.groupby(["n", "k"])[["m", "measured", "predicted"]].shift(-1)
+    paired = (after["m"] == ordered["m"] + 1) & (ordered["limit"] == "compute")
+    ordered["step"] = (after["measured"] / ordered["measured"] - 1).where(paired)
+    ordered["predicted_step"] = (after["predicted"] / ordered["predicted"] - 1).where(paired)
+    steps = ordered.groupby(["n", "k"])["predicted_step"].agg(["mean", "count"])
+    steps = steps[steps["count"] >= _MIN_PAIRS]
+    if steps.empty:
+        return ordered.head(0)
+    n, k = steps["mean"].idxmax()
+    line = ordered[(ordered["n"] == n) & (ordered["k"] == k)]
+    pairs = line.loc[line["step"].notna(), "m"]
+    return line[line["m"].between(pairs.min(), pairs.max() + 1)]
 
 
-def draw_staircase(rows: pd.DataFrame) -> Figure | None:
-    """Measured and predicted time over M, where N and K stay."""
+def draw_staircase(found: Validation, rows: pd.DataFrame) -> Figure | None:
+    """Measured time over M where N and K stay, and the prediction at every size between."""
     line = staircase_data(rows)
-    if len(line) < 8:
+    if line.empty or not isinstance(found.tested.problems[line.index[0]], Gemm):
         return None
-    n, k = int(line["n"].iloc[0]), int(line["k"].iloc[0])
-    figure, (axes,) = panels(1, "The staircase: one row more, at times one wave more")
-    axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], label="measured")
-    axes.plot(line["m"], line["predicted"], **PREDICTION, label="predicted")
-    axes.set(xlabel=f"M   (N = {n}, K = {k})", ylabel="time, µs", xscale="log", yscale="log")
-    axes.legend()
+    sizes, predicted = _predicted_between(found, line)
+    most = line.loc[line["predicted_step"].idxmax()]
+    n, k, m = (int(most[name]) for name in ("n", "k", "m"))
+    step, foreseen = most["step"], most["predicted_step"]
+    title = f"One row more, M {m} → {m + 1}: {step:+.0%} time measured, {foreseen:+.0%} predicted"
+    figure, (axes,) = panels(1, title, (11.0, 6.0))
+    axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
+    axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], markersize=8,
+              label="measured; the model had not seen these")  # fmt: skip
+    ends = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
+    axes.annotate(f"{m} → {m + 1}", (m, float(ends.mean())), xytext=(24, -28),
+                  textcoords="offset points", va="top", fontsize=12,
+                  arrowprops={"arrowstyle": "->"})  # fmt: skip
+    dtype = found.source.dtype
+    axes.set(xlabel=f"M, rows   (N = {n}, K = {k}, {dtype})", ylabel="time, µs", xlim=(0, None),
+             ylim=(0, None))  # fmt: skip
+    axes.legend(loc="upper left")
     return figure
+
+
+def _predicted_between(found: Validation, line: pd.DataFrame) -> tuple[NDArray[np.intp], Array]:
+    """The sizes from end to end of a line, and the predicted seconds of each.
+
+    Multiples of 16 show no cost of odd sizes, which is another question; the measured are added.
+    """
+    low, high = int(line["m"].min()), int(line["m"].max())
+    sizes = np.union1d(np.arange(-(-low // 16) * 16, high, 16), line["m"].to_numpy())
+    some = int(line.index[0])
+    problem, name = found.tested.problems[some], found.tested.implementations[some]
+    assert isinstance(problem, Gemm)
+    asked = [replace(problem, m=int(size)) for size in sizes]
+    return sizes, found.model.predict(Query.each(asked, [name] * len(asked))).estimate.time

@@ -13,7 +13,7 @@ import pytest
 from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 from analysis.model.predict import Model
-from analysis.plots.cheat_sheet import sheet_data, write_cheat_sheet
+from analysis.plots.cheat_sheet import sheet_data, write_cheat_sheet, write_table_sheet
 from analysis.recordings.load import load
 from analysis.recordings.public import read_source
 from analysis.rules.catalogue import all_rules, rule_sweeps
@@ -210,6 +210,20 @@ def test_the_files_hold_a_row_for_every_rule(tmp_path: Path) -> None:
     assert (folder / "cheat-sheet.svg").stat().st_size > 1000
     assert len((folder / "rules.csv").read_text().splitlines()) == len(IDS) + 1
     assert len(terminal_table(rows).splitlines()) == len(IDS)
+
+
+def test_the_sheet_of_a_table_has_what_the_table_can_answer(
+    tmp_path: Path, public_data: Path
+) -> None:
+    path = next((public_data / "aiconfigurator").glob("a100*.parquet"))
+    machine = known_machine("nvidia-a100-sxm-80gb")
+    rows = [
+        RuleResult(**row)
+        for row in json.loads((RECORDINGS / "rules-a100.json").read_text(encoding="utf-8"))
+    ]
+    assert len(sheet_data(rows, facts=True)) == 5
+    (written,) = write_table_sheet(rows, machine, read_source(path, machine), tmp_path)
+    assert path.name in written.with_suffix(".svg").read_text(encoding="utf-8")
 
 
 def test_pairs_of_two_runs_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

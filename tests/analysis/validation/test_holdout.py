@@ -13,7 +13,12 @@ from synthetic import H100, gemm_cases, model_law, problems, random_sizes, recor
 from analysis.model.features import Inputs
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS, Residual, fit_residual
-from analysis.plots.validation import shapes_data, staircase_data, write_validation_plots
+from analysis.plots.validation import (
+    draw_staircase,
+    shapes_data,
+    staircase_data,
+    write_validation_plots,
+)
 from analysis.recordings.public import Source, read_source
 from analysis.validation.cliffs import cliffs
 from analysis.validation.design import choose_rows
@@ -390,7 +395,38 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
     assert float(np.nanmax(heat.to_numpy())) <= rows["error"].abs().max()
 
 
-def test_the_staircase_is_one_line_of_the_table() -> None:
-    rows = pd.DataFrame({"m": [512, 1024, 300, 600, 900, 100], "n": [8, 8, 9, 9, 9, 9],
-                         "k": [8, 8, 9, 9, 9, 9]})  # fmt: skip
-    assert staircase_data(rows)["m"].tolist() == [300, 600, 900]
+def stairs(n: int, step: float) -> pd.DataFrame:
+    """Nine pairs M, M + 1, each taking ``step`` more than it was predicted at M."""
+    m = np.array([256 * i + one for i in range(1, 10) for one in (0, 1)])
+    predicted = m // 2 * (1 + step * (m % 2))
+    return pd.DataFrame(
+        {"m": m, "n": n, "k": 512, "limit": "compute", "seconds": m, "predicted": predicted}
+    )
+
+
+def test_the_staircase_is_the_line_whose_steps_are_predicted_to_be_the_largest() -> None:
+    small, large, unbound = stairs(128, 0.2), stairs(256, 0.5), stairs(512, 0.9)
+    unbound["limit"] = "memory"
+    line = staircase_data(pd.concat([small, large, unbound], ignore_index=True))
+    assert set(line["n"]) == {256}
+    assert line["m"].is_monotonic_increasing
+    assert line["step"].notna().sum() == 9  # at the first of each pair
+    assert line["predicted_step"].max() == pytest.approx(0.5)
+    assert staircase_data(unbound).empty
+
+
+def test_the_staircase_is_drawn_over_linear_axes_with_its_finding_as_title(
+    found: Validation,
+) -> None:
+    line = stairs(1024, 0.5)
+    some = [Gemm(int(m), 1024, 512, "bf16") for m in line["m"]]
+    names = [found.tested.implementations[0]] * len(some)
+    tested = replace(found.tested, problems=some, implementations=names)
+    figure = draw_staircase(replace(found, tested=tested), line)
+    assert figure is not None
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    drawn, points = axes.get_lines()
+    assert np.asarray(points.get_xdata()).tolist() == line["m"].tolist()
+    assert np.size(drawn.get_xdata()) > 5 * len(line)  # it is predicted between them
+    assert "M 256 → 257" in figure.get_suptitle()

@@ -1,0 +1,225 @@
+"""Every example in a README is run, and what it prints is compared with what the page shows.
+
+Digits are masked: a machine, a driver or a better model changes figures, never the form. Commands
+run in a copy of the checkout, because some of them write beside the results that they read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
+         ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
+RECORDED = "cpu-amd-epyc-2t"
+MOST_LINES, MOST_NUMBERS, MOST_COLUMNS = 120, 150, 100
+NUMBER = re.compile(r"\d[\d,.]*")
+
+# What a target is run with so that it ends in seconds: on the CPU, or from the recording alone.
+REAL = {
+    "help": [],
+    "sweep": ["DEVICE=cpu", "BUDGET=4s", "SWEEPS=cache"],
+}
+# What would take minutes or a GPU only has to exist here. Where it runs for real:
+ELSEWHERE = {
+    "test": "CI and everyone who runs this",
+    "lint": "CI",
+    "compile-check": "CI, which also compares what it writes",
+    "record": "CI, and tests/analysis/test_made_up_gpu.py",
+    "rules": "CI, and tests/analysis/test_made_up_gpu.py",
+    "attacks": "by hand before a release; its short part is in tests/attacks",
+    "rehearse": "by hand before a release",
+    "bench": "by hand; tests/benchmarks runs untimed in the suite",
+    "families": "a GPU; tests/analysis/test_made_up_gpu.py",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command as a page shows it, and the output below it, empty where the page has none."""
+
+    page: Path
+    command: str
+    output: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}: {self.command}"
+
+
+def blocks(page: Path) -> list[list[str]]:
+    """The fenced and the indented blocks; a fence of another language than the shell's is data."""
+    found: list[list[str]] = []
+    fence, before = "", ""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fence = "" if fence else line
+            found.append([])
+        elif fence in ("```", "```sh", "```console"):
+            found[-1].append(line)
+        elif not fence and line.startswith("    "):
+            if not before:
+                found.append([])
+            if found:
+                found[-1].append(line.removeprefix("    "))
+        before = line
+    return [block for block in found if block]
+
+
+def examples(page: Path) -> list[Example]:
+    """Lines that begin with a prompt, with the output below them, and bare commands."""
+    found: list[Example] = []
+    for block in blocks(page):
+        lines = "\n".join(block).replace("\\\n", " ").splitlines()
+        open_ = False  # whether lines that follow are a command's output
+        for line in lines:
+            text = line.removeprefix("$ ").strip()
+            if line.startswith("$ ") or re.match(r"(make|python3?|\.ci/run)\b", text):
+                open_ = line.startswith("$ ")
+                command = re.sub(r"\s+# .*", "", text)
+                found.append(Example(page, " ".join(command.split()), ""))
+            elif open_:
+                last = found[-1]
+                found[-1] = Example(page, last.command, f"{last.output} {text}".strip())
+    return found
+
+
+EXAMPLES = [example for page in PAGES for example in examples(page)]
+# Two workers share the work, and each copies the checkout once.
+COMMANDS, MAKE = pytest.mark.xdist_group("readme-commands"), pytest.mark.xdist_group("readme-make")
+MODULES = [e for e in EXAMPLES if e.command.startswith("python")]
+TARGETS = [e for e in EXAMPLES if e.command.startswith("make")]
+
+
+def masked(text: str) -> str:
+    """One line, every number as ``#``, with or without a sign."""
+    return re.sub(r"(?<![\w-])[-+−]?\d[\d,.]*|\d[\d,.]*", "#", " ".join(text.split()))
+
+
+@functools.cache
+def checkout() -> Path:
+    """A copy of what git tracks, with the CPU's recording among its results."""
+    folder = Path(tempfile.mkdtemp(prefix="rooftile-readme-"))
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("this is no git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    shutil.copytree(folder / "tests" / "recordings" / RECORDED, folder / "results" / RECORDED)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_copy_is_left() -> object:
+    yield
+    if checkout.cache_info().currsize:
+        shutil.rmtree(checkout(), ignore_errors=True)
+        checkout.cache_clear()
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """In the copy, without the variables of the make that may have started these tests."""
+    ours = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTEST_ADDOPTS", "DEVICE", "GPU", "BUDGET",
+            "SWEEPS", "MACHINE", "FRESH", "PART", "PYTEST", "WRITE"}  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(
+        command, cwd=checkout(), capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@functools.cache
+def made(target: str) -> subprocess.CompletedProcess[str]:
+    """A target of ``REAL``, run once however many tests look at it."""
+    return run("make", target, f"PYTHON={sys.executable}", *REAL[target])
+
+
+def test_examples_are_found() -> None:
+    assert len(MODULES) >= 8
+    assert {"make sweep", "make test"} <= {e.command for e in TARGETS if e.page.parent == ROOT}
+    assert len([e for e in EXAMPLES if e.output]) >= 3
+    assert {e.command.split()[0] for e in EXAMPLES} <= {"make", "python", ".ci/run"}
+
+
+@COMMANDS
+@pytest.mark.parametrize("example", MODULES, ids=lambda example: example.name)
+def test_a_command_does_what_the_page_shows(example: Example) -> None:
+    answer = run(sys.executable, *shlex.split(example.command)[1:])
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    if example.output:
+        assert masked(answer.stdout) == masked(example.output)
+
+
+@MAKE
+@pytest.mark.parametrize("example", TARGETS, ids=lambda example: example.name)
+def test_a_target_exists_and_takes_what_the_page_gives_it(example: Example) -> None:
+    words = shlex.split(example.command)
+    target = words[1]
+    assert target in REAL or target in ELSEWHERE
+    assert run(*words[:1], "-n", *words[1:], f"PYTHON={sys.executable}").returncode == 0
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words[2:]:  # make takes any variable, also one that no recipe reads
+        assert re.search(rf"^{word.partition('=')[0]} \?=", makefile, re.MULTILINE), word
+
+
+@MAKE
+@pytest.mark.parametrize("target", REAL)
+def test_a_target_that_ends_soon_is_run(target: str) -> None:
+    answer = made(target)
+    assert answer.returncode == 0, answer.stderr
+    assert not (checkout() / ".venv").exists()  # nothing was missing, so nothing was installed
+
+
+@MAKE
+def test_make_sweep_ends_with_the_lines_that_matter_most() -> None:
+    """The front page shows a recording's; tests/test_recordings.py compares them with it."""
+    answer = made("sweep").stdout
+    for word in ("• Fastest products: ", "plots: ", "What to pad: "):
+        assert word in answer
+
+
+def test_the_front_page_is_read_in_a_minute() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(NUMBER.findall(text)) <= MOST_NUMBERS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_short(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    assert not [line for line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, target
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes one: lower case, without punctuation, a hyphen for each space."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
