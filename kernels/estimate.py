@@ -14,7 +14,7 @@ Triton config and the calibrated model of ``analysis`` both call this formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.config import ceil_div, library_tiles, tail_efficiency, tile_count, tile_efficiency
-from kernels.constants import Constants, default_constants
+from kernels.constants import Constants
 from kernels.machine import Machine
-from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 
 Array = NDArray[np.float64]
@@ -364,29 +363,3 @@ def _fourth(*terms: Array | float) -> Array:
         square = term * term
         total = total + square * square
     return np.sqrt(np.sqrt(total))
-
-
-def workload_seconds(
-    products: Sequence[Sequence[tuple[int, Problem]]],
-    others: Sequence[float],
-    seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
-) -> Array:
-    """Seconds of each workload: the sum over its products, all of them estimated in one call.
-
-    Args:
-        products: those of each workload, with how many there are of each.
-        others: the seconds of each workload that has no products.
-        seconds_of: given the workload's position and the problem of each product, its seconds.
-    """
-    parts = [(i, *part) for i, own in enumerate(products) for part in own]
-    seconds = np.where([bool(own) for own in products], 0.0, others)
-    if parts:
-        owners, counts, problems = zip(*parts, strict=True)
-        np.add.at(seconds, list(owners), np.array(counts) * seconds_of(owners, problems))
-    return seconds
-
-
-def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """A launch, and the workload's least bytes at the datasheet's bandwidth."""
-    launch = default_constants(machine.generation, workload.dtype).launch
-    return launch + workload.bytes / machine.bandwidth

@@ -66,7 +66,7 @@ _LIBRARY_PATTERNS = [
     ("cutlass", r"cutlass\w*::kernel|cutlass7kernel|^cutlass_"),
     ("onednn", r"^(matmul|convolution|inner_product|reorder) "),
     ("mkl", r"^mkl_"),
-    ("triton", r"^triton_|^_?matmul_(tiled|splitk|streamk|persistent)"),
+    ("triton", r"^triton_|^_?matmul_"),
 ]
 
 _CPU = ("onednn", "mkl")  # libraries whose units no name tells

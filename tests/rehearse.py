@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from analysis.record.parts import all_parts  # noqa: E402
+from analysis.recorder.parts import all_parts  # noqa: E402
 from sweeps.running.fold import CANARY  # noqa: E402
 from sweeps.timing.statistics import CHECKPOINTS  # noqa: E402
 

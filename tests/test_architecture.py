@@ -20,7 +20,7 @@ ROOMS = {  # within a floor: nothing imports from a room to its right; "." is th
     "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
     "sweeps": (".", "cases | timing", "running", "health | profiling", "__main__"),
     "analysis": (
-        ".", "recordings", "model", "advice | rules", "validation", "plots", "record", "commands",
+        ".", "recordings", "model", "advice | rules", "validation", "plots", "recorder", "commands",
         "__main__",
     ),
 }  # fmt: skip

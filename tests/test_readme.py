@@ -36,12 +36,12 @@ ELSEWHERE = {
     "test": "CI and everyone who runs this",
     "lint": "CI",
     "compile-check": "CI, which also compares what it writes",
-    "record": "CI, and tests/analysis/test_made_up_gpu.py",
-    "rules": "CI, and tests/analysis/test_made_up_gpu.py",
+    "record": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
+    "rules": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
     "attacks": "by hand before a release; its short part is in tests/attacks",
     "rehearse": "by hand before a release",
     "bench": "by hand; tests/benchmarks runs untimed in the suite",
-    "families": "a GPU; tests/analysis/test_made_up_gpu.py",
+    "families": "a GPU; tests/analysis/recorder/test_made_up_gpu.py",
 }
 
 

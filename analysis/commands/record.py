@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.record.parts import Part, all_parts
-from analysis.record.recorder import (
+from analysis.recorder.parts import Part, all_parts
+from analysis.recorder.recorder import (
     ROOT,
     Place,
     Recorder,

@@ -84,7 +84,7 @@ def validate_command(
     points = learning_curve(source, here, seed) if curve else []
     floor = noise_floor(source, read_source(again, here, dtype)) if again else None
     if plots is not None:
-        from analysis.plots.validation import write_validation_plots
+        from analysis.plots.model_quality import write_validation_plots
 
         for path in write_validation_plots(found, plots, points, floor):
             note(str(path))

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.spatial import KDTree
 
 from analysis.model.features import Inputs
 from analysis.model.fit import NEAR, UNCALIBRATED, Fit
@@ -226,14 +227,37 @@ def _pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array
             kinds.setdefault((problem.layout, problem.batch, *how), []).append(index)
     errors = [np.empty(0)]
     for members in kinds.values():
-        size = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
-        grown = size[None, :, :] / size[:, None, :]  # [small, large, dimension]
-        pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=2) & (grown > 1).any(axis=2)
-        small = np.flatnonzero(pads.any(axis=1))
-        large = np.where(pads, predicted[members], np.inf)[small].argmin(axis=1)
-        own, wide = log_ratio[members], spread[members]
-        errors.append((own[small] - own[large]) / np.hypot(wide[small], wide[large]))
+        sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
+        small, large = _best_pads(sizes, predicted[members])
+        error, width = log_ratio[members], spread[members]
+        errors.append((error[small] - error[large]) / np.hypot(width[small], width[large]))
     return np.concatenate(errors)
+
+
+def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
+    """For each shape that others pad, the one of these that is predicted to be the fastest.
+
+    Args:
+        sizes: M, N and K of each shape, one row per shape.
+        predicted: seconds of each shape.
+
+    Returns:
+        Positions of the shapes, and of what pads each.
+    """
+    # What pads a shape lies in a cube above it in log sizes, which a k-d tree finds: comparing all
+    # 35,700 rows of a public table with one another would take 20 GB.
+    half = math.log(1 + NEAR) / 2
+    near = KDTree(np.log(sizes)).query_ball_point(np.log(sizes) + half, half * 1.001, p=np.inf)
+    small = np.repeat(np.arange(len(sizes)), [len(where) for where in near])
+    large = np.concatenate([np.array(where, dtype=np.intp) for where in near])
+    grown = sizes[large] / sizes[small]
+    pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=1) & (grown > 1).any(axis=1)
+    small, large = small[pads], large[pads]
+    # By shape, and within a shape the fastest first; of equals the first one.
+    order = np.lexsort((large, predicted[large], small))
+    small, large = small[order], large[order]
+    first = np.flatnonzero(np.diff(small, prepend=-1))
+    return small[first], large[first]
 
 
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:

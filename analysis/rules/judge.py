@@ -22,10 +22,11 @@ from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
 from kernels.config import HAND_WRITTEN
-from kernels.estimate import Array, moving_seconds, workload_seconds
+from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import Problem
+from kernels.workload_time import moving_seconds, workload_seconds
 
 _GROUPS_TOLD = 6
 NOT_MEASURED = "not measured here"

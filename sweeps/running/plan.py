@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from kernels.constants import default_constants
-from kernels.estimate import Array, Shapes, Tiles, fastest, moving_seconds, workload_seconds
+from kernels.estimate import Array, Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
 from kernels.problem import DTYPE_BYTES, Problem
+from kernels.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import Case
 from sweeps.running.compiling import compilers, kernel_key
 from sweeps.timing.clock import CpuClock, CudaClock

@@ -27,9 +27,10 @@ def sweeps(*arguments: str) -> subprocess.CompletedProcess[str]:
 MINE = """
 import functools, runpy, sys
 from pathlib import Path
-from sweeps import spec, start
+from sweeps.cases import spec
+from sweeps.running import resume
 spec.FOLDER = Path(sys.argv.pop(1))
-start.Run = functools.partial(start.Run, least_patience=1e6)
+resume.Run = functools.partial(resume.Run, min_patience=1e6)
 runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
 """
 

@@ -13,7 +13,7 @@ from synthetic import H100, gemm_cases, model_law, problems, random_sizes, recor
 from analysis.model.features import Inputs
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS, Residual, fit_residual
-from analysis.plots.validation import (
+from analysis.plots.model_quality import (
     draw_staircase,
     shapes_data,
     staircase_data,
@@ -400,7 +400,7 @@ def stairs(n: int, step: float) -> pd.DataFrame:
     m = np.array([256 * i + one for i in range(1, 10) for one in (0, 1)])
     predicted = m // 2 * (1 + step * (m % 2))
     return pd.DataFrame(
-        {"m": m, "n": n, "k": 512, "limit": "compute", "seconds": m, "predicted": predicted}
+        {"m": m, "n": n, "k": 512, "limit": "compute", "measured": m, "predicted": predicted}
     )
 
 

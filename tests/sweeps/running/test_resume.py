@@ -16,7 +16,6 @@ from kernels.machine import known_machine, of_cpu
 from kernels.problem import Gemm
 from sweeps.__main__ import parse_shard, run_command
 from sweeps.cases.spec import read_sweep
-from sweeps.health.doctor import examine
 from sweeps.running import resume as start
 from sweeps.running.resume import Request, begin, choose_sweeps
 from sweeps.running.runner import Run
@@ -301,14 +300,6 @@ def test_shard_texts() -> None:
     for text in ("0/4", "5/4", "x", "1"):
         with pytest.raises(UserError, match="--shard takes I/N"):
             parse_shard(text)
-
-
-def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
-    findings = examine(this_cpu(), tmp_path / "not" / "there")
-    words = " ".join(finding.text for finding in findings)
-    assert this_cpu().machine.slug in words
-    assert "threads" in words
-    assert "GiB free" in words
 
 
 def test_a_spent_budget_leaves_cases_unreached_and_says_so(

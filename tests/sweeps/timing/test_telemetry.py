@@ -9,7 +9,6 @@ import pytest
 import torch
 from fakes import FakeNvml
 
-from sweeps.health.doctor import examine_nvml
 from sweeps.timing import telemetry
 from sweeps.timing.telemetry import NvmlTelemetry, Reading, Telemetry, nvml_handle, open_nvml
 
@@ -134,26 +133,6 @@ def test_a_missing_or_refused_nvml_is_no_error(monkeypatch: pytest.MonkeyPatch) 
     assert open_nvml() is None
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     assert telemetry.open_nvml() is None
-
-
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, under its default of 700 W"),
-        ({"ComputeRunningProcesses": [SimpleNamespace(pid=1)]}, "1 other processes use this GPU"),
-        ({"Temperature": 88}, "88 °C"),
-    ],
-)
-def test_the_doctor_warns_of_what_spoils_timings(answers: dict[str, Any], words: str) -> None:
-    findings = list(examine_nvml(FakeNvml(**answers), "card"))
-    assert any(finding.warning and words in finding.text for finding in findings)
-    assert sum(finding.warning for finding in findings) == 1
-
-
-def test_the_doctor_is_content_with_a_healthy_card() -> None:
-    findings = list(examine_nvml(FakeNvml(), "card"))
-    assert not any(finding.warning for finding in findings)
-    assert "SM clock 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 from recorded import record
 
 from analysis.commands.record import find_place, plan_lines
-from analysis.record.archive import write_archive
-from analysis.record.parts import Part, Step, all_parts
-from analysis.record.recorder import (
+from analysis.recorder.archive import write_archive
+from analysis.recorder.parts import Part, Step, all_parts
+from analysis.recorder.recorder import (
     Place,
     Recorder,
     part_seconds,

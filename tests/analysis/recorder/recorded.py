@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from analysis.record.recorder import ROOT
+from analysis.recorder.recorder import ROOT
 
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_gpu.py"))
 

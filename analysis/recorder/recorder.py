@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.record.archive import write_archive
-from analysis.record.parts import PLACES, Part, Step
+from analysis.recorder.archive import write_archive
+from analysis.recorder.parts import PLACES, Part, Step
 from kernels.errors import UserError
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (

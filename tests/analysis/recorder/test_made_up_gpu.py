@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from recorded import FAKE, record
 
-from analysis.record.parts import all_parts
-from analysis.record.recorder import run_command
+from analysis.recorder.parts import all_parts
+from analysis.recorder.recorder import run_command
 
 ALL = [step.name for part in all_parts() for step in part.steps]
 RECORDED = pytest.mark.xdist_group("recorded")  # one worker, so that it is recorded once
