@@ -117,15 +117,19 @@ class Prediction:
         )
 
 
+LIMIT_WORDS = {
+    "launch": "launching it takes longer than computing it",
+    "compute": "bound by arithmetic",
+    "feed": "bound by what the SMs can take in",
+    "latency": "bound by the latency of each step along K",
+    "memory": "bound by memory bandwidth",
+}
+"""What each of :data:`kernels.estimate.LIMITS` means to a reader."""
+
+
 def explain(row: Mapping[str, Any]) -> str:
     """One line in words for a row of :meth:`Prediction.frame`."""
-    limit = {
-        "launch": "launching it takes longer than computing it",
-        "compute": "bound by arithmetic",
-        "feed": "bound by what the SMs can take in",
-        "latency": "bound by the latency of each step along K",
-        "memory": "bound by memory bandwidth",
-    }[row["limit"]]
+    limit = LIMIT_WORDS[row["limit"]]
     side = ALGORITHMS[row["algorithm"]]
     by = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""

@@ -12,8 +12,11 @@ from analysis.advice.highlights import five_lines
 from analysis.advice.table import build_table
 from analysis.model import series
 from analysis.model.fitted import Analysis, analyse
+from analysis.model.predict import LIMIT_WORDS
 from analysis.plots import PLOTS, roofline, scaling, write_plots
+from analysis.plots.style import LIMIT_STYLE
 from analysis.recordings.load import load
+from kernels.estimate import LIMITS
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
@@ -172,3 +175,7 @@ def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: 
     write_plots(analyse(recording))
     svg = (tmp_path / "cpu-x-2t" / "plots" / "roofline.svg").read_text(encoding="utf-8")
     assert "peak, measured" in svg
+
+
+def test_every_limit_has_its_words_and_its_colour() -> None:
+    assert set(LIMIT_WORDS) == set(LIMIT_STYLE) == set(LIMITS)
