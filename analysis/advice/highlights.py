@@ -16,7 +16,13 @@ from analysis.units import rate
 def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:
     """At most five sentences, each from measured rows; one that has no rows is left out."""
     table = analysis.table
-    lines = (_peak(analysis), _alignment(table), _layout(table), _padding(advice), _trust(analysis))
+    lines = (
+        _peak(analysis),
+        _alignment(table),
+        _layout(table),
+        _sizes(advice),
+        _accuracy(analysis),
+    )
     return [line for line in lines if line]
 
 
@@ -28,8 +34,8 @@ def _peak(analysis: Analysis) -> str:
         best = rows.loc[rows["tflops"].idxmax()]
         share = best["tflops"] * 1e12 / analysis.recording.machine.peak(str(dtype))
         parts.append(f"{dtype} {rate(best['tflops'])}, {share:.0%} of the ceiling")
-    lasting = _sustained(analysis.table)
-    return f"Fastest products: {'; '.join(parts)}{lasting}." if parts else ""
+    sustained = _sustained(analysis.table)
+    return f"Fastest products: {'; '.join(parts)}{sustained}." if parts else ""
 
 
 def _sustained(table: pd.DataFrame) -> str:
@@ -50,10 +56,10 @@ def _alignment(table: pd.DataFrame) -> str:
     rows = alignment_series(table)
     if rows.empty:
         return ""
-    sure = rows[rows["relative_hi"] < 1]
-    if sure.empty:
+    slower = rows[rows["relative_hi"] < 1]
+    if slower.empty:
         return "Alignment: no offset from a round size is slower beyond its uncertainty."
-    worst = sure.loc[sure["relative"].idxmin()]
+    worst = slower.loc[slower["relative"].idxmin()]
     return (
         f"Alignment: {worst['along'].upper()} = {worst['base'] + worst['offset']} runs at "
         f"{worst['relative']:.0%} of the speed of {worst['base']} in {worst['dtype']}, the worst "
@@ -75,7 +81,7 @@ def _layout(table: pd.DataFrame) -> str:
     )
 
 
-def _padding(advice: Sequence[Advice]) -> str:
+def _sizes(advice: Sequence[Advice]) -> str:
     """The best padding, and how many there are; how many sizes have a better one nearby."""
     padded = [answer for answer in advice if answer.question == "pad"]
     pads = [answer for answer in padded if answer.verdict == "pad"]
@@ -91,7 +97,7 @@ def _padding(advice: Sequence[Advice]) -> str:
     )
 
 
-def _trust(analysis: Analysis) -> str:
+def _accuracy(analysis: Analysis) -> str:
     """How good the predictions are, and how steady the machine was."""
     error = (analysis.table["predicted_time_us"] / analysis.table["time_us"] - 1).abs()
     canary = analysis.recording.run.get("canary")

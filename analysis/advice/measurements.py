@@ -1,4 +1,4 @@
-"""What was measured, to be asked for a problem and for its neighbours."""
+"""Measured times, looked up by problem and by its neighbours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MeasuredTime:
 
 
 class Measurements:
-    """What was measured, cold and in bursts, to be asked for a problem and for its neighbours."""
+    """Measured times, cold and in bursts, looked up by problem and by its neighbours."""
 
     def __init__(self, times: Mapping[Problem, Mapping[str, MeasuredTime]]) -> None:
         """``times`` maps a problem to the time of each implementation that computed it."""
@@ -47,7 +47,7 @@ class Measurements:
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Measured problems each of whose sizes is this one's, ``less`` to ``more`` larger."""
+        """Measured problems near this one; see :meth:`analysis.advice.sizes.SizeIndex.near`."""
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def ratio(self, problem: Problem, option: Problem) -> tuple[float, float, float] | None:
@@ -57,16 +57,16 @@ class Measurements:
         both = self.of(problem).keys() & self.of(option).keys()
         if not both:
             return None
-        own, other = (
+        before, after = (
             min((self.of(p)[name] for name in both), key=lambda t: t.time)
             for p in (problem, option)
         )
-        if math.isnan(own.lo + other.lo):
+        if math.isnan(before.lo + after.lo):
             return None
-        return own.time / other.time, own.lo / other.hi, own.hi / other.lo
+        return before.time / after.time, before.lo / after.hi, before.hi / after.lo
 
     def winner(self, problem: Problem, library: str) -> str:
-        """The fastest implementation, if its interval says so; else the library."""
+        """The fastest implementation if its interval lies below the library's, else the library."""
         entry = self.of(problem)
         if library not in entry:
             return library
@@ -85,9 +85,9 @@ def read_measurements(rows: pd.DataFrame) -> Measurements:
     for problem, name, *values in zip(
         problems_of(rows), rows["implementation"], *columns, strict=True
     ):
-        found = MeasuredTime(*values)
+        time = MeasuredTime(*values)
         known = times.setdefault(problem, {})
-        # The same problem in two sweeps: the narrower interval stands for it.
-        if name not in known or found.width < known[name].width:
-            known[name] = found
+        # Of the same problem in two sweeps, the time with the narrower interval counts.
+        if name not in known or time.width < known[name].width:
+            known[name] = time
     return Measurements(times)

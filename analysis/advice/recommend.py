@@ -30,14 +30,14 @@ MIN_GAIN = 0.01
 
 QUESTIONS = ("pad", "choose")
 
-_AT_ONCE = 256  # combinations of sizes that are all tried; of more, those of the best sizes
-_BEST = 3  # of each dimension
+_MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried
+_BEST_SIZES = 3  # per dimension, which are combined where there are more
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One shape's answer. Gains are fractions of :data:`QUESTIONS`' own kind: 0.12 means that the
-    padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more a second.
+    """One shape's answer. Gains are fractions, of what depends on the question: 0.12 means that the
+    padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more per second.
 
     ``measured_gain`` and its interval are None where one of the shapes was not measured.
     """
@@ -107,12 +107,12 @@ def advise(
         verdict, reason = "leave it", _why_not(frame.iloc[0], question)
         guess = max(range(1, len(options)), key=lambda i: predicted[i][0], default=0)
         if guess and not known[guess] and predicted[guess][0] >= MIN_GAIN:
-            reason += _guessed(problem, options[guess], predicted[guess])
+            reason += _best_guess(problem, options[guess], predicted[guess])
     else:
-        # Tiles and waves are the reason only where they foresee a good part of the gain.
-        foreseen = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
-        why = _why(problem, options[best], frame.iloc[0], frame.iloc[best], foreseen)
-        verdict, reason = question, why
+        # The model's tiles and waves explain a gain only if the model predicts half of it.
+        explained = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
+        verdict = question
+        reason = _why(problem, options[best], frame.iloc[0], frame.iloc[best], explained)
     option = options[best]
     gain = known[best] if best else None
     return Advice(
@@ -142,36 +142,37 @@ def decide(
     problem: Problem, options: Sequence[Problem], frame: pd.DataFrame, fit: Fit,
     measured: Measurements, question: str,
 ) -> tuple[int, list[Gain], list[Gain | None]]:  # fmt: skip
-    """Which of the options to take instead of the problem: the one that surely gains most.
+    """Which option to take instead of the problem: the one with the highest lower end of its gain.
 
     Args:
         problem: the first of the options.
-        options: other sizes of it.
-        frame: the model's prediction of each.
-        fit: how certain such predictions are.
+        options: the problem, then other sizes of it.
+        frame: the model's prediction of each option.
+        fit: the errors of such predictions.
         measured: what was measured of them.
         question: of :data:`QUESTIONS`.
 
     Returns:
-        The position of the best, 0 to leave it; the predicted gain of each, and the measured.
+        The best option's position, 0 for the problem itself; the predicted gain of each option,
+        and the measured one, None where one of the two was not measured.
     """
     seconds = frame["time_us"].to_numpy()
     spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
     work = [_work(problem, option, question) for option in options]
     predicted = [
-        _times(_predicted_ratio(seconds[0], time, _error(problem, option, fit, (spreads[0], s))), w)
+        _gain(_predicted_ratio(seconds[0], time, _error(problem, option, fit, (spreads[0], s))), w)
         for time, option, s, w in zip(seconds, options, spreads, work, strict=True)
     ]
     ratios = [measured.ratio(problem, option) for option in options]
-    known = [r and _times(r, more) for r, more in zip(ratios, work, strict=True)]
-    # What is certain of each option's gain, by measurement where there is one.
+    known = [r and _gain(r, more) for r, more in zip(ratios, work, strict=True)]
+    # The lower end of each option's gain: the measured one where there is one.
     certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
     best = max(range(1, len(options)), key=certain.__getitem__, default=0)
     return (best if best and certain[best] >= MIN_GAIN else 0), predicted, known
 
 
 def _work(problem: Problem, option: Problem, question: str) -> float:
-    """By which a gain counts that a larger option computes more."""
+    """What a time ratio is multiplied by: choosing compares speeds, padding compares times."""
     return option.flops / problem.flops if question == "choose" else 1.0
 
 
@@ -182,7 +183,7 @@ def _options(
     """The problem first, then other sizes of it, and the model's prediction of each.
 
     All combinations of round sizes where they are few; else all sizes of one dimension at a time,
-    and the combinations of those that are best alone. The measured neighbours are among them.
+    and the combinations of the best of these. The measured neighbours are always options.
     """
 
     def predict(options: Sequence[Problem]) -> pd.DataFrame:
@@ -191,19 +192,20 @@ def _options(
     choose = question == "choose"
     near = measured.near(problem, -allowance if choose else 0.0, allowance)
     sizes = sizes_near(problem, allowance, choose)
-    if math.prod(map(len, sizes.values())) <= _AT_ONCE:
+    if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
         options = _ordered(problem, [*near, *_combined(problem, sizes)])
         return options, predict(options)
+    # Three sizes with fifteen values each make thousands of combinations.
     one_by_one = [{d: v} for d, values in sizes.items() for v in values]
     alone = _ordered(problem, [*near, *with_sizes(problem, one_by_one)])
     first = predict(alone)
     time = dict(zip(alone, first["time_us"], strict=True))
 
     def best(d: str) -> set[int]:
-        """The problem's own size and those that are best while the others stay."""
+        """The problem's size in one dimension, and the best ones if only that one changes."""
         fixed = {o: getattr(o, d) for o in alone if set(_changed(problem, o)) <= {d}}
         order = sorted(fixed, key=lambda o: time[o] / _work(problem, o, question))
-        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST])}
+        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
 
     combined = _combined(problem, {d: sorted(best(d)) for d in sizes})
     rest = [option for option in combined if option not in time]
@@ -212,13 +214,15 @@ def _options(
     return [*alone, *rest], pd.concat([first, predict(rest)], ignore_index=True)
 
 
-def _changed(own: Problem, other: Problem) -> list[str]:
-    return [d for d in dimensions(own) if getattr(own, d) != getattr(other, d)]
+def _changed(problem: Problem, option: Problem) -> list[str]:
+    """The dimensions in which an option differs."""
+    return [d for d in dimensions(problem) if getattr(problem, d) != getattr(option, d)]
 
 
-def _change(own: Problem, other: Problem) -> str:
-    changed = _changed(own, other)
-    return ", ".join(f"{d.upper()} {getattr(own, d)} → {getattr(other, d)}" for d in changed)
+def _change(problem: Problem, option: Problem) -> str:
+    """``N 50257 → 50304``."""
+    changed = _changed(problem, option)
+    return ", ".join(f"{d.upper()} {getattr(problem, d)} → {getattr(option, d)}" for d in changed)
 
 
 def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
@@ -227,18 +231,19 @@ def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[
 
 
 def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
-    """The problem first, the cheaper ones before the dearer, none twice."""
-    found = {problem, *options}
-    return sorted(found, key=lambda option: (option != problem, option.flops, option.spec()))
+    """The problem first, then the options by FLOPs, without duplicates."""
+    unique = {problem, *options}
+    return sorted(unique, key=lambda option: (option != problem, option.flops, option.spec()))
 
 
 def _error(
     problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
 ) -> tuple[float, float]:
-    """The 90 % range of the error of a predicted log ratio, own over option's.
+    """The 90 % range of the error of a predicted log ratio, the problem's time over the option's.
 
-    It is known of pairs of which one pads the other a little. Where sizes shrink, it is taken to
-    be as wide either way; further off it is that of any two shapes.
+    It was measured over pairs of which one pads the other by little (:data:`NEAR`). An option that
+    is smaller in a size gets the wider side of it both ways, and one further away the range of any
+    two shapes.
     """
     growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
     if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
@@ -250,14 +255,14 @@ def _error(
 
 
 def _predicted_ratio(
-    own: float, other: float, error: tuple[float, float]
+    before: float, after: float, error: tuple[float, float]
 ) -> tuple[float, float, float]:
     """Ratio and its 90 % interval from two predicted times and the error of such ratios."""
-    ratio = own / other
+    ratio = before / after
     return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
 
 
-def _times(ratio: tuple[float, float, float], work: float) -> Gain:
+def _gain(ratio: tuple[float, float, float], work: float) -> Gain:
     """The gain of a time ratio where ``work`` times as much is computed."""
     value, lo, hi = (part * work - 1 for part in ratio)
     return value, lo, hi
@@ -266,22 +271,22 @@ def _times(ratio: tuple[float, float, float], work: float) -> Gain:
 def _why(
     problem: Problem,
     option: Problem,
-    own: Mapping[str, Any],
-    padded: Mapping[str, Any],
-    foreseen: bool,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    explained: bool,
 ) -> str:
-    """What the padding changes, in words; no more than the model can answer for."""
+    """What the change does, in words; tiles and waves only where the model ``explained`` it."""
     reasons = []
     if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
         unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
         odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
         reasons.append(f"{' and '.join(odd)} no multiple of {unit}")
-    # Waves of different tiles do not compare.
-    if foreseen and padded["tile"] == own["tile"] and padded["waves"] < own["waves"]:
-        reasons.append(f"{padded['waves']} waves instead of {own['waves']}")
-    if foreseen and padded["tile_efficiency"] > own["tile_efficiency"] + 0.02:
+    # Numbers of waves compare only for the same tile.
+    if explained and after["tile"] == before["tile"] and after["waves"] < before["waves"]:
+        reasons.append(f"{after['waves']} waves instead of {before['waves']}")
+    if explained and after["tile_efficiency"] > before["tile_efficiency"] + 0.02:
         reasons.append(
-            f"{padded['tile_efficiency']:.0%} instead of {own['tile_efficiency']:.0%} of the "
+            f"{after['tile_efficiency']:.0%} instead of {before['tile_efficiency']:.0%} of the "
             "tiles' area useful"
         )
     if not reasons:
@@ -289,20 +294,20 @@ def _why(
     return "; ".join(reasons)
 
 
-def _guessed(problem: Problem, option: Problem, gain: Gain) -> str:
-    """What may be better but is not certain: worth a measurement, not a changed model."""
+def _best_guess(problem: Problem, option: Problem, gain: Gain) -> str:
+    """What may be better but is not certain: to be measured before a model is changed."""
     value, lo, hi = gain
     change = _change(problem, option)
     return f"; the best guess is {change}, by {value:.1%} ({lo:+.1%} to {hi:+.1%}): measure it"
 
 
-def _why_not(own: Mapping[str, Any], question: str) -> str:
+def _why_not(row: Mapping[str, Any], question: str) -> str:
     if question == "choose":
         return "no size near it computes more a second beyond its own uncertainty"
     return {
         "launch": "launch-bound: the size hardly matters",
         "memory": "memory-bound: padding only moves more bytes",
-    }.get(own["limit"], "no padding is faster beyond its own uncertainty")
+    }.get(row["limit"], "no padding is faster beyond its own uncertainty")
 
 
 def advise_all(

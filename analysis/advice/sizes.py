@@ -15,8 +15,8 @@ from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
-_SPREAD = 6  # sizes across a window, beside the nearest multiples
-_VOCABULARY = 30_000  # output features from which on they are one
+_WINDOW_SIZES = 6  # across a window, beside the nearest multiples
+_MIN_VOCABULARY = 30_000  # so many output features are taken for a vocabulary
 
 
 def dimensions(problem: Problem) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class SizeIndex:
     """Finds the problems whose sizes are near another's, of those that differ in nothing else."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """``problems`` are found by their positions."""
+        """Positions in ``problems`` are what :meth:`near` returns."""
         kinds: dict[Any, list[int]] = {}
         for i, problem in enumerate(problems):
             kinds.setdefault(kind_of(problem), []).append(i)
@@ -49,11 +49,14 @@ class SizeIndex:
         }
 
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
-        """Positions of problems each of whose sizes is this one's, ``less`` to ``more`` larger."""
+        """Positions of problems each of whose sizes is this one's plus ``less`` to ``more`` of it.
+
+        Both are fractions; a negative one allows smaller sizes.
+        """
         nothing = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
         where, sizes = self._kinds.get(kind_of(problem), nothing)
-        asked = np.array(sizes_of(problem))
-        inside = (sizes >= asked * (1 + less)) & (sizes <= asked * (1 + more))
+        center = np.array(sizes_of(problem))
+        inside = (sizes >= center * (1 + less)) & (sizes <= center * (1 + more))
         return where[inside.all(axis=1)]
 
 
@@ -62,19 +65,19 @@ def sizes_near(problem: Problem, allowance: float, choose: bool) -> dict[str, li
 
     To pad, the nearest multiples above; to choose, also those below, and some across the window.
     """
-    found = {}
+    sizes = {}
     for name in dimensions(problem):
         size = getattr(problem, name)
-        least = math.ceil(size * (1 - allowance)) if choose else size
-        most = math.floor(size * (1 + allowance))
+        low = math.ceil(size * (1 - allowance)) if choose else size
+        high = math.floor(size * (1 + allowance))
         rounded = {int(ceil_div(size, step)) * step for step in _MULTIPLES}
         if choose:
             rounded |= {size // step * step for step in _MULTIPLES}
-            coarse = _MULTIPLES[-1] * ceil_div(most - least, _SPREAD * _MULTIPLES[-1])
-            step = next((s for s in _MULTIPLES if most - least <= _SPREAD * s), coarse)
-            rounded |= set(range(ceil_div(least, step) * step, most + 1, step))
-        found[name] = sorted({size} | {v for v in rounded if least <= v <= most and v > 0})
-    return found
+            coarse = _MULTIPLES[-1] * ceil_div(high - low, _WINDOW_SIZES * _MULTIPLES[-1])
+            step = next((s for s in _MULTIPLES if high - low <= _WINDOW_SIZES * s), coarse)
+            rounded |= set(range(ceil_div(low, step) * step, high + 1, step))
+        sizes[name] = sorted({size} | {v for v in rounded if low <= v <= high and v > 0})
+    return sizes
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
@@ -87,7 +90,7 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """What a dimension stands for in a model, as far as the product's layout tells."""
+    """What a dimension stands for in a model, as far as the layout tells."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
     if problem.batch > 1:
@@ -98,6 +101,6 @@ def role(problem: Problem, name: str) -> str:
         "nn": ("tokens", "features in", "features out"),  # dx = dy W
         "tn": ("features out", "features in", "tokens"),  # dW = dyᵀ x
     }.get(problem.layout, ("rows", "columns", "depth"))
-    found = roles["mnk".index(name)]
-    large = found == "features out" and getattr(problem, name) >= _VOCABULARY
-    return "vocabulary" if large else found
+    meaning = roles["mnk".index(name)]
+    large = meaning == "features out" and getattr(problem, name) >= _MIN_VOCABULARY
+    return "vocabulary" if large else meaning

@@ -16,7 +16,7 @@ from sweeps.store import write_whole
 ALLOWANCE = {"pad": 0.125, "choose": 0.15}
 """How far the table looks in each dimension, by question."""
 
-_ASKS = {
+_QUESTION_TEXT = {
     "pad": "I need at least this size: what should I pad to?",
     "choose": "I may pick within ±15 %: which size computes most a second?",
 }
@@ -25,7 +25,7 @@ _GAINS = {
     "more.",
     "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
 }
-_TOP = 40
+_MAX_LISTED = 40
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
@@ -36,11 +36,11 @@ def build_table(analysis: Analysis) -> list[Advice]:
     rows = analysis.recording.products
     measured = read_measurements(library_rows(rows))
     problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
-    everything = read_measurements(rows)
+    by_any = read_measurements(rows)
     return [
         answer
         for question, allowance in ALLOWANCE.items()
-        for answer in advise_all(problems, analysis.model, everything, question, allowance)
+        for answer in advise_all(problems, analysis.model, by_any, question, allowance)
     ]
 
 
@@ -62,36 +62,36 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         "A row is here only if its whole interval is above 1 %.",
         "",
     ]
-    for question, ask in _ASKS.items():
-        asked = [answer for answer in advice if answer.question == question]
-        changes = sum(answer.verdict != "leave it" for answer in asked)
+    for question, text in _QUESTION_TEXT.items():
+        answers = [answer for answer in advice if answer.question == question]
+        changes = sum(answer.verdict != "leave it" for answer in answers)
         lines += [
-            f"## {question.capitalize()}: {ask}",
+            f"## {question.capitalize()}: {text}",
             "",
-            f"{len(asked)} problems were looked at, within {ALLOWANCE[question]:.1%} of each "
+            f"{len(answers)} problems were looked at, within {ALLOWANCE[question]:.1%} of each "
             f"dimension. {changes} have a better one nearby beyond doubt; leave the others. "
             f"{_GAINS[question]}",
             "",
         ]
         for op in ("gemm", "conv"):
-            lines += _listed([a for a in asked if a.verdict == question and a.problem.op == op])
+            lines += _listed([a for a in answers if a.verdict == question and a.problem.op == op])
     return "\n".join(lines)
 
 
-def _listed(better: Sequence[Advice]) -> list[str]:
-    """A table of the first of them; empty for none."""
-    if not better:
+def _listed(changes: Sequence[Advice]) -> list[str]:
+    """The table of the best answers; empty for none."""
+    if not changes:
         return []
-    shape = "shape (M×N×K)" if isinstance(better[0].problem, Gemm) else "convolution"
+    shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
     lines = [
-        f"| {shape} | {better[0].question} | what that is | measured gain | predicted gain "
+        f"| {shape} | {changes[0].question} | what that is | measured gain | predicted gain "
         "| more FLOPs | more bytes | by | why |",
         "|---|---|---|---|---|---|---|---|---|",
-        *map(_row, better[:_TOP]),
+        *map(_row, changes[:_MAX_LISTED]),
         "",
     ]
-    if len(better) > _TOP:
-        lines += [f"{len(better) - _TOP} more are in recommendations.csv.", ""]
+    if len(changes) > _MAX_LISTED:
+        lines += [f"{len(changes) - _MAX_LISTED} more are in recommendations.csv.", ""]
     return lines
 
 

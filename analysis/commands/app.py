@@ -34,10 +34,10 @@ ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all ma
 
 def problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
     """The command line's problems, at least one."""
-    found = parse_problems(gemm, conv)
-    if not found:
+    parsed = parse_problems(gemm, conv)
+    if not parsed:
         raise UserError("give at least one --gemm or --conv.")
-    return found
+    return parsed
 
 
 def model_of(machine: str | None, results: Path) -> tuple[Model, Path | None]:
@@ -71,7 +71,7 @@ def library_of(model: Model, problem: Problem) -> str:
 
 
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
-    """The recording of a machine with the model fitted to it, and a word where that lacks a part.
+    """The recording of a machine with the model fitted to it, noting a lack of scikit-learn.
 
     A checkout may run on a node without a package index, where scikit-learn is not.
     """

@@ -100,14 +100,15 @@ def record_command(
 
 
 def find_place(results: Path, where: Sequence[str]) -> Place:
-    """Which machine this is, told by a process that may import PyTorch.
+    """Which machine this is, asked of a process that may import PyTorch.
 
     Raises:
         UserError: what that process says is wrong with the device.
     """
-    told = _ask(["sweeps", "machine", "--json", "--results", str(results), *where])
+    facts = _ask_json(["sweeps", "machine", "--json", "--results", str(results), *where])
     return Place(
-        told["slug"], told["name"], told["kind"], Path(told["folder"]), results, told["software"]
+        facts["slug"], facts["name"], facts["kind"], Path(facts["folder"]), results,
+        facts["software"],
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[s
     command = ["sweeps", "plan", *dict.fromkeys(names), "--json",
                "--machine", machine, "--budget", "24h",
                *(["--cores", str(cores)] if cores else [])]  # fmt: skip
-    planned = {row["name"]: row for row in _ask(command)} if names else {}
+    planned = {row["name"]: row for row in _ask_json(command)} if names else {}
     lines = []
     for part in parts:
         lines.append(f"{part.name}: {part_seconds(part, 'gpu'):.0f} s; {part.purpose}")
@@ -132,7 +133,7 @@ def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[s
     return [*lines, total_line(parts, "gpu")]
 
 
-def _ask(command: Sequence[str]) -> Any:
+def _ask_json(command: Sequence[str]) -> Any:
     """The JSON that a command prints.
 
     Raises:

@@ -60,7 +60,7 @@ def rules_command(
 def _judge_recordings(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """The verdicts on a machine's own recordings, and the files that say so."""
+    """The verdicts from a machine's recordings, and the files written."""
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
     from analysis.rules.report import write_rules
@@ -102,9 +102,9 @@ def tensor_cores_command(
     inputs = rule_inputs(machine, results)
     steps = inputs.steps
     if sweep is not None:
-        having = [r for r in inputs.recordings if (r.ok["sweep"] == sweep).any()]
-        having = having or list(inputs.recordings)
-        steps = [sweep_step(having[0].ok, sweep, having[0].machine.kind)]
+        with_sweep = [r for r in inputs.recordings if (r.ok["sweep"] == sweep).any()]
+        recording = (with_sweep or list(inputs.recordings))[0]
+        steps = [sweep_step(recording.ok, sweep, recording.machine.kind)]
     elif not steps:
         raise UserError("no model is profiled on this machine; run `make rules`, or give --sweep.")
     if json:

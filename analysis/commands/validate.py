@@ -80,23 +80,23 @@ def validate_command(
     source = read_source(file, here, dtype)
     if algorithm is not None:
         source = source.by_algorithm(algorithm)
-    found = validate(source, here, calibrate, seed, holdout, constants)
+    validation = validate(source, here, calibrate, seed, holdout, constants)
     points = learning_curve(source, here, seed) if curve else []
     floor = noise_floor(source, read_source(again, here, dtype)) if again else None
     if plots is not None:
         from analysis.plots.model_quality import write_validation_plots
 
-        for path in write_validation_plots(found, plots, points, floor):
+        for path in write_validation_plots(validation, plots, points, floor):
             note(str(path))
-    worth = judge_advice(found) if advice else None
-    tested = Query.each(found.tested.problems, found.tested.implementations)
-    speed = _shapes_per_second(found.model, tested)
+    worth = judge_advice(validation) if advice else None
+    tested = Query.each(validation.tested.problems, validation.tested.implementations)
+    speed = _shapes_per_second(validation.model, tested)
     if json:
         extra = {} if worth is None else {"advice": worth.to_json()}
-        print_json({**found.to_json(), "shapes_per_second": speed, **extra})
+        print_json({**validation.to_json(), "shapes_per_second": speed, **extra})
         return
     physics, full = speed["physics"], speed["full"]
-    print(validation_text(found))
+    print(validation_text(validation))
     print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
     for text in (curve_text(points, floor), advice_text(worth) if worth else ""):
         if text:
@@ -114,12 +114,12 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """How fast the model is on one core, as arrays: without residual, and with everything."""
     group = str(query.groups()[0])
-    some = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
-    inputs, fit = Inputs.of(model.machine, some), model.fits[group]
+    cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
+    inputs, fit = Inputs.of(model.machine, cases), model.fits[group]
     seconds = {}
     for name, residual in (("physics", None), ("full", fit.residual)):
         begin = time.perf_counter()
         guess, spread = inputs.predict(fit.constants, residual)
         _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
         seconds[name] = time.perf_counter() - begin
-    return {name: len(some.problems) / taken for name, taken in seconds.items()}
+    return {name: len(cases.problems) / taken for name, taken in seconds.items()}

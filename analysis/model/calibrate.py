@@ -1,8 +1,8 @@
-"""Fit the time model to a machine's own measurements, and say how wrong it is.
+"""Fit the time model to a machine's measurements, and say how wrong it is.
 
-Every problem belongs to one of three parts. What is fitted to two of them predicts the third, so
-each row has a prediction from a fit that never saw it, and the error figures are honest. The fit
-that is kept comes from all rows.
+The problems are cut into three folds. A fit to two of them predicts the third, so each row has a
+prediction from a fit that never saw it, and the error figures are honest. The fit that is kept
+comes from all rows.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kernels.problem import Gemm, Problem
 MIN_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
 
-_CONSTANTS_FROM = 800  # rows: more cost seconds each and move the error by a tenth of a point
-_STEP = 1e-7  # by which a constant is moved to see what it does
-_PRIOR = 0.02  # weight of staying near the shipped constants, in residuals a natural-log unit
+_MAX_ROWS = 800  # per fit of constants: more cost seconds and move the error by 0.1 points
+_STEP = 1e-7  # of the finite differences
+_PRIOR = 0.02  # weight of staying near the shipped constants, in residuals per natural-log unit
 _NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
-_OUTSIDE = 0.05  # of the log ratios, on either side of the interval
-_MIN_WIDTH = 0.02  # no interval is narrower than the measurements' own scatter
+_TAIL = 0.05  # share of the log ratios on either side of the interval
+_MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
 _LINEAR = (
     "tail",
     "partials",
@@ -47,12 +47,12 @@ _LINEAR = (
     "misalignment",
     "repack",
     "resident",
-)  # fitted as they are; everything else by its logarithm
+)  # dimensionless and often 0: fitted as they are; all other constants by their logarithm
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model fitted to a recording, and the prediction of each row by constants it never met."""
+    """A model fitted to a recording, and each row's prediction by a fit that never saw it."""
 
     model: Model
     held_back: Prediction
@@ -71,7 +71,7 @@ def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
 
     Args:
         machine: the machine that they were measured on.
-        rows: as loaded.
+        rows: rows of a recording, as loaded.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
     query = Query.of_rows(rows)
@@ -92,41 +92,42 @@ def calibrate_query(
     Args:
         machine: the machine that they were measured on.
         query: the cases.
-        seconds: the time of a launch of each.
-        folds: into how many parts the problems are cut, each predicted by the others.
+        seconds: the time of one launch of each case.
+        folds: into how many folds the problems are cut, each predicted by a fit to the rest.
         starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
-        algorithms: how each was computed, where known (:func:`kernels.names.conv_algorithm`). Only
-            a fit looks at it, never a prediction.
+        algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
+            Fits use it; predictions never do.
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
-    fold = np.array([_fold(problem, folds) for problem in query.problems])
+    fold = np.array([_fold_of(problem, folds) for problem in query.problems])
     fits: dict[str, Fit] = {}
     parts: list[Part] = []
     for group in dict.fromkeys(groups):
-        member = groups == group
+        rows = np.flatnonzero(groups == group)
         dtype = group.split()[-1]
         start = starts(dtype) if starts else default_constants(machine.generation, dtype)
-        pieces, least = [], len(seconds)
-        for own in range(folds):
-            unseen, seen = (np.flatnonzero(member & side) for side in (fold == own, fold != own))
-            if len(unseen):
-                least = min(least, len(seen))
-                fitted = fit_group(machine, query.take(seen), seconds[seen], start, known[seen])
-                inputs = Inputs.of(machine, query.take(unseen))
-                pieces.append((unseen, *inputs.predict(*fitted)))
-        some = query.take(np.flatnonzero(member))
-        fitted = fit_group(machine, some, seconds[member], start, known[member])
-        if least < MIN_RESIDUAL_ROWS:  # then no part was predicted with a residual, to judge it
+        pieces, fewest = [], len(seconds)
+        for number in range(folds):
+            held_out, rest = rows[fold[rows] == number], rows[fold[rows] != number]
+            if len(held_out):
+                fewest = min(fewest, len(rest))
+                fitted = fit_group(machine, query.take(rest), seconds[rest], start, known[rest])
+                inputs = Inputs.of(machine, query.take(held_out))
+                pieces.append((held_out, *inputs.predict(*fitted)))
+        fitted = fit_group(machine, query.take(rows), seconds[rows], start, known[rows])
+        # Where a fold had too few rows for a residual, no held-out error tells what one is worth.
+        if fewest < MIN_RESIDUAL_ROWS:
             fitted = fitted[0], None
         where = np.concatenate([at for at, _, _ in pieces])
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
         pair_errors = _pair_errors(query.take(where), predicted, log_ratio, spread)
-        fits[group] = _judge(fitted, log_ratio, spread, pair_errors)
+        fits[group] = _fit_with_errors(fitted, log_ratio, spread, pair_errors)
+        # Back from the group's order to one array per fold, as the estimates are.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
-        ends = (np.split(end * spread, cuts) for end in _ranges_of_others(log_ratio / spread))
+        ends = (np.split(end * spread, cuts) for end in _leave_one_out_ranges(log_ratio / spread))
         parts += [
             Part(at, guess, low, high)
             for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
@@ -135,38 +136,41 @@ def calibrate_query(
     return Calibration(Model(machine, fits), held_back)
 
 
-def _fold(problem: Problem, folds: int) -> int:
-    """The part of a problem, the same in every sweep that has it."""
+def _fold_of(problem: Problem, folds: int) -> int:
+    """The fold of a problem, the same in every sweep: its repeats never predict one another."""
     return zlib.crc32(problem.spec().encode()) % folds
 
 
 def fit_group(
     machine: Machine, query: Query, seconds: Array, start: Constants, known: NDArray[Any]
 ) -> tuple[Constants, Residual | None]:
-    """Physical constants first, then what they miss, if that is foreseen of rows left out.
+    """Fit the physical constants, then trees to what they miss, if those predict held-out rows.
 
-    Rows that were computed by an algorithm without a law (an FFT) teach the residual alone.
+    Rows computed by an algorithm that the formula does not have (an FFT) are left out of the fit
+    of the constants; the trees see them.
     """
-    lawful = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
-    lawful = np.random.default_rng(0).permutation(lawful)[:_CONSTANTS_FROM]
-    inputs = Inputs.of(machine, query.take(lawful), known[lawful]) if len(lawful) else None
-    constants = fit_constants(inputs, seconds[lawful], start) if inputs else start
+    modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
+    inputs = Inputs.of(machine, query.take(modelled), known[modelled]) if len(modelled) else None
+    constants = fit_constants(inputs, seconds[modelled], start) if inputs else start
     if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return constants, None
-    everything = Inputs.of(machine, query)
-    guess = everything.estimate(constants)
+    # The trees must not be told the algorithm: no prediction will know it either.
+    inputs = Inputs.of(machine, query)
+    guess = inputs.estimate(constants)
     log_ratios = np.log(seconds / guess.time)
-    return constants, fit_residual(everything.features(constants, guess), log_ratios)
+    return constants, fit_residual(inputs.features(constants, guess), log_ratios)
 
 
-def _judge(
+def _fit_with_errors(
     fitted: tuple[Constants, Residual | None], log_ratio: Array, spread: Array, pair_errors: Array
 ) -> Fit:
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread)
+    # With few pairs: as if the two errors lay at opposite ends of their ranges.
     pair_low, pair_high = (low - high) / math.sqrt(2), (high - low) / math.sqrt(2)
-    if len(pair_errors) + 1 >= 1 / _OUTSIDE:
+    if len(pair_errors) + 1 >= 1 / _TAIL:
         pair_low, pair_high = _range(pair_errors)
     constants, residual = fitted
     return Fit(
@@ -185,28 +189,30 @@ def _judge(
 
 
 def _range(errors: Array) -> tuple[float, float]:
-    """The range that one more error of the same kind keeps with 90 % (split conformal).
+    """The range that one more error of the same kind stays in with 90 % (split conformal).
 
     Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5 %⌋. Fewer than 19 do
     not determine it: then it is at least the range of a machine without measurements.
     """
     ordered = np.sort(errors)
-    k = int((len(ordered) + 1) * _OUTSIDE)
+    k = int((len(ordered) + 1) * _TAIL)
     if k == 0:
         ends = np.concatenate([ordered, UNCALIBRATED])
         return float(ends.min()), float(ends.max())
     return min(float(ordered[k - 1]), -_MIN_WIDTH), max(float(ordered[-k]), _MIN_WIDTH)
 
 
-def _ranges_of_others(errors: Array) -> tuple[Array, Array]:
+def _leave_one_out_ranges(errors: Array) -> tuple[Array, Array]:
     """For each error the :func:`_range` of all others, so that no row widens its own interval."""
     n = len(errors)
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
     ordered = np.sort(errors)
-    k = int(n * _OUTSIDE)
-    if k == 0:
+    k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5 %⌋: one error is left out
+    if k == 0:  # so few that each range includes the uncalibrated one
         ranges = np.array([_range(np.delete(errors, i)) for i in range(n)])
         return ranges[:, 0], ranges[:, 1]
+    # Without an error among the k smallest, the k-th smallest of the rest is the (k+1)-th of all;
+    # without any other one it stays the k-th. The same holds from above.
     low = np.where(rank < k, ordered[k], ordered[k - 1])
     high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
     return np.minimum(low, -_MIN_WIDTH), np.maximum(high, _MIN_WIDTH)
@@ -215,12 +221,12 @@ def _ranges_of_others(errors: Array) -> tuple[Array, Array]:
 def _pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
     """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
 
-    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all that
-    pad a shape, the one that is predicted to gain most makes the pair: choosing it, as advice does,
-    chooses the flattering errors. An error is relative to the spreads of both predictions, as if
-    they were independent.
+    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all
+    measured paddings of a shape, the one that is predicted to be fastest makes the pair, because
+    advice chooses it too, and with it errors that flatter it. An error is relative to the spreads
+    of both predictions, as if they were independent.
     """
-    kinds: dict[tuple[Any, ...], list[int]] = {}
+    kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ in size alone
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
             how = (query.configs[index], query.cached[index], query.sustained[index])
@@ -269,12 +275,12 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         start: where to begin, and what to stay near.
     """
     names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
-    origin = np.array([_inward(name, getattr(start, name)) for name in names])
-    possible = physical_bounds(inputs.machine)
-    low, high = np.array([[_inward(name, bound) for bound in possible[name]] for name in names]).T
+    origin = np.array([_to_fit_scale(name, getattr(start, name)) for name in names])
+    bounds = physical_bounds(inputs.machine)
+    low, high = np.array([[_to_fit_scale(n, bound) for bound in bounds[n]] for n in names]).T
 
     def constants(x: Array) -> Constants:
-        fitted = {name: _outward(name, value) for name, value in zip(names, x, strict=True)}
+        fitted = {name: _from_fit_scale(name, value) for name, value in zip(names, x, strict=True)}
         return Constants(**{**start.to_json(), **fitted})
 
     def residuals(x: Array) -> Array:
@@ -282,12 +288,14 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
 
     def slopes(x: Array) -> Array:
-        # So small a step moves no case to another tile: the search for it is made once.
+        # So small a step moves no case to another tile: the fastest tiles are searched for once,
+        # not once per constant.
         settled = inputs.settled(inputs.estimate(constants(x)))
         log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
         return np.vstack([(log_time[1:] - log_time[0]).T / _STEP, _PRIOR * np.eye(len(x))])
 
     steps = _STEP * np.eye(len(names))
+    # The solver refuses to begin on a bound.
     inside = np.clip(origin, low + 1e-6, high - 1e-6)
     solved = least_squares(
         residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
@@ -295,10 +303,10 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
     return constants(solved.x)
 
 
-def _inward(name: str, value: float) -> float:
-    """To the scale on which a constant is fitted."""
+def _to_fit_scale(name: str, value: float) -> float:
+    """A constant on the scale on which it is fitted: its logarithm, unless it is linear."""
     return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
 
 
-def _outward(name: str, value: float) -> float:
+def _from_fit_scale(name: str, value: float) -> float:
     return float(value if name in _LINEAR else np.exp(value))

@@ -27,8 +27,7 @@ from kernels.estimate import (
 from kernels.machine import Machine
 from kernels.problem import Conv, Problem
 
-_DESIGN = 5  # features, the first ones
-
+_DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
 
 _USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
 
@@ -37,9 +36,9 @@ _USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 25
 class Inputs:
     """One group's cases as arrays, to be estimated with one set of constants after another.
 
-    ``tiles`` has a tile a case where their configs name them; None where the library chooses.
-    ``ways`` are the same cases by each of Winograd's algorithms, where a library has them.
-    ``known`` is the algorithm that each case is known to have been computed by, empty if it is not.
+    ``tiles`` has one tile per case where their configs name them; None where the library chooses.
+    ``winograd`` has the same cases by each of Winograd's algorithms, where a library has them.
+    ``known`` is the algorithm that each case was computed by, empty where that is not known.
     """
 
     machine: Machine
@@ -47,7 +46,7 @@ class Inputs:
     problems: Sequence[Problem]
     shapes: Shapes
     tiles: Tiles | None
-    ways: Mapping[str, Shapes]
+    winograd: Mapping[str, Shapes]
     known: NDArray[Any]
 
     @classmethod
@@ -66,18 +65,18 @@ class Inputs:
             pairs = zip(configs, query.problems, strict=True)
             rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
             tiles = Tiles(*np.array(rows, dtype=np.float64).T)
-        ways = {}
+        winograd = {}
         # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
         library = config_type is None and machine.kind == "gpu"
         if library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:
-                ways[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
+                winograd[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
         if known is None:
             known = np.array([""] * len(shapes), dtype=object)
-        return cls(machine, first.dtype, query.problems, shapes, tiles, ways, known)
+        return cls(machine, first.dtype, query.problems, shapes, tiles, winograd, known)
 
     @property
-    def _library(self) -> Tiles:
+    def _library_tiles(self) -> Tiles:
         return Tiles.library(self.machine, self.dtype)
 
     def predict(self, constants: Constants, residual: Residual | None) -> tuple[Estimate, Array]:
@@ -89,37 +88,37 @@ class Inputs:
         return replace(guess, time=guess.time * np.exp(log_ratio)), spread
 
     def estimate(self, constants: Constants) -> Estimate:
-        """By physics alone, with the tiles and algorithms that are known, or the fastest."""
+        """By the formula alone, with the known tiles and algorithms, else with the fastest."""
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
             guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
         else:
-            guess = self._by(self.shapes, constants)
-        for name, shapes in self.ways.items():
-            other = self._by(shapes, constants)
+            guess = self._fastest(self.shapes, constants)
+        for name, shapes in self.winograd.items():
+            other = self._fastest(shapes, constants)
             other = replace(other, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name)))
-            open_ = (self.known == "") & (other.time < guess.time)
-            guess = guess.where(other, open_ | (self.known == name))
+            faster = (self.known == "") & (other.time < guess.time)
+            guess = guess.where(other, faster | (self.known == name))
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
         """The same cases, each on the tile and by the algorithm that an estimate found for it."""
         shapes = self.shapes
-        for name, theirs in self.ways.items():
-            shapes = shapes.where(theirs, guess.algorithm == list(ALGORITHMS).index(name))
+        for name, transformed in self.winograd.items():
+            shapes = shapes.where(transformed, guess.algorithm == list(ALGORITHMS).index(name))
         tiles = Tiles(guess.bm, guess.bn, guess.split)
-        return replace(self, shapes=shapes, tiles=tiles, ways={})
+        return replace(self, shapes=shapes, tiles=tiles, winograd={})
 
-    def _by(self, shapes: Shapes, constants: Constants) -> Estimate:
+    def _fastest(self, shapes: Shapes, constants: Constants) -> Estimate:
         peak = self.machine.peak(self.dtype)
-        return fastest(shapes, self._library, self.machine, peak, constants)
+        return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """What rows to measure are spread over: the sizes, the time and the intensity."""
-        return self.features(constants, self.estimate(constants))[:, :_DESIGN]
+        """The features that rows to measure are spread over: sizes, time and intensity."""
+        return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(self, constants: Constants, guess: Estimate) -> Array:
-        """What a residual may depend on, a row a case.
+        """What a residual may depend on, one row per case.
 
         Logs of the sizes, of the estimate and of the intensity over the ridge point; each two
         sizes' product and ratio; what binds the estimate, and its tile, waves and efficiencies;
@@ -154,11 +153,13 @@ class Inputs:
             for c in self.problems
             if isinstance(c, Conv)
         ]
-        images, height, width, *others = np.array(sizes, dtype=float).T
-        columns = [np.log2(column) for column in (images, height * width, *others)]
-        ways = (self.shapes, *self.ways.values())
-        columns += [np.log(self._by(way, constants).time / guess.time) for way in ways]
-        for tile in (ALGORITHMS[name] for name in self.ways):
+        images, height, width, *rest = np.array(sizes, dtype=float).T
+        columns = [np.log2(column) for column in (images, height * width, *rest)]
+        algorithms = (self.shapes, *self.winograd.values())
+        columns += [
+            np.log(self._fastest(shapes, constants).time / guess.time) for shapes in algorithms
+        ]
+        for tile in (ALGORITHMS[name] for name in self.winograd):
             padded = np.ceil(height / tile) * np.ceil(width / tile) * tile**2
             columns.append(np.log(padded / (height * width)))
         return columns
@@ -166,5 +167,6 @@ class Inputs:
 
 def _twos(sizes: Array) -> Array:
     """How often two divides each size, at most eight times: no tile is a multiple of more."""
+    # x & -x is the largest power of two that divides x.
     whole = sizes.astype(np.int64)
     return np.minimum(np.log2(whole & -whole), 8.0)

@@ -15,7 +15,6 @@ UNCALIBRATED = (-0.7, 0.7)
 a factor of two either way. It held at least 98 % of the rows of public tables of H100, A100 and
 V100, but 67 % of T4's and none of L4's."""
 
-
 NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""
 
@@ -56,8 +55,9 @@ class Fit:
         both = math.hypot(*spreads)
         if near:
             return self.pair_low * both, self.pair_high * both
-        wide = (self.high - self.low) * both / math.sqrt(2)
-        return -wide, wide
+        # The errors of unlike shapes may lie at opposite ends of their ranges.
+        half = (self.high - self.low) * both / math.sqrt(2)
+        return -half, half
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""

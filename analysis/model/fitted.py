@@ -26,7 +26,7 @@ class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
     The table has the columns of measurements.csv, the predictions of each row by constants that
-    had not seen it, and what its problem knows of itself: flops, least_bytes, intensity, group.
+    had not seen it, and properties of its problem: flops, least_bytes, intensity, group.
     """
 
     recording: Recording
@@ -54,7 +54,7 @@ def analyse(recording: Recording) -> Analysis:
     calibration = calibrate(recording.machine, rows)
     predicted = calibration.held_back.frame().add_prefix(PREDICTED)
     problems = problems_of(rows)
-    known = pd.DataFrame(
+    properties = pd.DataFrame(
         {
             "flops": [float(problem.flops) for problem in problems],
             "least_bytes": [float(problem.bytes) for problem in problems],
@@ -65,13 +65,13 @@ def analyse(recording: Recording) -> Analysis:
             ],
         }
     )
-    table = pd.concat([rows, known, predicted], axis=1)
+    table = pd.concat([rows, properties, predicted], axis=1)
     table["predicted_tflops"] = table["flops"] / table["predicted_time_us"] / 1e6
     return Analysis(recording, calibration, table)
 
 
 def write_predictions(analysis: Analysis) -> None:
-    """predicted.csv (one row a case) and calibration.json, beside the measurements."""
+    """predicted.csv (one row per case) and calibration.json, beside the measurements."""
     frame = analysis.calibration.held_back.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     columns = pd.concat([identity, frame], axis=1)

@@ -1,9 +1,9 @@
-"""Extremely randomised trees: grown by scikit-learn, kept as two arrays, asked in NumPy.
+"""Extremely randomised trees: grown by scikit-learn, kept as two arrays, evaluated in NumPy.
 
 Every tree is grown from all rows. A node tries one random cut of each feature and keeps the one
 that leaves the least squared error (Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine
 Learning 63, 2006; all features are tried at every node). Importing scikit-learn takes longer than
-answering a question, so what only asks never does.
+a prediction, so code that only predicts never imports it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kernels.errors import UserError
 from kernels.estimate import Array
 
 _CHUNK = 1024  # rows: their nodes in all trees stay in a cache
-_UNSETTLED = 6  # levels above which hardly any row has come to a leaf
+_MIN_DEPTH = 6  # levels above which hardly any row has reached a leaf
 _LEAF = -1  # in place of a feature
-_WIDEST = 127  # features: the largest number of one byte
+_MAX_FEATURES = 127  # the largest number of one signed byte
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees, one after another in arrays with one element a node.
+    """Trees, one after another in arrays with one element per node.
 
-    A node stands before its left subtree, and that before its right one, so that the features alone
-    say which nodes are whose children.
+    Nodes are in preorder: a node, its left subtree, its right subtree. Every inner node has two
+    children, so ``feature`` alone (inner node or leaf) determines the shape of every tree.
 
     ``width`` is how many features a row has. ``feature`` is the one that a node looks at, −1 in a
     leaf. ``number`` is the cut above which a row goes right; in a leaf, the value.
@@ -43,31 +43,31 @@ class Forest:
 
     @classmethod
     def grown(cls, features: Array, values: Array, trees: int, leaf: int) -> Self:
-        """Grow trees; equal rows grow equal ones.
+        """Grow trees; the same rows always grow the same trees.
 
         Args:
-            features: one row a measurement.
-            values: what is to be predicted of each.
-            trees: how many.
-            leaf: the least number of rows in a leaf.
+            features: one row per measurement.
+            values: the value to predict for each row.
+            trees: how many trees.
+            leaf: the minimum number of rows in a leaf.
 
         Raises:
-            ValueError: these are no rows of at most 127 finite features.
+            ValueError: the rows have more than 127 features, or one that is not finite.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
-        if features.ndim != 2 or features.shape[1] > _WIDEST:
-            raise ValueError(f"trees grow from rows of up to {_WIDEST} features")
+        if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
+            raise ValueError(f"trees grow from rows of up to {_MAX_FEATURES} features")
         regressor = ExtraTreesRegressor(
             trees, min_samples_leaf=leaf, max_features=1.0, bootstrap=False, random_state=0
         )
         regressor.fit(features.astype(np.float32), values)
-        grown = [_in_order(estimator.tree_) for estimator in regressor.estimators_]
+        grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
         feature, number = (np.concatenate(parts) for parts in zip(*grown, strict=True))
         return cls(features.shape[1], feature, number)
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """For each row the mean of the trees' values, and their standard deviation.
+        """The mean and the standard deviation of the trees' values, for each row.
 
         Raises:
             UserError: the rows have other features than those that the trees grew from.
@@ -78,66 +78,73 @@ class Forest:
                 "again."
             )
         rows = features.astype(np.float32)
-        mean, apart = np.empty(len(rows)), np.empty(len(rows))
+        mean, deviation = np.empty(len(rows)), np.empty(len(rows))
         for start in range(0, len(rows), _CHUNK):
             part = slice(start, start + _CHUNK)
             values = self.number[self._leaves(rows[part])].astype(np.float64)
-            mean[part], apart[part] = values.mean(axis=0), values.std(axis=0)
-        return mean, apart
+            mean[part], deviation[part] = values.mean(axis=0), values.std(axis=0)
+        return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
         """The leaf of every row (columns) in every tree (rows)."""
         count, width = rows.shape
-        cells, tried = rows.ravel(), np.maximum(self.feature, 0)
+        # A leaf tests feature 0, which is harmless: both of its children are the leaf itself.
+        cells, tested = rows.ravel(), np.maximum(self.feature, 0)
         node = np.repeat(self._roots, count)
-        row = np.tile(np.arange(count) * width, len(self._roots))
-        leaves, open_, level = np.empty_like(node), np.arange(len(node)), 0
-        while len(open_):
-            right = cells.take(row + tried.take(node)) > self.number.take(node)
+        offset = np.tile(np.arange(count) * width, len(self._roots))
+        leaves, active, depth = np.empty_like(node), np.arange(len(node)), 0
+        while len(active):
+            right = cells.take(offset + tested.take(node)) > self.number.take(node)
             child = self._children.take(2 * node + right)
-            level += 1
-            if level > _UNSETTLED:
-                done = child == node
-                leaves[open_[done]] = node[done]
-                going = np.flatnonzero(~done)
-                open_, child, row = open_[going], child[going], row[going]
+            depth += 1
+            # Dropping the pairs that have arrived costs more than it saves on the first levels.
+            if depth > _MIN_DEPTH:
+                arrived = child == node
+                leaves[active[arrived]] = node[arrived]
+                moving = np.flatnonzero(~arrived)
+                active, child, offset = active[moving], child[moving], offset[moving]
             node = child
         return leaves.reshape(len(self._roots), count)
 
     @cached_property
-    def _lacking(self) -> NDArray[np.intp]:
-        """How many subtrees are still to come before each node, and after the last one.
+    def _open_subtrees(self) -> NDArray[np.intp]:
+        """How many announced subtrees have not begun, before each node and after the last one.
 
-        A node with a cut takes the place of one subtree and calls for two; a leaf ends one. A tree
-        that begins is not called for: every tree leaves one fewer than the one before it.
+        An inner node is one subtree that begins and announces two: +1. A leaf begins one and
+        announces none: −1. A root is not announced, so each whole tree sums to −1, and the count
+        before tree t (from 0) is −t.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """Where a tree begins: as few are lacking as never before."""
-        before = self._lacking[:-1]
-        least = np.minimum.accumulate(before)
-        return np.flatnonzero(np.diff(least, prepend=1) < 0)
+        """The first node of each tree: where the count reaches a new minimum."""
+        before = self._open_subtrees[:-1]
+        # Within a tree the count never falls below its value at the root; only the leaf that ends
+        # the tree takes it one lower, which the next root is the first to see.
+        minimum = np.minimum.accumulate(before)
+        return np.flatnonzero(np.diff(minimum, prepend=1) < 0)
 
     @cached_property
     def _children(self) -> NDArray[np.intp]:
-        """The left and the right child of each node, in turn; a leaf is its own children.
+        """The left and the right child of each node, interleaved; a leaf is its own children.
 
-        The left one is the next node. When its subtree has ended, as many are lacking as before
-        the node, for the first time since: there the right one begins.
+        The left child is the next node. An inner node raises the count by one and its left subtree
+        lowers it by one, so the right child is the next node with the same count before it.
         """
-        before = self._lacking[:-1]
+        before = self._open_subtrees[:-1]
+        # A stable sort by count keeps nodes of equal count in their order, so that each node's
+        # successor in it is the next node of the same count. Leaves get a wrong one, unused.
         order = np.argsort(before, kind="stable")
         right = np.empty_like(order)
         right[order[:-1]] = order[1:]
-        own = np.arange(len(order))
-        pairs = np.where(self.feature == _LEAF, own, [own + 1, right])
+        node = np.arange(len(order))
+        pairs = np.where(self.feature == _LEAF, node, [node + 1, right])
         return np.ascontiguousarray(pairs.T).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json: numbers as base64 of little-endian bytes, a fifth of the text."""
+        """For calibration.json: arrays as base64 of little-endian bytes, a fifth of the text."""
         feature, number = self.feature.astype("i1"), self.number.astype("<f4")
         texts = (base64.b64encode(part.tobytes()).decode() for part in (feature, number))
         return {"width": self.width, **dict(zip(("feature", "number"), texts, strict=True))}
@@ -147,7 +154,7 @@ class Forest:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: these are no trees. Recordings come from strangers.
+            ValueError: the arrays are no trees; a recording may come from a stranger.
         """
         feature, number = (
             np.frombuffer(base64.b64decode(data[name], validate=True), kind)
@@ -160,15 +167,18 @@ class Forest:
             raise ValueError("a tree looks at a feature that no row has")
         if not np.isfinite(number).all():
             raise ValueError("a tree has a cut or a value that is no number")
-        if forest._lacking[-1] >= forest._lacking[:-1].min():
+        # Whole trees end on a new minimum of the count. In an unfinished one an inner node has no
+        # right child.
+        if forest._open_subtrees[-1] >= forest._open_subtrees[:-1].min():
             raise ValueError("the last tree lacks a branch")
         return forest
 
 
-def _in_order(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Feature and number of the nodes of scikit-learn's tree, which are in a forest's order.
+def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Feature and number of each node of scikit-learn's tree, whose nodes are in preorder.
 
-    Its cuts are doubles between rows that are singles: rounded down, they part the same rows.
+    Its cuts are float64, the features float32: a cut rounded down to float32 separates the same
+    rows, because no float32 lies between the two.
     """
     leaf = tree.children_left < 0
     cut = tree.threshold.astype(np.float32)

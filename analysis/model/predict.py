@@ -1,7 +1,7 @@
 """The time model: the estimate's formula with constants that were calibrated on measurements.
 
 Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each
-group has its own constants, its own error figures and its own interval. A machine without
+group has its own constants, error figures and interval. A machine without
 measurements gets the shipped constants of its generation, and an interval that says so.
 """
 

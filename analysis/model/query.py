@@ -1,4 +1,4 @@
-"""What a prediction is asked for: problems, and how each is computed and timed."""
+"""The cases to predict: problems, and how each is computed and timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.problem import Conv, Problem
 
 @dataclass(frozen=True)
 class Query:
-    """What a prediction is asked for: problems, and how each is computed and timed."""
+    """The cases to predict: problems, and how each is computed and timed."""
 
     problems: Sequence[Problem]
     implementations: Sequence[str]
@@ -31,7 +31,7 @@ class Query:
 
     @classmethod
     def each(cls, problems: Sequence[Problem], implementations: Sequence[str]) -> Query:
-        """Likewise, each problem on its own implementation."""
+        """As :meth:`plain`, each problem on its implementation."""
         n = len(problems)
         return cls(problems, implementations, [""] * n, [False] * n, [False] * n)
 

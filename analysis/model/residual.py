@@ -1,8 +1,8 @@
-"""What the formula misses: trees over the log of measured to predicted time.
+"""What the formula misses: trees that predict the log of measured over predicted time.
 
 A library's choice of kernel jumps from one shape to the next, by a few features at a time and not
-always the same ones: trees follow that. How much they disagree tells where they are to be trusted.
-They are kept only where they foresee something of rows that they have not seen.
+always the same ones: trees follow that. Where they disagree, their prediction is less certain. They
+are kept only where they predict rows that they have not seen better than noise would.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from analysis.model.forest import Forest
 from kernels.estimate import Array
 
 MIN_ROWS = 48
-"""Fewer rows say too little of where the formula is wrong."""
+"""With fewer rows there are no trees: they say too little about where the formula is wrong."""
 
-_SURE = 2.0  # standard errors of a correlation: of pure noise one residual in 40 is kept
-_MAD = 1.4826  # standard deviations of a normal law are as many median absolute deviations
-_OUTLYING = 4.0  # standard deviations, estimated so
-_FOLDS = 5  # of the rows, each left out once, of a fifth of the trees
-_TREES = 64  # twice as many are better by a hundredth of the error
-_LEAF = 2  # rows at least: one alone would be believed with all its noise
-_MIN_SPREAD = 0.005  # of a log ratio: no machine repeats itself better
+_MIN_CORRELATION = 2.0  # in standard errors of a correlation: pure noise passes once in 40
+_MAD_TO_STD = 1.4826  # standard deviation of a normal law over its median absolute deviation
+_MAX_DEVIATIONS = 4.0  # robust standard deviations, beyond which a row is an outlier
+_FOLDS = 5  # each row is held out once; a fold's forest has a fifth of the trees
+_TREES = 64  # twice as many take a hundredth off the error
+_MIN_LEAF_ROWS = 2  # a leaf of one row would reproduce all of its noise
+_MIN_SPREAD = 0.005  # of a log ratio: no machine repeats itself more closely
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Trees, and how far apart they are: standard deviations of the log ratio.
+    """Trees, and by how much they disagree: standard deviations of the log ratio.
 
-    ``seen`` is their disagreement about the rows that they grew from, and the least that any row
-    gets; ``unseen`` that about others.
+    ``seen`` is the median disagreement about the rows that they grew from, added in quadrature to
+    every row's own; ``unseen`` the median of that sum over held-out rows.
     """
 
     trees: Forest
@@ -45,10 +45,10 @@ class Residual:
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Log of measured over predicted time, and its spread, for each row of features.
 
-        The spread is the trees' disagreement, 1 where it is as usual for a row not seen.
+        The spread is the trees' disagreement over its median for held-out rows: typically 1.
         """
-        mean, apart = self.trees.predict(features)
-        return mean, np.hypot(apart, self.seen) / self.unseen
+        mean, deviation = self.trees.predict(features)
+        return mean, np.hypot(deviation, self.seen) / self.unseen
 
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""
@@ -56,77 +56,89 @@ class Residual:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`; older files have what the trees grow from instead.
+        """Inverse of :meth:`to_json`; older files have the rows to grow the trees from instead.
 
         Raises:
-            ValueError: something is no number, or these are no trees.
+            ValueError: a disagreement is no positive number, or the arrays are no trees.
         """
         seen, unseen = data["seen"], data["unseen"]
         if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
-            raise ValueError("how far trees are apart is a number above 0")
+            raise ValueError("the trees' disagreement is a number above 0")
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
-        return cls(_forest(features, log_ratios), seen, unseen)
+        return cls(_grow(features, log_ratios), seen, unseen)
 
 
 def can_grow() -> bool:
-    """Whether scikit-learn is installed, which grows the trees; what has grown needs none."""
+    """Whether scikit-learn is installed, which growing needs; predicting does without."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 def fit_residual(features: Array, log_ratios: Array) -> Residual | None:
-    """Grow the trees; None where rows are few, none left out is foreseen, or nothing grows.
+    """Grow the trees.
+
+    None where there are too few rows, where scikit-learn is missing, or where the trees predict
+    held-out rows no better than noise.
 
     Args:
-        features: one row a measured shape.
+        features: one row per measured shape.
         log_ratios: logs of measured over predicted time.
     """
     if len(log_ratios) < MIN_ROWS or not can_grow():
         return None
-    log_ratios = _tamed(log_ratios, _left_out(features, log_ratios)[0])
-    foreseen, doubt = _left_out(features, log_ratios)
-    if not _foresees(foreseen, log_ratios):
+    # Outliers are judged by a first cross-validation; the second one is not pulled by them.
+    log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios)[0])
+    predicted, deviation = _predict_held_out(features, log_ratios)
+    if not _beats_noise(predicted, log_ratios):
         return None
-    grown = _forest(features, log_ratios)
-    seen = max(float(np.median(grown.predict(features)[1])), _MIN_SPREAD)
-    unseen = float(np.median(np.hypot(doubt, seen)))
-    return Residual(grown, seen, unseen)
+    forest = _grow(features, log_ratios)
+    seen = max(float(np.median(forest.predict(features)[1])), _MIN_SPREAD)
+    unseen = float(np.median(np.hypot(deviation, seen)))
+    return Residual(forest, seen, unseen)
 
 
-def _left_out(features: Array, log_ratios: Array) -> tuple[Array, Array]:
-    """What trees foresee of each row that grew from others, and how far apart they are."""
+def _predict_held_out(features: Array, log_ratios: Array) -> tuple[Array, Array]:
+    """Each row's prediction by trees that grew from the other folds, and their disagreement."""
     fold = np.random.default_rng(0).permutation(len(log_ratios)) % _FOLDS
-    foreseen, doubt = np.empty(len(log_ratios)), np.empty(len(log_ratios))
-    for own in (fold == part for part in range(_FOLDS)):
-        others = _forest(features[~own], log_ratios[~own], _TREES // _FOLDS)
-        foreseen[own], doubt[own] = others.predict(features[own])
-    return foreseen, doubt
+    predicted, deviation = np.empty(len(log_ratios)), np.empty(len(log_ratios))
+    for number in range(_FOLDS):
+        held_out = fold == number
+        forest = _grow(features[~held_out], log_ratios[~held_out], _TREES // _FOLDS)
+        predicted[held_out], deviation[held_out] = forest.predict(features[held_out])
+    return predicted, deviation
 
 
-def _foresees(foreseen: Array, log_ratios: Array) -> bool:
-    """Does what is foreseen follow what is true more closely than noise would?
+def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
+    """Whether held-out predictions correlate with the truth more than noise would.
 
-    The squared error left out would be the natural question, but of a few hundred rows with mishaps
-    it is too noisy an answer: it refused trees that took a seventh off the error of all others.
+    Comparing squared errors would be more direct, but over a few hundred rows with outliers it is
+    too noisy: it rejected trees that took a seventh off the error on all other rows.
     """
-    level = max(float(np.std(foreseen) * np.std(log_ratios)), _MIN_SPREAD**2)
-    together = np.mean((foreseen - foreseen.mean()) * log_ratios)
-    return bool(together >= _SURE / math.sqrt(len(foreseen)) * level)
+    # Without the floor, constant predictions would divide by nothing.
+    scale = max(float(np.std(predicted) * np.std(log_ratios)), _MIN_SPREAD**2)
+    covariance = np.mean((predicted - predicted.mean()) * log_ratios)
+    # A correlation of n independent pairs has a standard error of 1/√n.
+    return bool(covariance >= _MIN_CORRELATION / math.sqrt(len(predicted)) * scale)
 
 
-def _tamed(log_ratios: Array, foreseen: Array) -> Array:
-    """Mishaps drawn in: what is unlike most rows and unlike those around it teaches nobody."""
-    usual = np.median(log_ratios)
-    most = _OUTLYING * _deviation(log_ratios - usual)
-    mishap = np.abs(log_ratios - foreseen) > _OUTLYING * _deviation(log_ratios - foreseen)
-    return np.where(mishap, np.clip(log_ratios, usual - most, usual + most), log_ratios)
+def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
+    """Clip rows far from both the median and their out-of-fold prediction.
+
+    A row far from the median alone may be right: its neighbours in the features say so, through
+    the prediction.
+    """
+    median = np.median(log_ratios)
+    limit = _MAX_DEVIATIONS * _robust_deviation(log_ratios - median)
+    error = log_ratios - predicted
+    outlier = np.abs(error) > _MAX_DEVIATIONS * _robust_deviation(error)
+    return np.where(outlier, np.clip(log_ratios, median - limit, median + limit), log_ratios)
 
 
-def _deviation(errors: Array) -> float:
-    """The standard deviation that the middle of the errors speaks for."""
-    return max(_MAD * float(np.median(np.abs(errors))), _MIN_SPREAD)
+def _robust_deviation(errors: Array) -> float:
+    """The standard deviation as estimated from the median absolute error."""
+    return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 
-def _forest(features: Array, log_ratios: Array, trees: int = _TREES) -> Forest:
-    return Forest.grown(features, log_ratios, trees, _LEAF)
+def _grow(features: Array, log_ratios: Array, trees: int = _TREES) -> Forest:
+    return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS)

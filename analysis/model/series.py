@@ -20,8 +20,8 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
     for along in DIMENSIONS:
-        others = [name for name in DIMENSIONS if name != along]
-        groups = [group for _, group in rows.groupby(others) if group[along].nunique() > 3]
+        fixed = [name for name in DIMENSIONS if name != along]
+        groups = [group for _, group in rows.groupby(fixed) if group[along].nunique() > 3]
         if groups:
             lines[along] = max(groups, key=lambda group: group[along].nunique()).sort_values(along)
     return lines
@@ -31,18 +31,18 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     """How far each dimension is off its base, and TFLOP/s relative to no offset.
 
     Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi. The
-    interval is that of the ratio: both times' own are in it.
+    interval is that of the ratio: it includes the uncertainty of both times.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     pieces = []
     for along in DIMENSIONS:
-        others = [name for name in DIMENSIONS if name != along]
+        fixed = [name for name in DIMENSIONS if name != along]
         for base in (1024, 4096):
-            line = rows[(rows[others[0]] == base) & (rows[others[1]] == base)]
+            line = rows[(rows[fixed[0]] == base) & (rows[fixed[1]] == base)]
             line = line[line[along].between(base, base + 16)]
-            for dtype, some in line.groupby("dtype", sort=False):
-                at_base = some[some[along] == base]
-                if at_base.empty or len(some) < 3:
+            for dtype, group in line.groupby("dtype", sort=False):
+                at_base = group[group[along] == base]
+                if at_base.empty or len(group) < 3:
                     continue
                 best = at_base.iloc[0]
                 pieces.append(
@@ -50,10 +50,10 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
                         {
                             "along": along,
                             "base": base,
-                            "offset": some[along] - base,
+                            "offset": group[along] - base,
                             "dtype": dtype,
-                            "relative": some["tflops"] / best["tflops"],
-                            **_relative_interval(some, best),
+                            "relative": group["tflops"] / best["tflops"],
+                            **_relative_interval(group, best),
                         }
                     ).sort_values("offset")
                 )
@@ -61,7 +61,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_interval(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """The interval of a speed relative to another that has an interval of its own."""
+    """The interval of a speed relative to another, from the intervals of both times."""
     work = rows["flops"] / base["flops"]
     low = work * base["time_lo_us"] / rows["time_hi_us"]
     high = work * base["time_hi_us"] / rows["time_lo_us"]

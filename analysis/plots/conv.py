@@ -21,14 +21,14 @@ def draw_channels(analysis: Analysis) -> Figure | None:
     title = f"Channels of a {first['r']}×{first['r']} convolution: large points are multiples of 8"
     figure, (axes,) = panels(1, title)
     factor, unit = rate_unit(float(rows["tflops"].max()))
-    for dtype, some in rows.groupby("dtype", sort=False):
+    for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
-        measured, round_ = some["tflops"] * factor, some["c"] % 8 == 0
-        predicted = some["predicted_tflops"] * factor
-        axes.plot(some["c"], predicted, **{**PREDICTION, "color": color})
-        axes.plot(some["c"][~round_], measured[~round_], marker, color=color, markersize=4,
+        measured, round_ = group["tflops"] * factor, group["c"] % 8 == 0
+        predicted = group["predicted_tflops"] * factor
+        axes.plot(group["c"], predicted, **{**PREDICTION, "color": color})
+        axes.plot(group["c"][~round_], measured[~round_], marker, color=color, markersize=4,
                   fillstyle="none")  # fmt: skip
-        axes.plot(some["c"][round_], measured[round_], marker, color=color, markersize=8,
+        axes.plot(group["c"][round_], measured[round_], marker, color=color, markersize=8,
                   label=f"{dtype}")  # fmt: skip
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
@@ -52,12 +52,12 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
     dtypes = list(dict.fromkeys(pairs["dtype"]))
     for axes, pass_ in zip(all_axes, passes, strict=True):
         for number, dtype in enumerate(dtypes):
-            some = pairs[(pairs["pass"] == pass_) & (pairs["dtype"] == dtype)]
+            group = pairs[(pairs["pass"] == pass_) & (pairs["dtype"] == dtype)]
             color, marker = DTYPE_STYLE[dtype]
-            height = np.array([labels.index(label) for label in some["label"]])
+            height = np.array([labels.index(label) for label in group["label"]])
             height = height + 0.18 * (number - (len(dtypes) - 1) / 2)
-            bars = np.abs(some[["ratio_lo", "ratio_hi"]].to_numpy().T - some["ratio"].to_numpy())
-            axes.errorbar(some["ratio"], height, xerr=bars, color=color, marker=marker,
+            bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())
+            axes.errorbar(group["ratio"], height, xerr=bars, color=color, marker=marker,
                           linestyle="none", markersize=6, label=dtype)  # fmt: skip
         axes.axvline(1.0, color=NEUTRAL, linewidth=1)
         axes.set(xscale="log", xlabel=f"{pass_}: NCHW time / NHWC time")

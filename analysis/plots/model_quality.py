@@ -25,18 +25,19 @@ _MIN_M, _MIN_PAIRS = 256, 8  # of a staircase: below a large tile's rows there i
 
 
 def write_validation_plots(
-    found: Validation, folder: Path, curve: Sequence[Point] = (), floor: Errors | None = None
+    validation: Validation, folder: Path, curve: Sequence[Point] = (), floor: Errors | None = None
 ) -> list[Path]:
-    """Everything that there is data for, as PNG and SVG; returns the PNGs."""
-    rows = held_back_table(found)
+    """Every plot that there is data for, as PNG and SVG; returns the PNGs."""
+    rows = held_back_table(validation)
     figures = {
         "learning-curve": draw_curve(curve, floor) if curve else None,
         "predicted-measured": draw_scatter(rows),
         "error-by-shape": draw_shapes(rows),
-        "staircase": None if found.holdout == "folds" else draw_staircase(found, rows),
+        "staircase": None if validation.holdout == "folds" else draw_staircase(validation, rows),
     }
-    basis = f"{len(found.calibrated)} rows calibrated, {len(rows)} others tested"
-    caption = f"{found.machine.name}  ·  {found.source.dtype}  ·  {found.source.name}  ·  {basis}"
+    basis = f"{len(validation.calibrated)} rows calibrated, {len(rows)} others tested"
+    source = validation.source
+    caption = f"{validation.machine.name}  ·  {source.dtype}  ·  {source.name}  ·  {basis}"
     return [
         save(figure, caption, folder, name)
         for name, figure in figures.items()
@@ -49,10 +50,10 @@ def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
     figure, axes = panels(2, "Error on rows that were not seen, by rows calibrated", (12.0, 5.5))
     for panel, what in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
-            some = [point for point in curve if point.holdout == holdout]
+            points = [point for point in curve if point.holdout == holdout]
             label = {"rows": "other rows", "levels": "M, N and K all unseen"}[holdout]
-            errors = [100 * getattr(point.errors, what) for point in some]
-            panel.plot([point.count for point in some], errors, color=color, marker=marker,
+            errors = [100 * getattr(point.errors, what) for point in points]
+            panel.plot([point.count for point in points], errors, color=color, marker=marker,
                        label=label)  # fmt: skip
         if floor is not None:
             panel.axhline(100 * getattr(floor, what), color=NEUTRAL, linestyle=":",
@@ -117,16 +118,16 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     return line[line["m"].between(pairs.min(), pairs.max() + 1)]
 
 
-def draw_staircase(found: Validation, rows: pd.DataFrame) -> Figure | None:
+def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Measured time over M where N and K stay, and the prediction at every size between."""
     line = staircase_data(rows)
-    if line.empty or not isinstance(found.tested.problems[line.index[0]], Gemm):
+    if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
         return None
-    sizes, predicted = _predicted_between(found, line)
-    most = line.loc[line["predicted_step"].idxmax()]
-    n, k, m = (int(most[name]) for name in ("n", "k", "m"))
-    step, foreseen = most["step"], most["predicted_step"]
-    title = f"One row more, M {m} → {m + 1}: {step:+.0%} time measured, {foreseen:+.0%} predicted"
+    sizes, predicted = _predicted_between(validation, line)
+    steepest = line.loc[line["predicted_step"].idxmax()]
+    n, k, m = (int(steepest[name]) for name in ("n", "k", "m"))
+    step, expected = steepest["step"], steepest["predicted_step"]
+    title = f"One row more, M {m} → {m + 1}: {step:+.0%} time measured, {expected:+.0%} predicted"
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
     axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], markersize=8,
@@ -135,22 +136,25 @@ def draw_staircase(found: Validation, rows: pd.DataFrame) -> Figure | None:
     axes.annotate(f"{m} → {m + 1}", (m, float(ends.mean())), xytext=(24, -28),
                   textcoords="offset points", va="top", fontsize=12,
                   arrowprops={"arrowstyle": "->"})  # fmt: skip
-    dtype = found.source.dtype
+    dtype = validation.source.dtype
     axes.set(xlabel=f"M, rows   (N = {n}, K = {k}, {dtype})", ylabel="time, µs", xlim=(0, None),
              ylim=(0, None))  # fmt: skip
     axes.legend(loc="upper left")
     return figure
 
 
-def _predicted_between(found: Validation, line: pd.DataFrame) -> tuple[NDArray[np.intp], Array]:
+def _predicted_between(
+    validation: Validation, line: pd.DataFrame
+) -> tuple[NDArray[np.intp], Array]:
     """The sizes from end to end of a line, and the predicted seconds of each.
 
-    Multiples of 16 show no cost of odd sizes, which is another question; the measured are added.
+    They are multiples of 16, so that the steps are not hidden by the cost of odd sizes, and the
+    measured sizes.
     """
     low, high = int(line["m"].min()), int(line["m"].max())
     sizes = np.union1d(np.arange(-(-low // 16) * 16, high, 16), line["m"].to_numpy())
-    some = int(line.index[0])
-    problem, name = found.tested.problems[some], found.tested.implementations[some]
+    first = int(line.index[0])
+    problem, name = validation.tested.problems[first], validation.tested.implementations[first]
     assert isinstance(problem, Gemm)
-    asked = [replace(problem, m=int(size)) for size in sizes]
-    return sizes, found.model.predict(Query.each(asked, [name] * len(asked))).estimate.time
+    gemms = [replace(problem, m=int(size)) for size in sizes]
+    return sizes, validation.model.predict(Query.each(gemms, [name] * len(gemms))).estimate.time

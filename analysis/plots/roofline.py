@@ -43,13 +43,13 @@ def draw(analysis: Analysis) -> Figure | None:
              xlabel="arithmetic intensity, FLOP per byte of least traffic")  # fmt: skip
     axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
     for dtype, (color, marker) in DTYPE_STYLE.items():
-        some = rows["dtype"] == dtype
-        if not some.any():
+        member = rows["dtype"] == dtype
+        if not member.any():
             continue
-        axes.plot(x[some], predicted[some], marker, color=color, alpha=0.6, markersize=4,
+        axes.plot(x[member], predicted[member], marker, color=color, alpha=0.6, markersize=4,
                   fillstyle="none")  # fmt: skip
-        axes.plot(x[some], measured[some], marker, color=color, alpha=0.75, markersize=5,
-                  markeredgewidth=0, label=f"{dtype}, {some.sum()} cases")  # fmt: skip
+        axes.plot(x[member], measured[member], marker, color=color, alpha=0.75, markersize=5,
+                  markeredgewidth=0, label=f"{dtype}, {member.sum()} cases")  # fmt: skip
     left, right = x.min() / 1.5, x.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)

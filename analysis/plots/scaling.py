@@ -23,11 +23,11 @@ def draw_square(analysis: Analysis) -> Figure | None:
     machine = analysis.recording.machine
     peaks = {str(dtype): machine.peak(str(dtype)) / 1e12 for dtype in rows["dtype"].unique()}
     factor, unit = rate_unit(max(peaks.values()))
-    for dtype, some in rows.groupby("dtype", sort=False):
+    for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
-        axes.plot(some["m"], some["tflops"] * factor, marker, color=color, label=str(dtype))
-        predicted = some["predicted_tflops"] * factor
-        axes.plot(some["m"], predicted, **{**PREDICTION, "color": color})
+        axes.plot(group["m"], group["tflops"] * factor, marker, color=color, label=str(dtype))
+        predicted = group["predicted_tflops"] * factor
+        axes.plot(group["m"], predicted, **{**PREDICTION, "color": color})
         axes.axhline(peaks[str(dtype)] * factor, color=color, linewidth=1, linestyle=":")
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.plot([], [], color=NEUTRAL, linewidth=1, linestyle=":", label="peak")
@@ -61,15 +61,15 @@ def draw_steps(analysis: Analysis) -> Figure | None:
     machine = analysis.recording.machine
     factor, unit = rate_unit(max(float(line["tflops"].max()) for line in lines.values()))
     for axes, (along, line) in zip(all_axes, lines.items(), strict=True):
-        for dtype, some in line.groupby("dtype", sort=False):
+        for dtype, group in line.groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
-            bounds = some["flops"] / 1e6 * factor
-            axes.vlines(some[along], bounds / some["time_hi_us"], bounds / some["time_lo_us"],
+            bounds = group["flops"] / 1e6 * factor
+            axes.vlines(group[along], bounds / group["time_hi_us"], bounds / group["time_lo_us"],
                         color=color, linewidth=0.8, alpha=0.6)  # fmt: skip
-            axes.plot(some[along], some["tflops"] * factor, marker, color=color, markersize=4,
+            axes.plot(group[along], group["tflops"] * factor, marker, color=color, markersize=4,
                       label=str(dtype))  # fmt: skip
-            predicted = some["predicted_tflops"] * factor
-            axes.plot(some[along], predicted, **{**PREDICTION, "color": color})
+            predicted = group["predicted_tflops"] * factor
+            axes.plot(group[along], predicted, **{**PREDICTION, "color": color})
         tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
         for edge in tiles:
             axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
@@ -94,11 +94,11 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     title = f"Alignment: speed relative to {base}, one dimension at a time"
     figure, all_axes = panels(3, title, (14.0, 5.0), share_y=True)
     for axes, along in zip(all_axes, DIMENSIONS, strict=True):
-        for dtype, some in rows[rows["along"] == along].groupby("dtype", sort=False):
+        for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
-            bars = np.abs(some[["relative_lo", "relative_hi"]].to_numpy().T
-                          - some["relative"].to_numpy())  # fmt: skip
-            axes.errorbar(some["offset"], some["relative"], yerr=bars, color=color,
+            bars = np.abs(group[["relative_lo", "relative_hi"]].to_numpy().T
+                          - group["relative"].to_numpy())  # fmt: skip
+            axes.errorbar(group["offset"], group["relative"], yerr=bars, color=color,
                           marker=marker, linewidth=1.2, markersize=5, label=str(dtype))  # fmt: skip
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
         top = 1.05 * max(1.0, float(rows["relative_hi"].max()))

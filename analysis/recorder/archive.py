@@ -11,10 +11,10 @@ from pathlib import Path
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""The most that an archive may weigh, so that it can be mailed or attached."""
+"""The maximum size of an archive, so that it can be mailed or attached."""
 
 _LEFT_OUT = {"samples", "runs"}
-_WORTH = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
+_ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
@@ -53,8 +53,8 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
         if file.is_file() and not _LEFT_OUT & set(file.relative_to(results).parts)
         and not file.name.startswith(".")
     ]  # fmt: skip
-    worth = {suffix: number for number, suffix in enumerate(_WORTH)}
-    yield from sorted(files, key=lambda file: (worth.get(file.suffix, len(_WORTH)), str(file)))
+    rank = {suffix: number for number, suffix in enumerate(_ORDER)}
+    yield from sorted(files, key=lambda file: (rank.get(file.suffix, len(_ORDER)), str(file)))
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -14,7 +14,7 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
-"""Folders below the results that some steps write to."""
+"""Folders below the results to which steps with a ``place`` write."""
 
 CHECKED_GEMMS = (
     "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """Some steps and what they are good for."""
+    """Steps with one purpose."""
 
     name: str
     purpose: str
@@ -61,7 +61,7 @@ class Part:
 
 
 def all_parts() -> tuple[Part, ...]:
-    """The parts, those that teach most per minute first."""
+    """The parts, the most informative per minute first."""
     return (
         Part(
             "machine",

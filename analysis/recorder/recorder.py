@@ -1,4 +1,4 @@
-"""Carry out the parts of a recording within a time, and say what is missing.
+"""Carry out the parts of a recording within a time budget, and say what is missing.
 
 ``record.json`` in the machine's folder keeps which commands have ended, and when the recording was
 worked on. What a sweep still lacks is in its own run.json.
@@ -144,14 +144,14 @@ class Recorder:
         """
         Args:
             place: the machine.
-            parts: what is wanted, in order.
+            parts: what to record, in order.
             budget: seconds that this slice may take in all.
             device: the options that pick the device.
-            note: tells a line.
+            note: prints a line.
             run: runs a command within some seconds; see :func:`run_command`.
-            now: seconds of the host.
-            began: moment of ``now`` from which the budget counts; None: this one.
-            again: whether the parts are begun anew, whatever has been tried.
+            now: the host's clock, in seconds.
+            began: when the budget began, by ``now``; None: now.
+            again: whether to begin the parts anew, whatever has been tried.
         """
         self._place = place
         self._parts = parts
@@ -205,9 +205,9 @@ class Recorder:
         """A sentence for each part that is not complete."""
         sentences = []
         for part in self._parts:
-            said = [text for step in self._steps(part) if (text := self._lacks(step))]
-            if said:
-                sentences.append(f"{part.name}: {'; '.join(said)}")
+            missing = [text for step in self._steps(part) if (text := self._lacks(step))]
+            if missing:
+                sentences.append(f"{part.name}: {'; '.join(missing)}")
         return sentences
 
     def goes_on(self) -> bool:
@@ -244,11 +244,11 @@ class Recorder:
         return bool(self._state.ended.get(step.name, {}).get("failures", 0) >= _TRIES)
 
     def _used_up(self, step: Step) -> bool:
-        """Whether a sweep has had its time: what comes after it has waited for its own."""
+        """Whether a sweep has used its share of time: the steps after it come first now."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: Step) -> float:
-        """What is left to a step of the seconds that it should take, over all slices."""
+        """The rest of the seconds that a step should take, over all slices."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
@@ -262,24 +262,24 @@ class Recorder:
             return f"{step.name} did not end in time{again}"
         if ended["exit"]:
             return f"{step.name} failed with exit code {ended['exit']}{again}"
-        open_, left_out = self._open_cases(step)
-        if open_:
-            return f"{step.name} has {open_} cases open"
+        remaining, left_out = self._open_cases(step)
+        if remaining:
+            return f"{step.name} has {remaining} cases open"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
     def _part_of(self, step: Step) -> str:
         return next(part.name for part in self._parts if step in part.steps)
 
     def _open_cases(self, step: Step) -> tuple[int, int]:
-        """Cases of a step's sweeps that more time would bring on, and those not planned."""
+        """Cases of a step's sweeps that are planned and not measured, and those not planned."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
         run = read_run(folder)
         counts, left_out = run.get("sweeps", {}), run["plan"].get("left_out", {})
         names = dict.fromkeys(step.sweeps)
-        open_ = sum(counts[name]["open"] for name in names if name in counts)
-        return open_, sum(left_out.get(name, 0) for name in names)
+        remaining = sum(counts[name]["open"] for name in names if name in counts)
+        return remaining, sum(left_out.get(name, 0) for name in names)
 
     # --- Doing it -------------------------------------------------------------------------------
 
@@ -288,10 +288,10 @@ class Recorder:
         return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: Step, first: bool) -> bool:
-        """Whether beginning a step is of use.
+        """Whether there is time to begin a step.
 
-        A sweep goes on another time. Of another command nothing is left if it is stopped, so it
-        needs the time that it should take; as a slice's first, it may try with what there is.
+        A sweep that is stopped goes on in another slice. Another command that is stopped leaves
+        nothing, so it needs the time that it should take; as a slice's first, it may try anyway.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
@@ -313,7 +313,7 @@ class Recorder:
         code, output = self._run(command, limit)
         took = self._now() - began
         before = self._state.ended.get(step.name, {})
-        # A sweep that is stopped keeps what it has; of another command nothing is left.
+        # A stopped sweep keeps what it has measured; another command that is stopped has failed.
         failed = bool(code) or (code is None and not step.sweeps and took >= expected)
         self._state.ended[step.name] = {
             "finished": code is not None, "exit": code, "at": _utc(),

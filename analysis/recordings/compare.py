@@ -27,7 +27,7 @@ VERDICTS = ("slower", "faster", "same", "ambiguous")
 _MIN_CHANGE = 0.01
 _SAME = 0.03
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
-_WORST = 20  # cases that the text lists of each kind
+_MAX_LISTED = 20  # cases that the text lists of each kind
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """One row a class of shape, dtype and implementation, and one for all."""
+    """One row per class of shape, dtype and implementation, and one for all."""
     table = comparison.table
     groups = table.groupby(["op", "class", "dtype", "implementation"], sort=True)
     parts = [(dict(zip(("op", "class", "dtype", "implementation"), key, strict=True)), rows)
@@ -161,11 +161,11 @@ def comparison_text(comparison: Comparison) -> str:
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
-        lines += [_case(row) for row in rows.head(_WORST).to_dict("records")]
+        lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
         f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
         f"({row['status']}: {row['message']})"
-        for row in comparison.lost.head(_WORST).to_dict("records")
+        for row in comparison.lost.head(_MAX_LISTED).to_dict("records")
     ]
     lines += ["", f"{'class':24}{'dtype':6}{'by':20}{'cases':>6}{'slower':>8}{'faster':>8}"
               f"{'same':>6}{'ratio':>8}{'worst':>8}"]  # fmt: skip
@@ -184,10 +184,10 @@ def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
     ``choice`` is the config, but empty where a hand-written kernel has only one for a problem: its
     own choice, which another version may make differently.
     """
-    others = [name for name in IDENTITY if name != "config"]
+    rest = [name for name in IDENTITY if name != "config"]
     filled = rows[list(IDENTITY)].astype(object)
     rows = rows.assign(**{k: filled[k].where(filled[k].notna(), "") for k in IDENTITY})
-    alone = ~rows.duplicated(others, keep=False) & rows["implementation"].isin(list(HAND_WRITTEN))
+    alone = ~rows.duplicated(rest, keep=False) & rows["implementation"].isin(list(HAND_WRITTEN))
     return rows.assign(choice=rows["config"].where(~alone, ""))
 
 

@@ -33,7 +33,7 @@ _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
 
 
 def compare_families(recording: Recording) -> pd.DataFrame:
-    """One row a shape and family, and one a shape for :data:`BEST`.
+    """One row per shape and family, and one per shape for :data:`BEST`.
 
     Columns: problem, op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi
     (from the ends of both intervals), found (the chosen config's speed over that of the best
@@ -67,8 +67,8 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "ratio_hi": (pairs["time_hi_us_library"] / pairs["time_lo_us"]).to_numpy(),
         }
     )
-    whole = _searched_whole(recording)
-    table = _with_search(table, rows[by_hand & searched], whole)
+    complete = _fully_searched(recording)
+    table = _with_search(table, rows[by_hand & searched], complete)
     best = table.loc[table.groupby("problem", sort=False)["time_us"].idxmin()]
     best = best.assign(family=BEST, found=np.nan, best_config=None)
     table = pd.concat([table, best], ignore_index=True)
@@ -78,9 +78,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """The problem's own class; tf32 whose operands are not K-major is one of its own.
+    """The problem's own class; tf32 whose operands are not K-major is separate.
 
-    Hopper's Tensor Cores take tf32 from layout nt alone: what others lose is no kernel's fault.
+    Hopper's Tensor Cores take tf32 from layout nt alone: other layouts are slow with any kernel.
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -88,18 +88,18 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """One row a family and class, and one a family for all classes (``all``).
+    """One row per family and class, and one per family for all classes (``all``).
 
     ``ratio`` is a geometric mean over ``shapes``, ``wins`` and ``clear_wins`` the shares of ratios
-    above 1 and of those whose interval is, ``worst`` the least ratio and ``worst_shape`` its shape,
-    ``found`` the geometric mean of the chosen configs' speed over the best candidates'.
+    above 1 and of those whose interval is, ``worst`` the smallest ratio, ``worst_shape`` its shape,
+    and ``found`` the geometric mean of the chosen configs' speed over the best candidates'.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
         classes = [(str(name), part) for name, part in rows.groupby("class", sort=True)]
         for name, part in [*classes, ("all", rows)]:
             worst = part.loc[part["ratio"].idxmin()]
-            found = part["found"].dropna()
+            shares = part["found"].dropna()
             summary.append(
                 {
                     "op": op,
@@ -111,8 +111,8 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "clear_wins": float((part["ratio_lo"] > 1).mean()),
                     "worst": float(worst["ratio"]),
                     "worst_shape": str(worst["problem"]),
-                    "searched": len(found),
-                    "found": geometric_mean(found) if len(found) else None,
+                    "searched": len(shares),
+                    "found": geometric_mean(shares) if len(shares) else None,
                 }
             )
     return summary
@@ -131,11 +131,11 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Of the rows of equal keys the one of the least time, indexed by the keys."""
+    """The fastest row for each value of the keys, indexed by them."""
     return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
 
 
-def _searched_whole(recording: Recording) -> set[tuple[Problem, str]]:
+def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     """Shapes and families of which every candidate was looked at, timed or failed."""
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan["left_out"]):
@@ -151,12 +151,12 @@ def _searched_whole(recording: Recording) -> set[tuple[Problem, str]]:
 
 
 def _with_search(
-    table: pd.DataFrame, rows: pd.DataFrame, whole: set[tuple[Problem, str]]
+    table: pd.DataFrame, rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add ``found`` and ``best_config`` to the shapes and families that were searched whole."""
+    """Add ``found`` and ``best_config`` to the shapes and families that were fully searched."""
     keys = ["problem", "family"]
     rows = rows.rename(columns={"implementation": "family"})
-    rows = rows[[key in whole for key in zip(rows["problem"], rows["family"], strict=True)]]
+    rows = rows[[key in complete for key in zip(rows["problem"], rows["family"], strict=True)]]
     best = _fastest(rows, keys)[["time_us", "config"]]
     best.columns = pd.Index(["best_us", "best_config"])
     same = _fastest(rows, [*keys, "config"])[["time_us"]].rename(columns={"time_us": "searched_us"})
@@ -190,10 +190,10 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
 
 
 def _row(row: dict[str, Any]) -> str:
-    found = "–" if row["found"] is None else f"{row['found']:.1%} of {row['searched']}"
+    share = "–" if row["found"] is None else f"{row['found']:.1%} of {row['searched']}"
     cells = [
         row["family"], row["class"], str(row["shapes"]), f"{row['ratio']:.2f}",
         f"{row['wins']:.0%}", f"{row['clear_wins']:.0%}", f"{row['worst']:.2f}",
-        row["worst_shape"], found,
+        row["worst_shape"], share,
     ]  # fmt: skip
     return table_row(cells)

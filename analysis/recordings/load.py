@@ -28,7 +28,6 @@ from sweeps.timing.sampler import PROTOCOL
 _TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
 _FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 
-
 PRODUCTS = ("gemm", "conv")
 """Operations that the model knows."""
 
@@ -70,7 +69,7 @@ class Recording:
 
 
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
-    """The folder of a machine's recording, its own local run before a published one.
+    """The folder of a machine's recording, its local run before a published one.
 
     Without a name: the machine that was measured last.
 
@@ -158,7 +157,7 @@ def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[str]]:
         table = _parse(data)
         damaged: list[str] = []
     except pa.ArrowInvalid:
-        good, damaged = _sieve(data)
+        good, damaged = _drop_damaged(data)
         table = _parse(good)
     frame = pd.DataFrame(
         {
@@ -170,7 +169,7 @@ def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _parse(data: bytes) -> pa.Table:
-    """Strictly: every line has every column, every cell its kind. Floats come back exactly."""
+    """Read strictly: every line has every column, every cell its type. Floats are exact."""
     convert = arrow_csv.ConvertOptions(
         column_types={name: _TYPES[kind] for name, (kind, _) in COLUMNS.items()},
         include_columns=list(COLUMNS),
@@ -182,7 +181,7 @@ def _parse(data: bytes) -> pa.Table:
     return arrow_csv.read_csv(io.BytesIO(data), convert_options=convert)
 
 
-def _sieve(data: bytes) -> tuple[bytes, list[str]]:
+def _drop_damaged(data: bytes) -> tuple[bytes, list[str]]:
     """The readable lines of a damaged file, and a sentence for each of the others."""
     header, *lines = data.split(b"\n")
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
@@ -201,7 +200,7 @@ def _has_all_cells(line: bytes) -> bool:
 
 
 def _parseable(header: bytes, lines: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """The lines whose cells are of their kinds, found by halving what does not parse."""
+    """The lines whose cells parse, by bisection: Arrow does not say which line is damaged."""
     if not lines:
         return []
     try:

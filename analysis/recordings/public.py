@@ -1,7 +1,7 @@
-"""Tables of measured times to judge the model by: our own, and three formats that others publish.
+"""Tables of measured times to judge the model by: ours, and three formats that others publish.
 
-Whatever a table calls its sizes, here they are problems in our words. Rows of other machines and
-other dtypes, and rows that cannot be read, are counted and left out.
+Each reader translates a table's columns into our problems. Rows of other machines and other
+dtypes, and rows that cannot be read, are counted and left out.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 @dataclass(frozen=True)
 class Source:
-    """Measured problems of one machine and one dtype; arrays and lists have one element a row.
+    """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
-    ``seconds`` is the time of a launch; ``kernels`` all kernels of it, empty where nobody wrote
-    them down. ``skipped`` counts what was left out and why.
+    ``seconds`` is the time of a launch; ``kernels`` has the names of all its kernels, empty where
+    the table has none. ``skipped`` counts what was left out and why.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Source:
         Raises:
             UserError: there is none.
         """
-        own = self.algorithms
-        if algorithm not in own:
-            present = sorted({name for name in own if name}) or ["no named algorithm"]
+        algorithms = self.algorithms
+        if algorithm not in algorithms:
+            present = sorted({name for name in algorithms if name}) or ["no named algorithm"]
             raise UserError(f"{self.name} has {', '.join(present)}, not {algorithm!r}.")
-        return self.take([i for i, name in enumerate(own) if name == algorithm])
+        return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
     def take(self, where: Any) -> Source:
         """The rows at an index array or a mask."""
@@ -91,7 +91,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a reader makes of a file: a column each, before anything is left out."""
+    """A file's rows, one sequence per column, before any row is left out."""
 
     devices: Sequence[str | None]  # None: the file does not say
     dtypes: Sequence[str]
@@ -102,15 +102,15 @@ class _Rows:
 
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Source:
-    """Read a table, or a folder of our own results, for one machine and dtype.
+    """Read a table, or a folder of our results, for one machine and dtype.
 
     Args:
-        path: a file in one of the formats, told apart by its columns.
-        machine: whose rows are wanted.
-        dtype: which of the dtypes; bf16 where there is one, else the only one.
+        path: a file in one of the formats, recognised by its columns.
+        machine: the machine whose rows are kept.
+        dtype: the dtype whose rows are kept; bf16 where there is one, else the only one.
 
     Raises:
-        UserError: the file is unreadable, of no known format, or has no row that is wanted.
+        UserError: the file is unreadable, of no known format, or has no such row.
     """
     rows = _read(path)
     slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
@@ -127,8 +127,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     if chosen not in present:
         hint = nearest(chosen, present) if chosen else f"give --dtype: {', '.join(present)}."
         raise UserError(f"{path} has no {chosen or 'single'} dtype; {hint}")
-    wanted = dtypes == chosen
-    keep = [int(i) for i in np.flatnonzero(here & readable & wanted)]
+    of_dtype = dtypes == chosen
+    keep = [int(i) for i in np.flatnonzero(here & readable & of_dtype)]
     return Source(
         name=path.name,
         dtype=chosen,
@@ -138,8 +138,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
         kernels=[rows.kernels[i] for i in keep],
         skipped={
             "other_machines": int((~here).sum()),
-            "other_dtypes": int((here & ~wanted).sum()),
-            "unreadable": int((here & wanted & ~readable).sum()),
+            "other_dtypes": int((here & ~of_dtype).sum()),
+            "unreadable": int((here & of_dtype & ~readable).sum()),
         },
     )
 
@@ -210,7 +210,7 @@ def _neusight_linear(frame: pd.DataFrame, path: Path) -> _Rows:
 
 
 def _neusight_conv(frame: pd.DataFrame, path: Path) -> _Rows:
-    """FP32 forward convolutions, NCHW. The column of the filter's size is spelt so."""
+    """FP32 forward convolutions, NCHW. The filter's size is in "Kernel_Szie", so spelt."""
     names = ["B", "Input_Channel", "Input_Size", "Output_Channel", "Kernel_Szie", "Stride",
              "Padding"]  # fmt: skip
     problems: list[Problem | None] = []
@@ -258,7 +258,7 @@ _DEEPBENCH_PASSES = {
 
 
 def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _Rows:
-    """Three times a row, one a pass, NCHW; ``N/A`` where a pass was not run. Milliseconds."""
+    """Three times per row, one per pass, NCHW; ``N/A`` where a pass was not run. Milliseconds."""
     dtype = _deepbench_dtype(path)
     problems: list[Problem | None] = []
     seconds: list[float] = []
@@ -282,7 +282,7 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _Rows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """Only the file's name says it."""
+    """The dtype, which only the file's name says."""
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(

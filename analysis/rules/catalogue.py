@@ -40,14 +40,14 @@ def all_rules() -> dict[str, Rule]:
     """Every rule of ``rules.toml`` by id, in its order."""
     entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
     lists = {"sweeps", "also", "by"}
-    found: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     for entry in entries:
         values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
-        found[entry["id"]] = Rule(**values)
-    return found
+        rules[entry["id"]] = Rule(**values)
+    return rules
 
 
 def rule_sweeps() -> list[str]:
     """The sweeps that the rules need, those that a rule needs together joined by commas."""
-    wanted = (",".join(rule.sweeps) for rule in all_rules().values())
-    return list(dict.fromkeys(names for names in wanted if names))
+    groups = (",".join(rule.sweeps) for rule in all_rules().values())
+    return list(dict.fromkeys(group for group in groups if group))

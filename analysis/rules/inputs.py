@@ -1,4 +1,4 @@
-"""What a machine's rules are judged by: its own sweeps, and what `make rules` measured besides."""
+"""What a machine's rules are judged by: its sweeps, and what `make rules` measured besides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sweeps.store import RESULTS, folder_for
 class RuleInputs:
     """What a machine's rules are judged by: recordings of one software, and profiled models.
 
-    ``folder`` is where the verdicts go: beside the machine's sweeps, but never from a user's own
+    ``folder`` is where the verdicts go: beside the machine's sweeps, but never from a user's
     run into a published folder.
     """
 
@@ -29,7 +29,7 @@ class RuleInputs:
 
     @property
     def machine(self) -> Machine:
-        """The one that all of it is about."""
+        """The machine of all recordings."""
         return self.recordings[0].machine
 
     @property
@@ -40,31 +40,31 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """A machine's own sweeps, and what `make rules` measured besides under ``rules/``.
+    """A machine's sweeps, and what `make rules` measured besides under ``rules/``.
 
     Without a name: the machine that was measured last. Of two kinds of software, the later one.
 
     Raises:
         UserError: there is neither.
     """
-    folders = [f for f in (_found(machine, p) for p in (results / "rules", results)) if f]
+    folders = [f for f in (_find(machine, p) for p in (results / "rules", results)) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
         raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
-    found = [load(folder) for folder in folders]
-    newest = max(found, key=lambda r: (r.folder / "run.json").stat().st_mtime)
+    recordings = [load(folder) for folder in folders]
+    newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
     same = [
-        r for r in found
+        r for r in recordings
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
     ]  # fmt: skip
     steps = [step for r in same for step in read_models(r.folder)]
-    alike = len({bool(r.run["published"]) for r in same}) == 1
+    unmixed = len({bool(r.run["published"]) for r in same}) == 1
     main = next((r.folder for r in same if r.folder.parent == results), None)
-    folder = main if main and alike else folder_for(results, newest.machine.slug)
+    folder = main if main and unmixed else folder_for(results, newest.machine.slug)
     return RuleInputs(same, steps, folder)
 
 
-def _found(machine: str | None, place: Path) -> Path | None:
+def _find(machine: str | None, place: Path) -> Path | None:
     try:
         return find_recording(machine, place)
     except UserError:
@@ -72,11 +72,11 @@ def _found(machine: str | None, place: Path) -> Path | None:
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Of what a time depends on most."""
+    """The versions on which times depend most."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """A row for every rule; pairs of two recordings are never mixed."""
-    found = [Evidence.of_recording(recording) for recording in inputs.recordings]
-    return judge_all(found, model_rules(inputs.steps))
+    evidence = [Evidence.of_recording(recording) for recording in inputs.recordings]
+    return judge_all(evidence, model_rules(inputs.steps))

@@ -28,7 +28,7 @@ from kernels.operation import Series, Workload, products_of
 from kernels.problem import Problem
 from kernels.workload_time import moving_seconds, workload_seconds
 
-_GROUPS_TOLD = 6
+_MAX_GROUPS = 6
 NOT_MEASURED = "not measured here"
 
 
@@ -36,8 +36,8 @@ NOT_MEASURED = "not measured here"
 class RuleResult:
     """A rule's row: the verdict, the effect with its interval, and what it rests on.
 
-    ``effect`` is a ratio, None where nothing was measured; ``predicted`` the model's, None where
-    the model does not know the operation. ``cases`` is how many pairs there were.
+    ``effect`` is a ratio, None where nothing was measured; ``predicted`` is the model's, None where
+    it does not know the operation. ``cases`` is the number of pairs.
     """
 
     id: str
@@ -75,6 +75,8 @@ class Evidence:
         modelled = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
+        # The half-width of the 95 % interval of a log time, in standard errors.
+        error = (log_hi - log_lo) / 2 / norm.ppf(0.975)
         columns = (
             workloads_of(rows),
             rows["implementation"],
@@ -82,7 +84,7 @@ class Evidence:
             rows["cache"],
             rows["sweep"],
             rows["time_us"].to_numpy(float) * 1e-6,
-            (log_hi - log_lo) / 2 / norm.ppf(0.975),
+            error,
             rows["gpu"].fillna(0).astype(int),
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
@@ -91,15 +93,15 @@ class Evidence:
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
             predicted[modelled] = calibration.held_back.estimate.time
-        others = np.flatnonzero(~modelled)
-        predicted[others] = predicted_seconds([cases[i] for i in others], model)
+        rest = np.flatnonzero(~modelled)
+        predicted[rest] = predicted_seconds([cases[i] for i in rest], model)
         library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
-        keep = np.flatnonzero(library & np.isfinite(columns[-2]))  # at least six samples
+        keep = np.flatnonzero(library & np.isfinite(error))  # at least six samples
         return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
 
     @classmethod
     def of_source(cls, source: Source, model: Model) -> Evidence:
-        """Others' measurements: one time each, of which nobody told how certain it is."""
+        """Others' measurements: one time per case, without an interval."""
         rows = zip(source.problems, source.implementations, source.seconds, strict=True)
         cases = [TimedCase(p, name, "", "cold", "", float(s), np.nan) for p, name, s in rows]
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
@@ -111,12 +113,12 @@ class Evidence:
         named = {*rule.sweeps, *rule.also}
         where = [i for i, c in enumerate(self.cases) if self.public or c.sweep in named]
         cases = [self.cases[i] for i in where]
-        found = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
-        return cases, found, self.predicted[where]
+        matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
+        return cases, matches, self.predicted[where]
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
-    """The model's seconds of each case, products by products; NaN where it does not know one.
+    """The model's seconds of each case, summed over its products; NaN for an unknown dtype.
 
     A layer takes its bytes over the machine's bandwidth, and a launch.
     """
@@ -143,21 +145,21 @@ def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
 
 
 def judge_all(
-    evidence: Sequence[Evidence], others: Mapping[str, RuleResult] | None = None
+    evidence: Sequence[Evidence], model_rows: Mapping[str, RuleResult] | None = None
 ) -> list[RuleResult]:
-    """A row for every rule, each from the evidence that says most of it.
+    """A row for every rule, each from the run with the strongest evidence.
 
     Args:
-        evidence: of one machine; pairs of several runs are never mixed.
-        others: rows that come from elsewhere: the rules about models.
+        evidence: runs of one machine; pairs of several runs are never mixed.
+        model_rows: the rows of the rules about profiled models, by rule.
     """
     rows = []
     for rule in all_rules().values():
-        if others and rule.id in others:
-            rows.append(others[rule.id])
+        if model_rows and rule.id in model_rows:
+            rows.append(model_rows[rule.id])
             continue
-        found = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
-        best = max(found, key=lambda item: _weight(item[2]), default=None)
+        candidates = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
+        best = max(candidates, key=lambda item: _strength(item[2]), default=None)
         if best is None or not best[2]:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
             rows.append(not_measured(rule, on_gpu))
@@ -166,8 +168,8 @@ def judge_all(
     return rows
 
 
-def _weight(matches: Sequence[Match]) -> tuple[bool, int]:
-    """Pairs with a control say what a claim is about; those of another run without say less."""
+def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
+    """Pairs with a control before any number without, since the claim is about them."""
     return any(match.control is not None for match in matches), len(matches)
 
 
@@ -189,12 +191,12 @@ def _judged(
     pairs = pairs_of(cases, matches, rule.by, predicted)
     finding = find_verdict(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):
-        return not_measured(rule, on_gpu=True)  # one pair, of which nobody told how certain it is
-    foreseen = pairs.log_predicted
-    if rule.largest:  # the model's word on the very group that counts
+        return not_measured(rule, on_gpu=True)  # a single pair without an interval
+    log_predicted = pairs.log_predicted
+    if rule.largest:  # the effect is one group's: so must be the prediction beside it
         best = next(name for name, e in finding.groups.items() if e is finding.effect)
-        foreseen = pairs.by_group()[best].log_predicted
-    foreseen = foreseen[np.isfinite(foreseen)]
+        log_predicted = pairs.by_group()[best].log_predicted
+    log_predicted = log_predicted[np.isfinite(log_predicted)]
     return RuleResult(
         id=rule.id,
         statement=rule.statement,
@@ -203,14 +205,14 @@ def _judged(
         effect=finding.effect.value,
         lo=finding.effect.lo,
         hi=finding.effect.hi,
-        predicted=float(np.exp(foreseen.mean())) if len(foreseen) else None,
+        predicted=float(np.exp(log_predicted.mean())) if len(log_predicted) else None,
         cases=len(pairs),
         reason=_reason(rule, evidence, finding, len(pairs)),
     )
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: Finding, pairs: int) -> str:
-    """What the effect is of, what was promised, and the groups that differ most."""
+    """What was compared, what the source promised, and the groups with the largest effects."""
     where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     promised = f", promised {finding.claim:.2g}×" if finding.claim is not None else ""
     text = f"{where}{rule.effect}{promised}; {pairs} pairs"
@@ -221,5 +223,5 @@ def _reason(rule: Rule, evidence: Evidence, finding: Finding, pairs: int) -> str
 
 def _groups(groups: Mapping[str, Effect]) -> str:
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
-    told = [f"{name} {groups[name]}" for name in order[:_GROUPS_TOLD]]
-    return "; ".join(told) + ("; …" if len(order) > _GROUPS_TOLD else "")
+    shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
+    return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

@@ -1,8 +1,8 @@
-"""Which cases of a run are a pair: the ways in which a rule's advice can be followed or not.
+"""Which cases of a run make a pair: one against a rule's advice, and one that follows it.
 
-Every function takes the cases and a machine, and yields matches: the case against the advice, the
-one that follows it, the work of the second over that of the first where a ratio is per work, what
-a source claims of the ratio, and the words that its group is named by.
+Every pairing takes the cases and a machine, and yields matches: the two cases, the work of the
+second over that of the first where a ratio is per unit of work, what a source claims of the ratio,
+and the words that its group is named by.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class TimedCase:
     sweep: str
     seconds: float
     error: float
-    gpu: int = 0  # its ordinal: times of two GPUs are not one run's
+    gpu: int = 0  # its ordinal: cases of two GPUs make no pair
 
 
 @dataclass(frozen=True)
 class Match:
-    """One pair, by the positions of its cases; the time ``beside`` adds to that ``against``.
+    """One pair, by the positions of its cases; the time of ``beside`` adds to that of ``against``.
 
-    ``control`` are two more cases, against and following: their ratio divides that of the pair.
+    ``control`` has two more cases, against and following: their ratio divides that of the pair.
     """
 
     against: int
@@ -64,21 +64,21 @@ def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
     """Cases that are the same but for ``axis``: config, dtype or layout."""
-    found: dict[Any, dict[str, int]] = defaultdict(dict)
+    by_key: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         value, key = _switched(case, axis)
-        found[key][value] = i
-    for options in found.values():
+        by_key[key][value] = i
+    for options in by_key.values():
         for value in following:
             if against in options and value in options:
                 yield Match(options[against], options[value], words={"value": value})
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Speed of a depthwise convolution and the pointwise one that makes it separable, together,
-    against that of the dense one.
+    """A depthwise convolution and the pointwise one that makes it separable, together, against the
+    dense convolution; speeds are compared.
     """
-    kinds: dict[Any, dict[str, int]] = defaultdict(dict)
+    by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         conv = case.workload
         if isinstance(conv, Conv):
@@ -87,10 +87,10 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
                 kind = "pointwise" if conv.r == conv.s == 1 else "dense"
             else:
                 kind = "depthwise" if conv.groups == conv.c else "grouped"
-            kinds[(*shape, case.config, case.gpu)][kind] = i
-    for found in kinds.values():
-        if {"depthwise", "pointwise", "dense"} <= found.keys():
-            depth, point, dense = (found[k] for k in ("depthwise", "pointwise", "dense"))
+            by_shape[(*shape, case.config, case.gpu)][kind] = i
+    for kinds in by_shape.values():
+        if {"depthwise", "pointwise", "dense"} <= kinds.keys():
+            depth, point, dense = (kinds[k] for k in ("depthwise", "pointwise", "dense"))
             flops = cases[depth].workload.flops + cases[point].workload.flops
             yield Match(depth, dense, cases[dense].workload.flops / flops, beside=point)
 
@@ -99,17 +99,17 @@ def rounded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], unit: int,
     units: Mapping[str, int] | None = None, among: int = 1, whole: bool = False,
 ) -> Iterator[Match]:  # fmt: skip
-    """A size that is no multiple of ``unit`` against the nearest that are, others being equal.
+    """A size that is no multiple of ``unit`` against the nearest multiples, all else being equal.
 
     Args:
         cases: the cases.
-        machine: not looked at.
+        machine: not used.
         dims: fields of the workload; ``m+n`` changes both together.
-        unit: of which a size should be a multiple.
-        units: another one for some dtypes.
-        among: of which all sizes must be multiples to be compared.
-        whole: the round size must do all the work of the other in less time; otherwise speeds are
-            compared, with the nearest on either side.
+        unit: what a size should be a multiple of.
+        units: dtype → unit, where it differs from ``unit``.
+        among: only sizes that are multiples of this are compared.
+        whole: times are compared, with the next larger multiple, which does all of the work;
+            otherwise speeds, with the nearest multiple on either side.
     """
     for dim, members in _along(cases, dims):
         for values in members.values():
@@ -131,7 +131,7 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Named sizes of a dimension against what they are padded ``to``, others being equal."""
+    """Named sizes of a dimension against what they are padded ``to``, all else being equal."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             for small, large in to.items():
@@ -157,12 +157,12 @@ def threshold(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], small: int, large: int,
     claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (), over: str = "",
 ) -> Iterator[Match]:  # fmt: skip
-    """Speed with a size of ``least`` to ``small`` against that with the first from ``large`` on.
+    """A size of ``least`` to ``small`` against the first of at least ``large``, by speed.
 
-    With ``over``, a dtype, it is the speed-ups over it that are compared, of pairs that were also
-    measured in it, and the claim is about those. Where there are none, speeds are compared.
+    With ``over``, a dtype, the speed-ups over it are compared, of pairs that were also measured in
+    it, and the claim is about those. Where there are none, speeds are compared, without a claim.
     """
-    found = []
+    matches = []
     for dim, members in _along(cases, dims):
         for values in members.values():
             enough = min((v for v in values if v >= large), default=None)
@@ -172,32 +172,32 @@ def threshold(
                 if enough is not None and least <= v <= small:
                     b = values[enough]
                     work, words = _work(cases[i], cases[b], "flops"), {"dim": dim, "of": "speed"}
-                    found.append(Match(i, b, work, math.nan if over else claim, words))
-    yield from _speed_ups(cases, found, over, claim) or found
+                    matches.append(Match(i, b, work, math.nan if over else claim, words))
+    yield from _speed_ups(cases, matches, over, claim) or matches
 
 
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
     """The matches whose two cases were measured in another dtype too, which is their control."""
-    alike = [_switched(case, "dtype")[1] for case in cases]  # whatever the dtype
-    others = {alike[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
+    key = [_switched(case, "dtype")[1] for case in cases]  # equal for cases that differ in dtype
+    baseline = {key[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
     return [
         Match(
             match.against, match.following, 1.0, claim, {**match.words, "of": "speed-up"},
-            control=(others[alike[match.against]], others[alike[match.following]]),
+            control=(baseline[key[match.against]], baseline[key[match.following]]),
         )
         for match in matches
         if cases[match.against].workload.dtype != over
-        and {alike[match.against], alike[match.following]} <= others.keys()
+        and {key[match.against], key[match.following]} <= baseline.keys()
     ]  # fmt: skip
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
     """A GEMM just past an edge of a ``wave`` or a ``tile`` against the one just before it.
 
-    The tile is the one that large products get on this machine. What is claimed of a wave is the
-    ratio of waves; of tiles within one nobody claims a time.
+    The tile is the one that large products get on this machine. The claim about a wave is the
+    ratio of the numbers of waves; about a tile within the same wave there is none.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -212,10 +212,10 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
                 (tiles, waves), (more_tiles, more_waves) = (
                     _counts(gemm, machine) for gemm in (first, second)
                 )
-                pairs = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
-                one_wave = waves == more_waves or machine.kind == "cpu"
-                if pairs[1] > pairs[0] and (kind == "wave" or one_wave):
-                    claim = pairs[1] / pairs[0] if kind == "wave" else math.nan
+                before, after = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
+                same_wave = waves == more_waves or machine.kind == "cpu"
+                if after > before and (kind == "wave" or same_wave):
+                    claim = after / before if kind == "wave" else math.nan
                     yield Match(values[big], values[small], 1.0, claim, {"dim": dim})
 
 
@@ -228,14 +228,17 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     def roof(workload: Workload) -> float:
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
-    best: dict[tuple[str, str], int] = {}  # the largest case of each layer: no launch shows in it
+    # The largest case of each layer, in which the launch counts least.
+    largest: dict[tuple[str, str], int] = {}
     for i, case in enumerate(cases):
         name = _intensity_name(case.workload)
         key = name, case.workload.dtype
-        if name and (key not in best or case.workload.bytes > cases[best[key]].workload.bytes):
-            best[key] = i
-    for (name, dtype), i in best.items():
-        high = best.get(("linear, batch 512", dtype))
+        if name and (
+            key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes
+        ):
+            largest[key] = i
+    for (name, dtype), i in largest.items():
+        high = largest.get(("linear, batch 512", dtype))
         if high is not None and high != i:
             a, b = cases[i].workload, cases[high].workload
             yield Match(i, high, b.flops / a.flops, roof(b) / roof(a), {"op": name})
@@ -250,9 +253,9 @@ def _intensity_name(workload: Workload) -> str:
 
 
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """The layer that moves most a second against the product that computes most, in each dtype.
+    """The layer that moves most per second against the product that computes most, by dtype.
 
-    The ratio is the one of FLOP/s to bytes/s that they reach, over the datasheet's.
+    The ratio is that of the FLOP/s and bytes/s that they reach, over the datasheet's.
     """
     if machine.kind == "cpu":
         return
@@ -279,20 +282,18 @@ PAIRINGS: dict[str, Pairing] = {
 def pairs_of(
     cases: Sequence[TimedCase], matches: Sequence[Match], by: Sequence[str], predicted: Array
 ) -> Pairs:
-    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds by case.
-
-    Two cases whose times add are one case more.
-    """
+    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds per case."""
     cases, matches = list(cases), list(matches)
+    # Two cases whose times add become one more case.
     for number, match in enumerate(matches):
         if match.beside is not None:
             parts = [cases[match.against], cases[match.beside]]
             seconds = sum(part.seconds for part in parts)
+            # Errors are of logs, that is relative: absolute ones add in quadrature.
             error = math.hypot(*(part.seconds * part.error for part in parts)) / seconds
             matches[number] = replace(match, against=len(cases))
             cases.append(replace(parts[0], seconds=seconds, error=error))
-            together = predicted[match.against] + predicted[match.beside]
-            predicted = np.append(predicted, together)
+            predicted = np.append(predicted, predicted[match.against] + predicted[match.beside])
     a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
     work = np.log([match.work for match in matches])
     controls = [match.control for match in matches if match.control is not None]
@@ -307,19 +308,20 @@ def pairs_of(
         group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
-    foreseen = replace(pairs, log_time=np.log(predicted)).log_ratio
-    return replace(pairs, log_predicted=foreseen)
+    # The same contrasts of predicted instead of measured times.
+    log_predicted = replace(pairs, log_time=np.log(predicted)).log_ratio
+    return replace(pairs, log_predicted=log_predicted)
 
 
 _SIDES = ("against", "following")
 
 
 def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
-    """One word of a group's name: the pairing's own, or a fact of the case against the advice."""
+    """One word of a group's name: from the pairing, or a property of the case against."""
     if name in words:
         return words[name]
     workload = case.workload
-    if name == "pass":  # a linear layer's is told by how its operands are stored
+    if name == "pass":  # the layout of a linear layer's operands tells its pass
         linear = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
         return workload.pass_ if isinstance(workload, Conv) else linear[workload.layout]  # type: ignore[union-attr]
     if name == "size":
@@ -336,7 +338,7 @@ def _switched(case: TimedCase, axis: str) -> tuple[str, Any]:
         value, config = config, ""
     else:
         value = str(values.pop(axis, ""))
-    # Another dtype may be another library's.
+    # The implementation is no part of it: another dtype may be another library's.
     return value, (workload.op, tuple(values.items()), config, case.cache, case.gpu)
 
 
@@ -345,7 +347,7 @@ def _along(
 ) -> Iterator[tuple[str, dict[Any, dict[int, int]]]]:
     """For each dimension: cases that differ in it alone, as value → position."""
     for dim in dims:
-        tied = dim.split("+")
+        tied = dim.split("+")  # fields that change together, such as m+n
         members: dict[Any, dict[int, int]] = defaultdict(dict)
         for i, case in enumerate(cases):
             workload = case.workload

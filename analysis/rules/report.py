@@ -19,7 +19,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """rules.csv, .json and .md, and tensor-cores.md where models were profiled.
 
     Returns:
-        Those that are for reading.
+        The Markdown files.
     """
     steps, folder, machine = inputs.steps, inputs.folder, inputs.machine
     make_folder(folder)
@@ -51,7 +51,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     lines += [
         "| rule | statement | verdict | effect | the model says | pairs | of what |",
         "|---|---|---|---|---|---|---|",
-        *(_line(row) for row in measured),
+        *(_table_line(row) for row in measured),
         "",
         "## Not measured here",
         "",
@@ -65,11 +65,11 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
 
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:
-    """One aligned line a rule, for a terminal."""
+    """One aligned line per rule, for a terminal."""
     return "\n".join(f"{row.id:18}{figures(row):24}{row.cases:6}  {row.verdict}" for row in rows)
 
 
-def _line(row: RuleResult) -> str:
+def _table_line(row: RuleResult) -> str:
     predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
     cells = [
         row.id, f"{row.statement} ({row.source})", row.verdict, figures(row), predicted,

@@ -32,7 +32,7 @@ _MATRIX = re.compile(r"(^|_)(mm|addmm|bmm|baddbmm|linear)$|convolution|attention
 _EXACT = "FP32 is IEEE: TF32 is not asked for"
 _NO_PRODUCT = "no product of matrices"
 _MAX_OPERATIONS = 25
-_USED = 0.9  # of the eligible time, from which on "it uses them" is true
+_MIN_USED_SHARE = 0.9  # of the eligible time, from which on a model counts as using them
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ class Step:
 
     @property
     def matrix_share(self) -> float:
-        """Of the operations' time, in products of matrices."""
+        """Share of the operations' time that is in products of matrices."""
         return sum(o.share for o in self.operations if o.matrix)
 
     @property
     def bound(self) -> float:
-        """Amdahl's: the speed-up if matrix work took no time at all; infinite if all is."""
+        """Amdahl's bound: the speed-up if matrix work took no time; infinite if all work is."""
         rest = 1 - self.matrix_share
         return 1 / rest if rest > 1e-9 else float("inf")
 
     @property
     def used_share(self) -> float | None:
-        """Of the eligible time of which kernels' names tell, in Tensor Core kernels."""
-        told = [o for o in self.operations if not o.why_not and o.used is not None]
-        total = sum(o.seconds for o in told)
-        return sum(o.seconds for o in told if o.used) / total if total else None
+        """Share of the eligible time in Tensor Core kernels; None where no kernel's name tells."""
+        known = [o for o in self.operations if not o.why_not and o.used is not None]
+        total = sum(o.seconds for o in known)
+        return sum(o.seconds for o in known if o.used) / total if total else None
 
 
 def read_models(folder: Path) -> list[Step]:
@@ -107,20 +107,20 @@ def read_models(folder: Path) -> list[Step]:
 
 def _model_step(entry: dict[str, Any], kind: str) -> Step:
     total = sum(operation["seconds"] for operation in entry["operations"])
-    found = []
+    operations = []
     for op in entry["operations"]:
         matrix = bool(_MATRIX.search(op["operation"]))
         kernels = op["kernels"]
         main = max(kernels, key=kernels.__getitem__, default="")
         shape = " ".join("×".join(map(str, s)) for s in op["shapes"][:3])
-        found.append(
+        operations.append(
             Operation(
                 op["operation"], shape, op["dtype"], op["calls"], matrix,
                 _why_not(matrix, op["dtype"]), _used(list(kernels)), main, op["seconds"],
                 op["seconds"] / total,
             )
         )  # fmt: skip
-    return Step(entry["model"], entry["dtype"], kind, found, entry["seconds"])
+    return Step(entry["model"], entry["dtype"], kind, operations, entry["seconds"])
 
 
 def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> Step:
@@ -137,17 +137,17 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> Step:
         workloads_of(rows), kernels_of(rows), rows["kernel"].fillna(""), rows["time_us"],
         strict=True,
     )  # fmt: skip
-    found = []
+    operations = []
     for workload, kernels, main, time_us in facts:
         matrix = bool(products_of(workload))
-        found.append(
+        operations.append(
             Operation(
                 workload.op, str(workload), workload.dtype, 1, matrix,
                 _why_not(matrix, workload.dtype), _used(kernels), main, time_us * 1e-6,
                 time_us / total,
             )
         )  # fmt: skip
-    return Step(name, "", kind, sorted(found, key=lambda o: -o.seconds))
+    return Step(name, "", kind, sorted(operations, key=lambda o: -o.seconds))
 
 
 def _why_not(matrix: bool, dtype: str) -> str:
@@ -157,10 +157,10 @@ def _why_not(matrix: bool, dtype: str) -> str:
 
 
 def _used(kernels: Sequence[str]) -> bool | None:
-    told = [read_name(name).tensor_cores for name in kernels]
-    if any(told):
+    uses = [read_name(name).tensor_cores for name in kernels]
+    if any(uses):
         return True
-    return False if False in told else None
+    return False if False in uses else None
 
 
 def step_markdown(step: Step) -> str:
@@ -209,7 +209,7 @@ def _amdahl(steps: Sequence[Step]) -> RuleResult:
     """TF32 makes nothing but matrix work faster: its speed-up must stay under the bound of FP32."""
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
-    found = []
+    speed_ups = []  # share of the bound, interval, name, ratio, bound
     for (name, dtype), exact in by_key.items():
         fast = by_key.get((name, "tf32"))
         if dtype != "fp32" or fast is None or not np.isfinite(exact.bound):
@@ -219,17 +219,17 @@ def _amdahl(steps: Sequence[Step]) -> RuleResult:
             continue
         ratio = median(list(exact.seconds)) / median(list(fast.seconds))
         interval = (ends[0][0] / ends[1][1], ends[0][1] / ends[1][0])
-        found.append((ratio / exact.bound, interval, name, ratio, exact.bound))
-    if not found:
+        speed_ups.append((ratio / exact.bound, interval, name, ratio, exact.bound))
+    if not speed_ups:
         return not_measured(rule)
-    value, interval, *_ = max(found)
-    bound = max(found)[4]
+    # The one that comes closest to its bound decides.
+    value, interval, *_, bound = max(speed_ups)
     lo, hi = (end / bound for end in interval)
-    told = "; ".join(f"{n}: {ratio:.2f}× of at most {most:.2f}×" for *_, n, ratio, most in found)
+    listing = "; ".join(f"{n}: {r:.2f}× of at most {limit:.2f}×" for *_, n, r, limit in speed_ups)
     verdict = "holds" if hi <= 1 else "no longer" if lo > 1 else f"depends: {UNCERTAIN}"
     return RuleResult(
-        rule.id, rule.statement, rule.source, verdict, value, lo, hi, None, len(found),
-        f"{rule.effect}; {told}",
+        rule.id, rule.statement, rule.source, verdict, value, lo, hi, None, len(speed_ups),
+        f"{rule.effect}; {listing}",
     )  # fmt: skip
 
 
@@ -240,9 +240,15 @@ def _tc_used(steps: Sequence[Step]) -> RuleResult:
     if not known:
         return not_measured(rule)
     low, high = min(known.values()), max(known.values())
-    told = "; ".join(f"{name} {share:.0%}" for name, share in known.items())
-    verdict = "holds" if low >= _USED else "no longer" if high < _USED else f"depends: {told}"
+    listing = "; ".join(f"{name} {share:.0%}" for name, share in known.items())
+    verdict = (
+        "holds"
+        if low >= _MIN_USED_SHARE
+        else "no longer"
+        if high < _MIN_USED_SHARE
+        else f"depends: {listing}"
+    )
     return RuleResult(
         rule.id, rule.statement, rule.source, verdict, float(np.mean(list(known.values()))), low,
-        high, None, len(known), f"{rule.effect}, from the lowest to the highest; {told}",
+        high, None, len(known), f"{rule.effect}, from the lowest to the highest; {listing}",
     )  # fmt: skip

@@ -3,9 +3,9 @@
 *Choose*: in random neighbourhoods, all measured shapes within ±15 % of one of them in every
 dimension, how far is the recommended shape's speed from the best in hindsight? *Pad*: over shapes
 with a measured neighbour that contains them, what does following the advice gain, how often does it
-cost, and how many that could gain does it find? Beside the product's own rule, which moves only
-where it is certain, its best guess, which moves wherever a gain worth having is predicted; and the
-asked shape, the biggest and the best in hindsight.
+cost, and what share of the shapes that could gain does it move? The product's rule moves only where
+it is certain. It is compared with its best guess, which moves wherever a gain of at least
+``MIN_GAIN`` is predicted, and with the given shape, the biggest and the best in hindsight.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from kernels.estimate import Array
 _MIN_FLOPS = 1e9
 _REACH = 0.15
 _MIN_MEMBERS = 4
-_OPPORTUNITY = 0.05  # gain from which on a shape could have gained
+_OPPORTUNITY = 0.05  # a shape whose best padding gains this much could have gained
 DRAWS = 4000
-"""Of each kind; the mean gain of a few hundred paddings is mostly the luck of the draw."""
+"""Neighbourhoods, and paddings: the mean gain of a few hundred depends mostly on the draw."""
 
 
 @dataclass(frozen=True)
 class Padding:
     """What one way to pad is worth; gains are fractions.
 
-    ``gain`` is the mean over all shapes, moved or not, ``loss_p95`` the 95th percentile of what
-    the way costs, and ``found`` the share moved of those that could gain 5 %.
+    ``gain`` is the mean over all shapes, moved or not, ``loss_p95`` the 95th percentile of the
+    loss, and ``found`` the share moved of those that could gain 5 %.
     """
 
     moved: int
@@ -69,24 +69,24 @@ class AdviceValue:
         return asdict(self)
 
 
-def judge_advice(found: Validation, draws: int = DRAWS) -> AdviceValue:
+def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on a validation's held-back rows above 1e9 FLOP.
 
     Args:
-        found: the validation; its seed draws the neighbourhoods.
+        validation: the held-back rows; its seed draws the neighbourhoods.
         draws: how many of each kind.
 
     Raises:
         UserError: no row has enough neighbours.
     """
-    rows = _Rows(found)
-    rng = np.random.default_rng(found.seed)
+    rows = _Rows(validation)
+    rng = np.random.default_rng(validation.seed)
     order = [int(i) for i in rng.permutation(len(rows.flops))]
     crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
     padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
-    around, below = (list(itertools.islice(some, draws)) for some in (crowded, padded))
+    around, below = (list(itertools.islice(order, draws)) for order in (crowded, padded))
     if not around or not below:
-        raise UserError(f"{found.source.name} has too few neighbours to judge advice by.")
+        raise UserError(f"{validation.source.name} has too few neighbours to judge advice by.")
     regrets: dict[str, list[float]] = {}
     claims: list[tuple[float, float]] = []
     for i in around:
@@ -100,12 +100,12 @@ def judge_advice(found: Validation, draws: int = DRAWS) -> AdviceValue:
             "as_asked": i,
         }
         for name, pick in picks.items():
-            own = rows.flops[pick] / rows.seconds[pick]
-            regrets.setdefault(name, []).append(1 - own / speed.max())
+            picked = rows.flops[pick] / rows.seconds[pick]
+            regrets.setdefault(name, []).append(1 - picked / speed.max())
         if taken != i:
-            own, other = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
-            claims.append((claimed, other / own - 1))
-    could: list[float] = []
+            before, after = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
+            claims.append((claimed, after / before - 1))
+    possible: list[float] = []  # the gain of the best padding in hindsight
     moves: dict[str, list[int]] = {"advice": [], "best_guess": []}
     for i in below:
         members = rows.near(i, 0.0)
@@ -114,24 +114,24 @@ def judge_advice(found: Validation, draws: int = DRAWS) -> AdviceValue:
         worthwhile = rows.predicted[i] / rows.predicted[likely] - 1 >= MIN_GAIN
         moves["advice"].append(taken)
         moves["best_guess"].append(likely if worthwhile else i)
-        could.append(rows.seconds[i] / rows.seconds[members].min() - 1)
+        possible.append(rows.seconds[i] / rows.seconds[members].min() - 1)
         if taken != i:
             claims.append((claimed, rows.seconds[i] / rows.seconds[taken] - 1))
     return AdviceValue(
         neighbourhoods=len(around),
         regret={name: float(np.mean(values)) for name, values in regrets.items()},
         pads=len(below),
-        padding={way: _padding(rows.seconds, below, to, could) for way, to in moves.items()},
-        hindsight=float(np.mean(could)),
+        padding={way: _padding(rows.seconds, below, to, possible) for way, to in moves.items()},
+        hindsight=float(np.mean(possible)),
         overclaimed=float(np.mean([real < low for low, real in claims])) if claims else None,
     )
 
 
 def _padding(
-    seconds: Array, below: Sequence[int], to: Sequence[int], could: Sequence[float]
+    seconds: Array, below: Sequence[int], to: Sequence[int], possible: Sequence[float]
 ) -> Padding:
     moved, gain = np.not_equal(below, to), seconds[below] / seconds[to] - 1
-    gainful = np.array(could) >= _OPPORTUNITY
+    gainful = np.array(possible) >= _OPPORTUNITY
     return Padding(
         moved=int(moved.sum()),
         gain=float(gain.mean()),
@@ -143,25 +143,25 @@ def _padding(
 class _Rows:
     """The held-back rows that count, as arrays, and their neighbourhoods."""
 
-    def __init__(self, found: Validation) -> None:
-        flops = np.array([float(problem.flops) for problem in found.tested.problems])
+    def __init__(self, validation: Validation) -> None:
+        flops = np.array([float(problem.flops) for problem in validation.tested.problems])
         keep = [int(i) for i in np.flatnonzero(flops > _MIN_FLOPS)]
-        self._problems = [found.tested.problems[i] for i in keep]
-        self._model = found.model
-        self._names = [found.tested.implementations[i] for i in keep]
-        self._frame = found.prediction.frame().iloc[keep].reset_index(drop=True)
+        self._problems = [validation.tested.problems[i] for i in keep]
+        self._model = validation.model
+        self._names = [validation.tested.implementations[i] for i in keep]
+        self._frame = validation.prediction.frame().iloc[keep].reset_index(drop=True)
         self.flops = flops[keep]
-        self.seconds = found.tested.seconds[keep]
+        self.seconds = validation.tested.seconds[keep]
         self.predicted = self._frame["time_us"].to_numpy() * 1e-6
         self._index = SizeIndex(self._problems)
 
     def near(self, i: int, less: float) -> list[int]:
-        """Rows of row i's kind, i too, each of whose sizes is its, ``less`` to 15 % larger."""
+        """Rows that differ from row i in size alone, by ``less`` to 15 % per size; i included."""
         return [int(j) for j in self._index.near(self._problems[i], less, _REACH)]
 
     def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
-        """The row that the product's rule takes instead of row i, and the least gain it claims."""
-        order = [i, *(j for j in members if j != i)]
+        """The row that the product's rule takes instead of row i, and its lower end of the gain."""
+        order = [i, *(j for j in members if j != i)]  # the given shape is the first option
         problem = self._problems[i]
         best, predicted, _ = decide(
             problem,

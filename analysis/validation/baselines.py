@@ -18,9 +18,12 @@ from kernels.machine import Machine
 
 
 def baseline_errors(
-    model: Model, calibrated: Source, tested: Source, asked: Query
+    model: Model, calibrated: Source, tested: Source, query: Query
 ) -> dict[str, Errors | None]:
-    """What simpler predictors miss on the same rows; None where one was not asked or cannot."""
+    """Errors of simpler predictors on the rows tested, also given as a query.
+
+    None where a predictor does not apply.
+    """
     machine = model.machine
     physics = Model(machine, {g: replace(f, residual=None) for g, f in model.fits.items()})
     floors = _floors(tested, machine)
@@ -28,7 +31,7 @@ def baseline_errors(
         "datasheet": np.maximum(*floors),
         "three_constants": np.maximum(floors[0] / 0.75, floors[1] / 0.8) + 3e-6,
         "four_fitted": None,
-        "physics": physics.predict(asked).estimate.time,
+        "physics": physics.predict(query).estimate.time,
         "nvmatmulheuristics": heuristic_seconds(machine, tested.dtype, tested.problems),
     }
     if len(calibrated):
@@ -65,8 +68,8 @@ def _four_constants(
     def residuals(x: Array) -> Array:
         return np.log(law(x, floors) / seconds)
 
-    found = least_squares(
+    fitted = least_squares(
         residuals, np.log([0.75, 0.8, 3e-6, 3.0]), loss="soft_l1", f_scale=0.05,
         bounds=(np.log([0.01, 0.01, 1e-7, 0.5]), np.log([1.2, 1.2, 1e-4, 30.0])),
     ).x  # fmt: skip
-    return lambda other: law(found, other)
+    return lambda other: law(fitted, other)

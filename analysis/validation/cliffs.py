@@ -13,7 +13,7 @@ from analysis.recordings.public import Source
 from kernels.estimate import Array
 from kernels.problem import Gemm
 
-_MIN_FLOPS = 1e10  # of smaller products the launch hides the steps
+_MIN_FLOPS = 1e10  # in smaller products the launch hides the steps
 _STEP, _SMALL_STEP = 0.10, 0.05
 
 
@@ -35,17 +35,17 @@ def cliffs(tested: Source, predicted: Array) -> dict[str, Any]:
         return {"pairs": 0, **empty}
     before, after = np.array(pairs).T
     real = tested.seconds[after] / tested.seconds[before] - 1
-    foreseen = predicted[after] / predicted[before] - 1
-    up, told, down = real > _STEP, foreseen > _SMALL_STEP, real < -_SMALL_STEP
-    rank = spearmanr(real, foreseen).statistic if len(pairs) > 2 else np.nan
+    step = predicted[after] / predicted[before] - 1
+    up, predicted_up, down = real > _STEP, step > _SMALL_STEP, real < -_SMALL_STEP
+    rank = spearmanr(real, step).statistic if len(pairs) > 2 else np.nan
     return {
         "pairs": len(pairs),
-        "recall": _share(told, up),
-        "precision": _share(real > _SMALL_STEP, told),
+        "recall": _share(predicted_up, up),
+        "precision": _share(real > _SMALL_STEP, predicted_up),
         "rank_correlation": None if np.isnan(rank) else float(rank),
-        "recall_down": _share(foreseen < -_SMALL_STEP, down),
+        "recall_down": _share(step < -_SMALL_STEP, down),
     }
 
 
-def _share(found: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
-    return float(found[among].mean()) if among.any() else None
+def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
+    return float(hits[among].mean()) if among.any() else None

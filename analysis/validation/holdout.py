@@ -1,7 +1,7 @@
 """Judge the model on measurements that it has not seen, its own or others'.
 
 Calibration rows are chosen without looking at any time; everything reported is about other rows.
-Constants that were fitted on the machine under test are never used, not even to begin from.
+Constants that were fitted on the machine under test are never used, not even as a start.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kernels.problem import Problem
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 _FOLDS = 5
-_WITHHELD = 0.3  # of the values of M, of N and of K, where whole levels are held back
-_BEYOND = 2304  # the largest M that is calibrated on, where larger ones are held back
-_LARGE = 1e11  # FLOP
+_WITHHELD_SHARE = 0.3  # of the values of M, of N and of K, with the hold-out "levels"
+_MAX_CALIBRATED_M = 2304  # with the hold-out "beyond"
+_LARGE_FLOPS = 1e11
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What came out; ``tested`` are the rows that were held back, with their predictions."""
+    """A validation's result; ``tested`` are the rows that were held back, ``prediction`` theirs."""
 
     machine: Machine
     source: Source
@@ -57,7 +57,7 @@ class Validation:
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by the algorithm that the kernels' names give away; empty where there is none."""
+        """Errors by the algorithm that the kernels' names tell; empty where none does."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -84,9 +84,9 @@ class Validation:
     def to_json(self) -> dict[str, Any]:
         """The document of ``analysis validate --json``."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
-        large = flops > _LARGE
+        large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
-        plain = {name: None if e is None else _bare(e) for name, e in self.baselines.items()}
+        plain = {name: None if e is None else _figures(e) for name, e in self.baselines.items()}
         return {
             "machine": self.machine.slug,
             "source": self.source.name,
@@ -96,7 +96,7 @@ class Validation:
             "calibrated": len(self.calibrated),
             "seed": self.seed,
             "constants_from": self.constants_from,
-            **_bare(self.errors),
+            **_figures(self.errors),
             "coverage_90": self.coverage,
             "above_1e11": asdict(Errors.of(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
@@ -108,7 +108,7 @@ class Validation:
         }
 
 
-def _bare(errors: Errors) -> dict[str, float | None]:
+def _figures(errors: Errors) -> dict[str, float | None]:
     return {name: value for name, value in asdict(errors).items() if name != "rows"}
 
 
@@ -126,10 +126,11 @@ def validate(
         source: the measured rows.
         machine: their machine.
         calibrate: how many rows to calibrate on; 0 for constants of another machine alone.
-        seed: breaks the ties of the choice of rows, and chooses the levels that are withheld.
-        holdout: ``rows``: every other row is tested. ``levels``: 30 % of the values of M, N and K
-            are withheld, and rows tested of which all three are. ``beyond``: calibrated on M up to
-            2304, tested above. ``folds``: each fifth of all rows is predicted by the others.
+        seed: breaks ties in the choice of rows, and chooses the levels that are withheld.
+        holdout: ``rows``: all rows not calibrated on are tested. ``levels``: 30 % of the values of
+            M, of N and of K are withheld; rows with none of them may be calibrated on, rows with
+            three are tested. ``beyond``: calibrated on M up to 2304, tested above. ``folds``: each
+            fifth of all rows is predicted by a fit to the other four.
         constants: the machine to take constants from; the nearest other one if None.
 
     Raises:
@@ -147,8 +148,8 @@ def validate(
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
-        spread = Inputs.of(machine, query.take(pool)).design(start)
-        chosen = pool[choose_rows(spread, calibrate, seed)]
+        features = Inputs.of(machine, query.take(pool)).design(start)
+        chosen = pool[choose_rows(features, calibrate, seed)]
         learned = calibrate_query(
             machine, query.take(chosen), source.seconds[chosen], _FOLDS, lambda dtype: start,
             source.take(chosen).algorithms,
@@ -158,10 +159,11 @@ def validate(
         tested = np.setdiff1d(tested, chosen)
     if not len(tested):
         raise UserError(f"{source.name} leaves no row to test; calibrate on fewer.")
-    asked, held_back = query.take(tested), source.take(tested)
-    prediction = learned.held_back if holdout == "folds" else model.predict(asked)
-    baselines = baseline_errors(model, source.take(chosen), held_back, asked)
-    if holdout == "folds":  # these were fitted to the rows that are tested
+    held_back = source.take(tested)
+    # With folds, calibration itself predicted each row by a fit to the others.
+    prediction = learned.held_back if holdout == "folds" else model.predict(query.take(tested))
+    baselines = baseline_errors(model, source.take(chosen), held_back, query.take(tested))
+    if holdout == "folds":  # the fitted baselines have seen the rows that are tested
         baselines |= {"physics": None, "four_fitted": None}
     return Validation(
         machine=machine,
@@ -179,20 +181,20 @@ def validate(
 
 def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that may be calibrated on, and rows that may be tested."""
-    everything = np.arange(len(source), dtype=np.intp)
+    rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):
-        return everything, everything
+        return rows, rows
     sizes = np.array([_sizes(problem) for problem in source.problems])
     if holdout == "beyond":
-        large = sizes[:, 0] > _BEYOND
-        return everything[~large], everything[large]
+        large = sizes[:, 0] > _MAX_CALIBRATED_M
+        return rows[~large], rows[large]
     rng = np.random.default_rng(seed)
     withheld = np.zeros(sizes.shape, dtype=bool)
     for column in range(sizes.shape[1]):
         levels = np.unique(sizes[:, column])
-        unseen = rng.choice(levels, round(_WITHHELD * len(levels)), replace=False)
-        withheld[:, column] = np.isin(sizes[:, column], unseen)
-    return everything[~withheld.any(axis=1)], everything[withheld.all(axis=1)]
+        chosen = rng.choice(levels, round(_WITHHELD_SHARE * len(levels)), replace=False)
+        withheld[:, column] = np.isin(sizes[:, column], chosen)
+    return rows[~withheld.any(axis=1)], rows[withheld.all(axis=1)]
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:

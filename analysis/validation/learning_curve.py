@@ -42,10 +42,10 @@ def learning_curve(
     for holdout in _HOLDOUTS:
         for count in counts:
             try:
-                found = validate(source, machine, count, seed, holdout)
+                validation = validate(source, machine, count, seed, holdout)
             except UserError:  # fewer rows than that: the curve ends here
                 break
-            points.append(Point(holdout, count, found.errors))
+            points.append(Point(holdout, count, validation.errors))
     return points
 
 

@@ -25,7 +25,7 @@ _GPUS = {
     "nvidia-b200": "B200",
 }
 _PRECISIONS = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
-"""Operands, accumulator and result, a letter each."""
+"""One letter each for operands, accumulator and result."""
 
 
 def heuristic_seconds(machine: Machine, dtype: str, problems: Sequence[Problem]) -> Array | None:
@@ -39,23 +39,23 @@ def heuristic_seconds(machine: Machine, dtype: str, problems: Sequence[Problem])
     if not known or len(gemms) < len(problems):
         return None
     try:
-        theirs = importlib.import_module("nvMatmulHeuristics")
+        library = importlib.import_module("nvMatmulHeuristics")
     except ImportError:
         return None
-    interface = theirs.NvMatmulHeuristicsInterface(
-        theirs.NvMatmulHeuristicsTarget.GENERIC,
+    interface = library.NvMatmulHeuristicsInterface(
+        library.NvMatmulHeuristicsTarget.GENERIC,
         precision=_PRECISIONS[dtype],
-        flags=theirs.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+        flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
     )
     device = interface.createHardwareDescriptor()
-    gpu = theirs.NvMatmulHeuristicsNvidiaGpu[_GPUS[machine.slug]]
+    gpu = library.NvMatmulHeuristicsNvidiaGpu[_GPUS[machine.slug]]
     interface.setHardwarePredefinedGpu(device, gpu)
-    layouts = theirs.NvMatmulHeuristicsMatmulLayout
+    layouts = library.NvMatmulHeuristicsMatmulLayout
     seconds = []
     for gemm in gemms:
         layout = layouts[f"{gemm.layout.upper()}_ROW_MAJOR"]
-        found = interface.get_with_mnk(gemm.m, gemm.n, gemm.k, layout, 1, device)
-        seconds.append(found[0]["runtime"] if found else np.nan)
+        best = interface.get_with_mnk(gemm.m, gemm.n, gemm.k, layout, 1, device)
+        seconds.append(best[0]["runtime"] if best else np.nan)
     interface.destroyHardwareDescriptor(device)
     interface.handle = None  # version 0.1.0.27 crashes the process where it destroys this itself
     return np.array(seconds)

@@ -1,4 +1,4 @@
-"""What a validation says, for a reader: errors beside their baselines, by regime and by shape."""
+"""A validation as text: errors beside their baselines, by regime and by shape."""
 
 from __future__ import annotations
 
@@ -16,75 +16,86 @@ from kernels.estimate import LIMITS
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
 
 
-def held_back_table(found: Validation) -> pd.DataFrame:
+def held_back_table(validation: Validation) -> pd.DataFrame:
     """One row per held-back problem: sizes, class, measured and predicted µs, limit, error."""
-    gemms = [problem.implied_gemm for problem in found.tested.problems]
-    predicted = found.prediction.estimate.time
+    gemms = [problem.implied_gemm for problem in validation.tested.problems]
+    predicted = validation.prediction.estimate.time
     return pd.DataFrame(
         {
             "m": [gemm.m for gemm in gemms],
             "n": [gemm.n for gemm in gemms],
             "k": [gemm.k for gemm in gemms],
-            "class": [problem.shape_class for problem in found.tested.problems],
-            "measured": found.tested.seconds * 1e6,
+            "class": [problem.shape_class for problem in validation.tested.problems],
+            "measured": validation.tested.seconds * 1e6,
             "predicted": predicted * 1e6,
-            "limit": np.array(LIMITS, dtype=object)[found.prediction.estimate.limit],
-            "error": predicted / found.tested.seconds - 1,
+            "limit": np.array(LIMITS, dtype=object)[validation.prediction.estimate.limit],
+            "error": predicted / validation.tested.seconds - 1,
         }
     )
 
 
-def validation_text(found: Validation) -> str:
-    """Plain text: what was asked, errors and baselines, by limit, by M and by class, cliffs."""
-    document = found.to_json()
-    skipped = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in found.source.skipped.items())
+def validation_text(validation: Validation) -> str:
+    """Plain text: the question, errors and baselines, by limit, by M and by class, cliffs."""
+    document = validation.to_json()
+    skipped = ", ".join(
+        f"{n} {why.replace('_', ' ')}" for why, n in validation.source.skipped.items()
+    )
     basis = (
-        f"calibrated on {len(found.calibrated)} rows"
-        if len(found.calibrated)
-        else f"with constants of {found.constants_from}"
+        f"calibrated on {len(validation.calibrated)} rows"
+        if len(validation.calibrated)
+        else f"with constants of {validation.constants_from}"
     )
     lines = [
-        f"{found.source.name}, {found.source.dtype}, {found.machine.name}: {basis}, tested on "
-        f"{len(found.tested)} others ({found.holdout} held back); left out: {skipped}",
+        f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
+        f"{basis}, tested on {len(validation.tested)} others ({validation.holdout} held back); "
+        f"left out: {skipped}",
         "",
         _line("", "rows", "median", "mean", "p95"),
-        _errors("this model", found.errors),
+        _error_line("this model", validation.errors),
     ]
-    for name, errors in found.baselines.items():
+    for name, errors in validation.baselines.items():
         if errors is not None:
-            lines.append(_errors(name.replace("_", " "), errors))
-    rows = held_back_table(found)
-    by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
-    for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
-        lines += ["", title]
-        for name, some in rows.groupby(key, sort=False):
-            errors = Errors.of(some["predicted"].to_numpy(), some["measured"].to_numpy())
-            lines.append(_errors(f"  {name}", errors))
-    if found.by_algorithm:
+            lines.append(_error_line(name.replace("_", " "), errors))
+    lines += _breakdowns(held_back_table(validation))
+    if validation.by_algorithm:
         lines += ["", "by algorithm, as the kernels' names say"]
-        lines += [_errors(f"  {name}", errors) for name, errors in found.by_algorithm.items()]
+        lines += [
+            _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
+        ]
     lines += ["", f"90 % interval: {document['coverage_90']:.1%} of the held-back rows inside"]
     edge = document["cliffs"]
     if edge["pairs"]:
-        said = {name: "–" if value is None else f"{value:.2f}" for name, value in edge.items()}
+        shown = {name: "–" if value is None else f"{value:.2f}" for name, value in edge.items()}
         lines.append(
-            f"cliffs, {edge['pairs']} pairs M, M + 1: recall {said['recall']}, precision "
-            f"{said['precision']}, rank correlation {said['rank_correlation']}, recall of steps "
-            f"down {said['recall_down']}"
+            f"cliffs, {edge['pairs']} pairs M, M + 1: recall {shown['recall']}, precision "
+            f"{shown['precision']}, rank correlation {shown['rank_correlation']}, recall of steps "
+            f"down {shown['recall_down']}"
         )
-    if found.tile_agreement is not None:
-        lines.append(f"tile as in the kernel's name: {found.tile_agreement:.1%} of the rows")
+    if validation.tile_agreement is not None:
+        lines.append(f"tile as in the kernel's name: {validation.tile_agreement:.1%} of the rows")
     return "\n".join(lines)
 
 
+def _breakdowns(rows: pd.DataFrame) -> list[str]:
+    """The errors by limit, by M and by class."""
+    lines = []
+    by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
+    for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
+        lines += ["", title]
+        for name, group in rows.groupby(key, sort=False):
+            errors = Errors.of(group["predicted"].to_numpy(), group["measured"].to_numpy())
+            lines.append(_error_line(f"  {name}", errors))
+    return lines
+
+
 def curve_text(curve: Sequence[Point], floor: Errors | None) -> str:
-    """The learning curve and the noise floor, where they were asked for."""
+    """The learning curve and the noise floor, where there are any."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"rows calibrated ({holdout} held back)")
-        lines += [_errors(f"  {p.count}", p.errors) for p in curve if p.holdout == holdout]
+        lines += [_error_line(f"  {p.count}", p.errors) for p in curve if p.holdout == holdout]
     if floor is not None:
-        lines.append(_errors("noise floor", floor))
+        lines.append(_error_line("noise floor", floor))
     return "\n".join(lines)
 
 
@@ -105,7 +116,7 @@ def advice_text(worth: AdviceValue) -> str:
     return "\n".join(lines)
 
 
-def _errors(name: str, errors: Errors) -> str:
+def _error_line(name: str, errors: Errors) -> str:
     shown = ("–" if e is None else f"{e:.1%}" for e in (errors.median, errors.mean, errors.p95))
     return _line(name, str(errors.rows), *shown)
 

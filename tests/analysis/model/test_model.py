@@ -12,9 +12,9 @@ from synthetic import H100, gemm_cases, model_law, problems, random_sizes, recor
 
 from analysis.model.calibrate import (
     MIN_ROWS,
-    _fold,
+    _fold_of,
+    _leave_one_out_ranges,
     _range,
-    _ranges_of_others,
     calibrate,
     fit_constants,
 )
@@ -73,7 +73,7 @@ def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
     """Changing one part's times does not change its own predictions; changing the others' does."""
     cases = gemm_cases(dict.fromkeys(random_sizes(150)))
     seconds = model_law()(problems(cases))
-    own = np.array([_fold(problem, 3) for problem in problems(cases)]) == 0
+    own = np.array([_fold_of(problem, 3) for problem in problems(cases)]) == 0
     assert 0.2 < own.mean() < 0.5
 
     def predicted(name: str, slower: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -115,7 +115,7 @@ def test_the_interval_covers_nine_in_ten_of_rows_that_it_never_met(
 
 def test_no_row_widens_its_own_interval() -> None:
     errors = np.random.default_rng(0).standard_normal(67)
-    low, high = _ranges_of_others(errors)
+    low, high = _leave_one_out_ranges(errors)
     for i in range(len(errors)):
         assert (low[i], high[i]) == _range(np.delete(errors, i))
 
