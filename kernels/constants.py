@@ -45,7 +45,7 @@ class Constants:
         """Inverse of :meth:`to_json`; reads the names of earlier versions, too.
 
         Raises:
-            TypeError: a constant is missing, or is none.
+            TypeError: a constant is missing or unknown.
         """
         return cls(**{_EARLIER_NAMES.get(name, name): value for name, value in data.items()})
 

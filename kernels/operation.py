@@ -1,7 +1,7 @@
 """Operations beyond GEMM and convolution that the field's rules are about. Torch-free.
 
 Layers that only move memory, several products that share an operand, and an LSTM, each with only
-what a rule needs. Like a GEMM each has two inputs and a result, FLOPs and least bytes.
+what a rule needs. Like a GEMM each has two inputs and a result, FLOPs and minimum bytes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class _OperationBase(ABC):
 
     @property
     def bytes(self) -> int:
-        """Least traffic: everything read once, what is shared too, and the result written once."""
+        """Minimum traffic: every operand read once, shared ones too, the result written once."""
         return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of least traffic."""
+        """FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
 

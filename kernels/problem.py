@@ -78,7 +78,7 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A, B and C once each."""
+        """Minimum traffic: A, B and C once each."""
         return self.batch * sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -88,7 +88,7 @@ class Gemm:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of least traffic."""
+        """Arithmetic intensity, FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property
@@ -216,7 +216,7 @@ class Conv:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: input, filter and output once each, whichever of them is written.
+        """Minimum traffic: input, filter and output once each, whichever of them is written.
 
         Of an input that is read, only what lies under some filter position counts: a stride larger
         than the filter skips the rest. A gradient of the input is written whole.
@@ -229,7 +229,7 @@ class Conv:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of least traffic."""
+        """Arithmetic intensity, FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property

@@ -175,7 +175,7 @@ def install(lacks: list[str], pins: Path) -> bool:
 def _pins(without_torch: bool | None = None) -> Path:
     """The constraints: as they are, or without PyTorch for an environment on top of another's."""
     kept_pins = VENV / "constraints.txt"
-    if without_torch is None:  # whatever the environment was made with
+    if without_torch is None:  # as the environment was made
         return kept_pins if kept_pins.exists() else ROOT / "constraints.txt"
     if not without_torch:
         return ROOT / "constraints.txt"

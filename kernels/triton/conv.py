@@ -238,7 +238,7 @@ class TritonConv(TritonFamily):
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Tiles up to 128×128; the sum split where whole tiles would not fill the machine."""
+        """Tiles up to 128×128; the sum split up to two waves of CTAs with two K steps each."""
         assert isinstance(problem, Conv)
         fma = problem.dtype == "fp32"
         wide = problem.alignment == WIDE_BYTES
@@ -253,7 +253,6 @@ class TritonConv(TritonFamily):
         for bm, bn, warps, stages in rows:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
             for split in SPLITS:
-                # At most two waves of CTAs, each with at least two K steps.
                 few = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
                 if split == 1 or few:
                     tile = SplitConfig(bm, bn, bk, stages, warps, split=split)
@@ -323,7 +322,7 @@ def _data_call(
     # Taps that meet a pixel have equal t · dilation mod stride: every stride / gcd of the two.
     pairs = zip(apart, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
-    # The grid is made for the first phase, which has the most pixels.
+    # The grid is made for the first phase, the largest.
     first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
     tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
     image, channel, row, column = strides[1:]

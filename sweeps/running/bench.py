@@ -112,7 +112,7 @@ class TorchBench:
         """The kernels of one launch of each case: on a GPU from one profiler session.
 
         Raises:
-            Exception: whatever a profiler that is refused throws.
+            Exception: any error of a profiler that is not permitted.
         """
         if self.gpu is None:
             for case in cases:

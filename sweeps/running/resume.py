@@ -63,7 +63,7 @@ class Request:
     add: bool = False
     """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, whatever its budget."""
+    """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:

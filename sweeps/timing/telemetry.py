@@ -125,7 +125,7 @@ class NvmlTelemetry(Telemetry):
         """Milliwatts at this moment.
 
         From Ampere on (except GA100) ``nvmlDeviceGetPowerUsage`` is an average over a second and
-        the field is instantaneous; cards without the field are instantaneous in the call.
+        the field is instantaneous; on cards without the field, the call itself is.
         """
         nvml = self._nvml
         try:
