@@ -44,7 +44,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
 
 
 def new_app(help_text: str) -> typer.Typer:
-    """A Typer application in the house's style."""
+    """A Typer application with the options that all command lines share."""
     return typer.Typer(
         help=help_text + " Every command takes --debug for a traceback.",
         add_completion=False,

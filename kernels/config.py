@@ -84,7 +84,7 @@ class TileConfig(Config):
         """Why this config cannot run, as a sentence; None if it can.
 
         The one rule: powers of two of at least 16 (Triton's ``tl.dot``), at most 128 accumulators
-        a thread (255 registers hold no more beside the operands), stages that fit the CTA's
+        per thread (255 registers hold no more beside the operands), stages that fit the CTA's
         shared memory.
         """
         for name in ("bm", "bn", "bk"):
@@ -119,7 +119,7 @@ class StreamConfig(TileConfig):
     ctas: int = 8
 
     def parts(self, gemm: Gemm) -> float:
-        """CTAs a tile, where there are more of them than tiles."""
+        """CTAs per tile, where there are more CTAs than tiles."""
         return max(1.0, self.ctas / tile_count(gemm.m, gemm.n, self.bm, self.bn, gemm.batch))
 
 
@@ -142,9 +142,9 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def shared_bytes(self, dtype: str) -> int:
-        """The pipeline's stages and, with TMA, the block that leaves."""
-        leaving = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
-        return super().shared_bytes(dtype) + leaving
+        """The pipeline's stages and, with TMA, the block of the result that is being stored."""
+        stored = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
+        return super().shared_bytes(dtype) + stored
 
 
 HAND_WRITTEN: dict[str, type[TileConfig]] = {
@@ -207,8 +207,8 @@ _AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64
            (256, 64), (64, 256), (256, 128), (128, 256)]  # fmt: skip
 # nvjet has far more than a table needs: 64·a columns by 8·b rows, none seen above 40,960 elements,
 # among them 256x152, 192x208 and 64x104 (its first number is our columns). These 25 follow that
-# pattern; not each of them was seen. A product often just fills its waves, and one row more does
-# not: whole waves over them foresee H100's steps better than a share of a wave over fourteen.
+# pattern; not all of them were seen. A product often just fills its waves, and one row more starts
+# another: whole waves over these 25 predict H100's steps better than partial waves over fourteen.
 _NVJET = {64: (8, 16, 32, 64, 96, 128, 160), 128: (64, 96, 128, 160, 192, 256),
           192: (64, 96, 128, 160, 192), 256: (8, 16, 64, 96, 128, 160), 320: (128,)}  # fmt: skip
 _HOPPER = [(rows, columns) for columns, sizes in _NVJET.items() for rows in sizes]
@@ -228,7 +228,7 @@ def large_tile(generation: str, dtype: str) -> tuple[int, int]:
     """(rows, columns) of the tile that a large product gets; its edges are where steps are.
 
     Seen in names: nvjet 128×256 and ampere 128×256, whose first number is our columns. How a
-    CPU's libraries block is not known; there it is only where to look more closely.
+    CPU's libraries block is not known; there it only says which sizes to sample more densely.
     """
     if generation == "cpu":
         return 128, 64

@@ -19,22 +19,22 @@ class Constants:
 
     compute: float  # share of the peak that a tile's main loop reaches
     dram: float  # share of the datasheet's bandwidth that is reached
-    feed: float  # bytes/s that one SM takes in
-    l2: float  # bytes/s that all SMs together take from the L2
+    feed: float  # bytes/s that one SM reads
+    l2: float  # bytes/s that all SMs together read from the L2
     store: float  # bytes/s at which one SM's epilogue writes its tile
-    epilogue: float  # seconds a tile beside that
+    epilogue: float  # seconds per tile beside that
     step: float  # seconds that a K step takes at least
-    launch: float  # seconds that no launch escapes
-    tail: float  # 1: a started wave costs a whole one; 0: its share
+    launch: float  # seconds that every launch takes, however small its problem
+    tail: float  # 1: a partial wave costs as much as a whole one; 0: its share of one
     ramp: float  # CTAs in flight at which half of the bandwidth is reached
     split: float  # seconds of a kernel beside the product: it reduces a split K, or transforms
     partials: float  # share of a split K's partial sums that goes through memory
-    slow: float  # how much longer a kernel takes for each e-fold over 2 ms: the clocks give way
+    slow: float  # how much longer a kernel takes per e-fold over 2 ms, as the clocks drop
     misalignment: float  # work slows by (alignment / 16 bytes)^-misalignment
-    repack: float  # times that B is moved once more, repacked before the product; CPUs do
-    resident: float  # share of an A that fits the last-level cache and is found there
-    cached: float  # times that bandwidth when all operands are in the last-level cache
-    sustained: float  # share of the burst's rate when the machine never pauses
+    repack: float  # times that B is moved again, to repack it before the product (CPUs)
+    resident: float  # share of A that hits the last-level cache, where A fits it
+    cached: float  # bandwidth over that of memory, with all operands in the last-level cache
+    sustained: float  # share of the burst's rate that is reached without pauses
 
     def to_json(self) -> dict[str, float]:
         """By name, for calibration.json."""
@@ -45,7 +45,7 @@ class Constants:
         """Inverse of :meth:`to_json`; reads the names of earlier versions, too.
 
         Raises:
-            TypeError: a constant is missing, or is none.
+            TypeError: a constant is missing or unknown.
         """
         return cls(**{_EARLIER_NAMES.get(name, name): value for name, value in data.items()})
 
@@ -76,8 +76,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """:data:`BOUNDS` for one machine: nothing computes faster than its clock goes."""
-    if not machine.tensor_mhz:  # a CPU, whose peak was measured and may be beaten a little
+    """:data:`BOUNDS` for one machine: the clock caps the share of the peak."""
+    if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
     low, _ = BOUNDS["compute"]
     return {**BOUNDS, "compute": (low, max(1.0, machine.boost_mhz / machine.tensor_mhz))}
@@ -85,7 +85,7 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 
 def default_constants(generation: str, dtype: str) -> Constants:
     """The shipped constants of a generation, before any calibration (``constants.toml``)."""
-    return _constants(_entry(_shipped()["like"].get(generation, generation), dtype))
+    return _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
 
 
 def foreign_constants(
@@ -93,8 +93,8 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Constants for a machine from measurements of another, scaled by the two datasheets.
 
-    What one SM takes in or writes goes with its arithmetic, to which the rest of it is built; the
-    latency of a K step goes against that. What all take from the L2 goes with clock and SMs.
+    What one SM reads or writes per second scales with its arithmetic, because SMs are built in
+    proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock and SMs.
     Launch, clusters and the share of the peak that real data reach are the generation's.
 
     Args:
@@ -107,27 +107,28 @@ def foreign_constants(
         The constants, and the slug of the machine that they were measured on.
 
     Raises:
-        UserError: ``slug`` is none whose constants are shipped.
+        UserError: no constants are shipped for ``slug``.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
-    table = _shipped()
+    table = _constants_table()
     order = table["order"]["generations"]
     here = order.index(machine.generation)
     nearest_first = [*order[: here + 1][::-1], *order[here + 1 :]]
     entries = [_entry(name, dtype) for name in nearest_first if name in table]
-    found = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
-    if slug is not None and slug not in found:
-        raise UserError(f"no constants of {slug!r} are shipped for {dtype}; {nearest(slug, found)}")
-    origin = slug or next(iter(found))
-    there, c = known_machine(origin), _constants(found[origin])
+    by_slug = {e["machine"]: e for e in entries if e["machine"] != machine.slug}
+    if slug is not None and slug not in by_slug:
+        known = nearest(slug, by_slug)
+        raise UserError(f"no constants of {slug!r} are shipped for {dtype}; {known}")
+    origin = slug or next(iter(by_slug))
+    there, c = known_machine(origin), _constants(by_slug[origin])
     clock = machine.boost_mhz / there.boost_mhz
-    # A card that is too old for the dtype has the other one of 16 bits.
+    # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
     theirs_peak = there.peaks.get(dtype) or there.peak("fp16")
     arithmetic = machine.peak(dtype) / machine.sms / (theirs_peak / there.sms)
-    own, theirs = (table["facts"].get(m.generation, {}) for m in (machine, there))
-    sharing = own.get("share", 1.0) / theirs.get("share", 1.0)
-    reached = own.get("achievable", 1.0) / theirs.get("achievable", 1.0)
+    facts, their_facts = (table["facts"].get(m.generation, {}) for m in (machine, there))
+    sharing = facts.get("share", 1.0) / their_facts.get("share", 1.0)
+    reached = facts.get("achievable", 1.0) / their_facts.get("achievable", 1.0)
     scaled = replace(
         c,
         compute=min(c.compute * reached, BOUNDS["compute"][1]),
@@ -135,13 +136,13 @@ def foreign_constants(
         store=c.store * arithmetic,
         l2=c.l2 * clock * machine.sms / there.sms * sharing,
         step=c.step / arithmetic,
-        launch=own.get("launch", c.launch),
+        launch=facts.get("launch", c.launch),
     )
     return scaled, origin
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    table = _shipped()
+    table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry
 
@@ -151,5 +152,5 @@ def _constants(entry: dict[str, Any]) -> Constants:
 
 
 @functools.cache
-def _shipped() -> dict[str, Any]:
+def _constants_table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("constants.toml").read_text(encoding="utf-8"))

@@ -36,7 +36,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
         gpu: which of the visible GPUs.
 
     Raises:
-        UserError: a GPU is there that PyTorch cannot use. That is never a quiet fall to the CPU.
+        UserError: PyTorch cannot use the GPU that is present; the CPU is never a silent fallback.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -84,18 +84,18 @@ def _this_gpu(gpu: int) -> Device:
             l2_bytes=p.L2_cache_size,
             shared_sm_bytes=p.shared_memory_per_multiprocessor,
             shared_cta_bytes=p.shared_memory_per_block_optin,
-            boost_mhz=told_khz(p, "clock_rate") / 1e3,
-            memory_mhz=told_khz(p, "memory_clock_rate") / 1e3,
+            boost_mhz=clock_khz(p, "clock_rate") / 1e3,
+            memory_mhz=clock_khz(p, "memory_clock_rate") / 1e3,
             bus_bits=p.memory_bus_width,
         )
     )
-    # The cache that is really there: an H200's is 50 or 60 MB, whatever the datasheet says.
+    # The device's own figure wins: an H200's L2 is 50 or 60 MB, whatever the datasheet says.
     machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
 
 
-def told_khz(properties: Any, name: str) -> float:
-    """A clock of a device's properties in kHz; 0 where this PyTorch and CUDA do not tell it."""
+def clock_khz(properties: Any, name: str) -> float:
+    """A clock of a device's properties in kHz; 0 where this PyTorch and CUDA do not report it."""
     return float(getattr(properties, name, 0))
 
 
@@ -103,7 +103,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     """Whether binaries (``sm_80``: this major version, this minor or a later one) or PTX
     (``compute_90``: everything later) of a PyTorch run on a GPU.
     """
-    if not arches:  # it does not say
+    if not arches:  # unknown: assume that it runs
         return True
     for arch in arches:
         kind, _, number = arch.partition("_")
@@ -117,7 +117,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
 
 def nvidia_driver() -> str | None:
-    """Version of the NVIDIA driver if there is also a GPU; ``unknown`` if it does not say."""
+    """Version of the NVIDIA driver if there is also a GPU; ``unknown`` if it cannot be read."""
     if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
         return None
     try:
@@ -130,14 +130,14 @@ def nvidia_driver() -> str | None:
 
 def _why_unusable(driver: str) -> str:
     """One sentence: driver found, what PyTorch needs, what to do."""
-    found = f"An NVIDIA GPU is there (driver {driver}), but PyTorch {torch.__version__} "
+    problem = f"An NVIDIA GPU is there (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return found + "is told to hide it: unset CUDA_VISIBLE_DEVICES, or use DEVICE=cpu."
+        return problem + "is told to hide it: unset CUDA_VISIBLE_DEVICES, or use DEVICE=cpu."
     if torch.version.cuda is None:
-        return found + "is a CPU build: install a CUDA build, or use DEVICE=cpu."
-    least = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
-    return found + (
-        f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {least} or later; "
+        return problem + "is a CPU build: install a CUDA build, or use DEVICE=cpu."
+    oldest = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
+    return problem + (
+        f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {oldest} or later; "
         "update the driver, point PYTHON at a PyTorch that it can run, or use DEVICE=cpu."
     )
 

@@ -1,4 +1,4 @@
-"""The one error that a user causes and can mend, and the helper that words it."""
+"""The error that a user causes and can fix, and the helper that words its suggestion."""
 
 from __future__ import annotations
 

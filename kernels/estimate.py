@@ -3,9 +3,9 @@
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
-In a K step, ``compute`` is the tile's share of an SM's peak, ``feed`` what the SM takes in for it,
-``latency`` the least that a step takes however small the tile. ``intake`` is what all tiles take
-from the L2 together, ``memory`` the traffic of the device's memory over the bandwidth that the
+In a K step, ``compute`` is the tile's share of an SM's peak, ``feed`` the time to read its blocks,
+``latency`` the minimum of a step however small the tile. ``intake`` is the time in which all tiles
+together read from the L2, ``memory`` the traffic of the device's memory over the bandwidth that the
 active CTAs can draw. ``helpers`` are kernels before and after: changes of layout, the transforms of
 Winograd. The fourth power lets the largest term win and rounds the corner where two are equal; a
 plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a
@@ -29,34 +29,34 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""What binds a time: the launch, the arithmetic, the intake of the SMs, alone or from a shared L2,
+"""What limits a time: the launch, the arithmetic, the reads of one SM or of all from the shared L2,
 the latency of K steps that are too small to hide it, or the device's memory."""
 
 SPLITS = (1, 2, 4, 8, 16)
-"""Parts into which a library may split K. Powers of two up to 16 are what moved the error most."""
+"""Parts into which a library may split K. Powers of two up to 16 reduced the error most."""
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
 """Ways to compute a convolution, and the outputs along a side of Winograd's tile."""
 
-_STEP_BYTES = 128  # one K step of a tile: 64 elements of 16 bits, as the libraries' kernels have it
+_STEP_BYTES = 128  # one K step of a tile: 64 elements of 16 bits, as in the libraries' kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
-_SPLIT_WAVES = 1  # nor one of a problem whose largest tiles already fill so many waves
+_SPLIT_WAVES = 1  # no split where the largest tiles already fill more waves than this
 _SLOW_SECONDS = 2e-3  # a kernel this long begins to feel the power limit
-_RESIDENT_SHARE = 0.8  # of the last-level cache, which an operand may fill and still be found there
+_RESIDENT_SHARE = 0.8  # of the last-level cache, which an operand may fill and stay resident
 _CHUNK = 2048  # shapes × candidates stay in the L2 cache of a core
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Problems as arrays, one element a problem (or a column of them, to broadcast)."""
+    """Problems as arrays, one element per problem (or a column of them, to broadcast)."""
 
     m: Array
     n: Array
     k: Array
     batch: Array
     element: Array  # bytes of an element
-    bytes: Array  # least traffic of the product itself
-    first: Array  # of which the first operand's, if it is A of a GEMM
+    bytes: Array  # minimum traffic of the product itself
+    first: Array  # bytes of A of one product; 0 for a convolution
     density: Array  # useful share of the products of m·n·k
     alignment: Array  # bytes that divide every row, at most 16
     helper_kernels: Array  # kernels before and after the product
@@ -77,7 +77,7 @@ class Shapes:
     ) -> Shapes:
         """Read the fields off the problems; a convolution is the GEMM of an algorithm.
 
-        Where Winograd's cannot be used, it is the implied GEMM all the same.
+        Where Winograd's algorithm cannot be used, it is the implied GEMM instead.
         """
         read = [_shape_row(p, ALGORITHMS[algorithm]) for p in problems]
         rows = np.array(read, dtype=np.float64).reshape(-1, 11)
@@ -93,7 +93,7 @@ class Shapes:
 
     def where(self, other: Shapes, condition: NDArray[np.bool_]) -> Shapes:
         """``other`` where the condition holds, and this one elsewhere."""
-        return Shapes(*_either(self, other, condition))
+        return Shapes(*_choose_fields(self, other, condition))
 
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
@@ -105,7 +105,8 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     if winograd is not None:
         return _winograd_row(problem, winograd, tile)
     x, _, y = problem.operand_elements
-    # Tensor Core kernels compute channels-last: other activations are read and written once more.
+    # Tensor Core kernels compute channels-last: activations in another layout are transposed
+    # before and after, by a kernel each that reads and writes them once.
     moved = problem.layout == "nchw" and problem.dtype != "fp32"
     helper_kernels, helper_bytes = (2, 2 * (x + y) * element) if moved else (0, 0)
     gemm = problem.implied_gemm
@@ -119,8 +120,8 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     """F(2 × 2) in one kernel, its filters transformed before; F(4 × 4) in four kernels.
 
-    The transforms of input and result are within the kernel of the one, and go through memory in
-    the other.
+    The first transforms input and result inside its kernel; in the second the transformed tensors
+    go through memory.
     """
     x, filters, y = conv.operand_elements
     points = gemm.batch
@@ -164,7 +165,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Times in seconds and their parts, one element a problem."""
+    """Times in seconds and their parts, one element per problem."""
 
     time: Array
     launch: Array
@@ -190,10 +191,10 @@ class Estimate:
 
     def where(self, other: Estimate, condition: NDArray[np.bool_]) -> Estimate:
         """``other`` where the condition holds, and this one elsewhere."""
-        return Estimate(*_either(self, other, condition))
+        return Estimate(*_choose_fields(self, other, condition))
 
 
-def _either(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
+def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
     """The arrays of ``other`` where the condition holds, and those of ``one`` elsewhere."""
     names = [f.name for f in fields(one)]
     return [np.where(condition, getattr(other, name), getattr(one, name)) for name in names]
@@ -204,18 +205,18 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 
     Args:
         shapes: the problems.
-        tiles: a tile a problem.
+        tiles: one per problem.
         machine: SM count, bandwidth and cache.
         peak: FLOP/s of the dtype on the whole machine.
         c: the constants.
     """
     work = _work(shapes, tiles, machine, peak, c)
-    memory = _memory(shapes, tiles, work.count, machine, c)
+    memory = _memory_seconds(shapes, tiles, work.count, machine, c)
     launch = c.launch + c.split * ((tiles.split > 1) + shapes.helper_kernels)
     helpers = shapes.helper_bytes / (machine.bandwidth * c.dram)
-    busy = _fourth(work.total, work.intake, memory)
-    slowed = _slowed(busy, c)
-    slower = np.divide(slowed, busy)  # the parts are what they take in the slowed kernel
+    busy = _norm4(work.total, work.intake, memory)
+    slowed = _slow_long_kernels(busy, c)
+    slower = np.divide(slowed, busy)  # the parts are reported as they are in the slowed kernel
     return Estimate(
         time=launch + helpers + slowed,
         launch=launch + np.zeros_like(busy),
@@ -230,7 +231,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
         waves=ceil_div(work.count, machine.sms),
         tile_efficiency=tile_efficiency(shapes.m, shapes.n, tiles.bm, tiles.bn),
         tail_efficiency=tail_efficiency(work.count, machine.sms),
-        bytes=shapes.bytes + shapes.helper_bytes + _partials(shapes, tiles),
+        bytes=shapes.bytes + shapes.helper_bytes + _partial_bytes(shapes, tiles),
         algorithm=np.zeros(len(shapes)),
     )
 
@@ -253,37 +254,40 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
 def candidate_times(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> tuple[Array, Array]:
-    """Seconds of every shape (rows) on every tile (columns), K split as suits it best, and how.
+    """Seconds of every shape (rows) on every tile (columns) at the best split of K, and that split.
 
-    The slowing of long kernels is left out: it puts no candidate before another.
+    The slowing of long kernels is left out: it is monotonic, so that it changes no ranking.
     """
     columns = shapes.take((slice(None), np.newaxis))
-    times = _busy(columns, tiles, machine, peak, c)
+    times = _busy_seconds(columns, tiles, machine, peak, c)
     split = np.ones_like(times)
     if machine.kind == "cpu":
         return times, split
+    # Splitting K pays only where tiles are few, so it is tried for those shapes alone.
     largest = int(np.argmax(tiles.bm * tiles.bn))
     few = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
     rows = np.flatnonzero(few <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
         return times, split
-    some = columns.take((rows, slice(None)))
-    found, parts = times[rows], split[rows]
+    few_tiles = columns.take((rows, slice(None)))
+    best, parts = times[rows], split[rows]
     for count in SPLITS[1:]:
         split_tiles = replace(tiles, split=np.array(float(count)))
-        seconds = c.split + _busy(some, split_tiles, machine, peak, c)
-        deep = some.k * some.element >= _STEP_BYTES * _MIN_STEPS * count
-        better = deep & (seconds < found)
-        found = np.where(better, seconds, found)
+        seconds = c.split + _busy_seconds(few_tiles, split_tiles, machine, peak, c)
+        deep = few_tiles.k * few_tiles.element >= _STEP_BYTES * _MIN_STEPS * count
+        better = deep & (seconds < best)
+        best = np.where(better, seconds, best)
         parts = np.where(better, float(count), parts)
-    times[rows], split[rows] = found, parts
+    times[rows], split[rows] = best, parts
     return times, split
 
 
-def _busy(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Array:
+def _busy_seconds(
+    shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
+) -> Array:
     """Seconds that the machine works on each shape, launch and slowing left out."""
     work = _work(shapes, tiles, machine, peak, c)
-    return _fourth(work.total, work.intake, _memory(shapes, tiles, work.count, machine, c))
+    return _norm4(work.total, work.intake, _memory_seconds(shapes, tiles, work.count, machine, c))
 
 
 @dataclass(frozen=True)
@@ -306,57 +310,64 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     ``shapes`` and ``tiles`` broadcast, so that a column of shapes meets a row of candidates.
     """
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
-    waves = _waves(count / machine.sms, c)
+    waves = _wave_count(count / machine.sms, c)
     depth = _STEP_BYTES / shapes.element
     steps = ceil_div(shapes.k, depth * tiles.split)
-    # Few shapes differ in what slows a step; where none does, it is a tile's property alone.
+    # Most batches of shapes share dtype and alignment: then these factors are one number per tile
+    # and the shapes × tiles array is not built for them.
     misaligned = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
-    compute = tiles.bm * tiles.bn * _alike(2 * depth * shapes.density * misaligned / rate)
-    feed = (tiles.bm + tiles.bn) * _alike(_STEP_BYTES * misaligned / c.feed)
-    step = _fourth(compute, feed, c.step)
-    epilogue = c.epilogue + tiles.bm * tiles.bn * _alike(shapes.element / c.store)
+    compute = (
+        tiles.bm * tiles.bn * _scalar_if_uniform(2 * depth * shapes.density * misaligned / rate)
+    )
+    feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * misaligned / c.feed)
+    step = _norm4(compute, feed, c.step)
+    epilogue = c.epilogue + tiles.bm * tiles.bn * _scalar_if_uniform(shapes.element / c.store)
     total = waves * (steps * step + epilogue)
+    # Every tile reads bm rows of A and bn columns of B through the L2.
     row = shapes.k * shapes.element / (c.l2 * tiles.split)
     intake = count * (tiles.bm + tiles.bn) * row
     return _Work(count, waves, steps, compute, feed, epilogue, total, intake)
 
 
-def _waves(rounds: Array, c: Constants) -> Array:
-    """Tiles one after another on an SM: whole ones where the tail is hard, a share where soft."""
+def _wave_count(rounds: Array, c: Constants) -> Array:
+    """Waves by their cost: whole ones for ``tail`` = 1; for 0 the tiles per SM, at least one."""
     return c.tail * np.ceil(rounds) + (1 - c.tail) * np.maximum(rounds, 1.0)
 
 
-def _memory(shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants) -> Array:
+def _memory_seconds(
+    shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
+) -> Array:
     """Seconds of the traffic of the device's memory at the bandwidth that active CTAs reach."""
     held = _RESIDENT_SHARE * machine.l2_bytes
     ratio = (shapes.first / max(held, 1.0)) ** 4
-    found = shapes.first * (c.resident / (1 + ratio))
-    # One row needs no packing: it is a matrix-vector product, read straight through.
+    # A smooth step: nearly all of a small A hits the cache, nearly none of one beyond it.
+    hits = shapes.first * (c.resident / (1 + ratio))
+    # One row is a matrix-vector product, which reads B in place instead of repacking it.
     repacked = c.repack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
-    traffic = shapes.bytes - found + repacked + c.partials * _partials(shapes, tiles)
+    traffic = shapes.bytes - hits + repacked + c.partials * _partial_bytes(shapes, tiles)
     bandwidth = machine.bandwidth * c.dram * np.where(shapes.cached > 0, c.cached, 1.0)
     active = np.minimum(count, machine.sms)
     return traffic / bandwidth * (1 + c.ramp / active)
 
 
-def _partials(shapes: Shapes, tiles: Tiles) -> Array:
+def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
     """Bytes of the fp32 partial sums of a split K, written and read once."""
     result = shapes.batch * shapes.m * shapes.n
     return np.where(tiles.split > 1, result * (2 * 4) * tiles.split, 0.0)
 
 
-def _slowed(busy: Array, c: Constants) -> Array:
-    """A long kernel meets the power limit: longer by ``slow`` for each e-fold over 2 ms."""
+def _slow_long_kernels(busy: Array, c: Constants) -> Array:
+    """Long kernels run into the power limit: longer by ``slow`` per e-fold over 2 ms."""
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 
-def _alike(column: Array) -> Array:
-    """The first element alone where all are equal: broadcasting it is free."""
+def _scalar_if_uniform(column: Array) -> Array:
+    """The first element alone where all are equal, because broadcasting it costs nothing."""
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 
-def _fourth(*terms: Array | float) -> Array:
+def _norm4(*terms: Array | float) -> Array:
     """(a⁴ + b⁴ + …)^¼ without the cost of a general power."""
     total: Array | float = 0.0
     for term in terms:

@@ -1,7 +1,7 @@
 """Plain facts about the machine that computes: rates, bandwidth, caches, each with its source.
 
 Torch-free. Known GPUs come from ``machines.toml``; any other GPU gets its facts from what the
-device says of itself (:func:`from_properties`); a CPU's ceilings are measured (:func:`of_cpu`).
+driver reports (:func:`from_properties`); a CPU's ceilings are measured (:func:`of_cpu`).
 """
 
 from __future__ import annotations
@@ -93,19 +93,19 @@ def known_machines() -> dict[str, Machine]:
     return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
 
 
-def known_machine(slug: str, others: Iterable[str] = ()) -> Machine:
+def known_machine(slug: str, also_valid: Iterable[str] = ()) -> Machine:
     """The machine of ``machines.toml`` with this slug.
 
     Args:
         slug: of the machine.
-        others: slugs that would have been understood as well, to be suggested.
+        also_valid: further slugs that the caller understands, for the suggestion.
 
     Raises:
         UserError: there is none.
     """
     known = known_machines()
     if slug not in known:
-        raise UserError(f"machine {slug!r} is not known; {nearest(slug, [*known, *others])}")
+        raise UserError(f"machine {slug!r} is not known; {nearest(slug, [*known, *also_valid])}")
     return known[slug]
 
 
@@ -175,7 +175,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a GPU says of itself, wherever it was asked. Clocks in MHz, sizes in bytes."""
+    """What the driver reports of a GPU. Clocks in MHz, sizes in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -190,7 +190,7 @@ class DeviceProperties:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s: two transfers a memory clock over the whole bus."""
+        """Bytes/s: two transfers per memory clock over the whole bus."""
         return 2 * self.memory_mhz * 1e6 * self.bus_bits / 8
 
 
@@ -223,26 +223,26 @@ _GENERATIONS = {
 def from_properties(properties: DeviceProperties) -> Machine:
     """Facts of the GPU at hand: the table's where it knows the card, the device's own otherwise.
 
-    A MIG slice is no known card. It takes SMs, L2 and memory from itself, and of its card's
-    bandwidth the share that its memory is of the card's.
+    A MIG slice is no known card: SMs, L2 and memory are its own, its bandwidth is the card's in
+    proportion to its share of the card's memory.
     """
     p = properties
     slug = slug_of_device(p.name)
     if slug in known_machines():
         return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
 
-    # A capability newer than the table takes the newest older row: a guess, and said to be one.
+    # A capability newer than the table takes the newest older row; ``sources`` names that row.
     row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
     halved = "GeForce" in p.name
     peaks = {
         dtype: rate * p.sms * p.boost_mhz * 1e6 * (0.5 if halved and dtype != "fp32" else 1.0)
         for dtype, rate in _FLOPS_PER_CLOCK[row].items()
     }
-    own = "the device's own properties"
+    device = "the device's own properties"
     rates = f"SMs × clock × FLOPs per clock and SM of compute capability {row[0]}.{row[1]}"
     if halved:
         rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
-    bandwidth, bandwidth_source = p.bandwidth, f"{own}: 2 × memory clock × bus width"
+    bandwidth, bandwidth_source = p.bandwidth, f"{device}: 2 × memory clock × bus width"
     if not bandwidth:
         relatives = [m for m in known_machines().values() if m.generation == _GENERATIONS[row]]
         similar = min(relatives, key=lambda m: abs(m.sms - p.sms))
@@ -268,7 +268,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
         shared_cta_bytes=p.shared_cta_bytes,
         memory_bytes=p.memory_bytes,
         peaks=peaks,
-        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": own},
+        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": device},
     )
 
 

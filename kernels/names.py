@@ -69,7 +69,7 @@ _LIBRARY_PATTERNS = [
     ("triton", r"^triton_|^_?matmul_"),
 ]
 
-_CPU = ("onednn", "mkl")  # libraries whose units no name tells
+_CPU = ("onednn", "mkl")  # libraries whose kernel names do not show Tensor Cores
 
 _TENSOR_CORES = re.compile(
     r"nvjet|tensorop|wmma|[sih]\d{3,6}(gemm|cudnn|fprop|dgrad|wgrad)|tensor16x8|gmma|warpgroupsize"

@@ -1,7 +1,7 @@
-"""Operations beyond GEMM and convolution that the field's rules speak of. Torch-free.
+"""Operations beyond GEMM and convolution that the field's rules are about. Torch-free.
 
-Layers that only move memory, several products that share an operand, and an LSTM: kept as small as
-a rule needs them. Like a GEMM each has two inputs and a result, FLOPs and least bytes.
+Layers that only move memory, several products that share an operand, and an LSTM, each with only
+what a rule needs. Like a GEMM each has two inputs and a result, FLOPs and minimum bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "m
 """Memory-bound layers and the operations for each element that their textbook formula counts.
 
 A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the source
-of the rule that gives it 2.25 FLOP a byte; PyTorch's also writes a 64-bit index for each element.
+of the rule that gives it 2.25 FLOP per byte; PyTorch's also writes a 64-bit index for each element.
 """
 
 _PARAMETERS = ("layernorm", "batchnorm")  # have a scale and a shift for each channel
@@ -28,7 +28,7 @@ GATES = 4
 """Of an LSTM: input, forget, cell and output gate."""
 
 
-class _Counted(ABC):
+class _OperationBase(ABC):
     """What follows from an operation's FLOPs and elements."""
 
     __slots__ = ()
@@ -46,17 +46,17 @@ class _Counted(ABC):
 
     @property
     def bytes(self) -> int:
-        """Least traffic: everything read once, what is shared too, and the result written once."""
+        """Minimum traffic: every operand read once, shared ones too, the result written once."""
         return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of least traffic."""
+        """FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(_Counted):
+class Layer(_OperationBase):
     """A layer whose time is the bytes that it moves: activations (n, c, h, w), result alike.
 
     ReLU, GELU and max-pool work pixel by pixel; layer norm and softmax over the channels of each
@@ -127,7 +127,7 @@ SERIES = ("projections", "timesteps")
 
 
 @dataclass(frozen=True, slots=True)
-class Series(_Counted):
+class Series(_OperationBase):
     """``count`` products (m, k) @ (k, n) that share an operand, and could be one.
 
     ``projections``: one input, a weight each, as Q, K and V or the gates of an LSTM have them;
@@ -192,7 +192,7 @@ class Series(_Counted):
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm(_Counted):
+class Lstm(_OperationBase):
     """One layer of an LSTM, forward, without biases: ``steps`` inputs (minibatch, features).
 
     Its four gates are one product with the input over all steps and one with the hidden state in

@@ -22,7 +22,7 @@ PASSES = ("fprop", "dgrad", "wgrad")
 WIDE_BYTES = 16
 """The widest copy of one thread, and the unit of TMA: rows of a multiple of it are 'aligned'."""
 
-# Thresholds of the classes of shape. They sort shapes for reports and are no law of nature.
+# Thresholds of the shape classes, which only group shapes in reports.
 _SMALL_FLOPS = 2.0 * 512**3  # under it a GPU's time is mostly launch
 _SKINNY = 128  # an output dimension up to one large tile: "small-dim" in the field's guides
 _LONG_K = 4  # K this many times the larger of M and N
@@ -78,7 +78,7 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A, B and C once each."""
+        """Minimum traffic: A, B and C once each."""
         return self.batch * sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -88,12 +88,12 @@ class Gemm:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of least traffic."""
+        """Arithmetic intensity, FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property
     def implied_gemm(self) -> Gemm:
-        """Itself: what a convolution has to be made into."""
+        """Itself; of a convolution, the GEMM that it is computed as."""
         return self
 
     @property
@@ -133,9 +133,9 @@ class Gemm:
         parts = [part.strip() for part in text.split(",")]
         if not 4 <= len(parts) <= 6:
             raise UserError(f"--gemm takes {form}, such as 4096,4096,4096,bf16, not {text!r}.")
-        m, n, k = (_whole(part, name, form) for part, name in zip(parts, "MNK", strict=False))
+        m, n, k = (_parse_whole(part, name, form) for part, name in zip(parts, "MNK", strict=False))
         layout = parts[4] if len(parts) > 4 else "nt"
-        batch = _whole(parts[5], "batch", form) if len(parts) > 5 else 1
+        batch = _parse_whole(parts[5], "batch", form) if len(parts) > 5 else 1
         return cls(m, n, k, parts[3], layout, batch)
 
 
@@ -171,9 +171,9 @@ class Conv:
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
-        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            if min(getattr(self, name)) < least:
-                raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if min(getattr(self, name)) < minimum:
+                raise UserError(f"{name} must be at least {minimum}, not {getattr(self, name)}.")
         if self.c % self.groups or self.kout % self.groups:
             raise UserError(
                 f"groups={self.groups} must divide the channels in ({self.c}) and out "
@@ -201,7 +201,7 @@ class Conv:
     def flops(self) -> int:
         """2 · n · p · q · kout · (c/groups) · r · s, the same for all passes.
 
-        Products with the zeros of the padding are counted, as everybody does.
+        Products with the zeros of the padding are counted, by convention.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -216,25 +216,25 @@ class Conv:
 
     @property
     def bytes(self) -> int:
-        """Least traffic: input, filter and output once each, whichever of them is written.
+        """Minimum traffic: input, filter and output once each, whichever of them is written.
 
-        Of an input that is read, only what some filter position meets: a stride larger than the
-        filter skips the rest. A gradient of the input is written whole.
+        Of an input that is read, only what lies under some filter position counts: a stride larger
+        than the filter skips the rest. A gradient of the input is written whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
-            rows = _met(self.h, self.p, self.r, self.stride[0])
-            x = self.n * self.c * rows * _met(self.w, self.q, self.s, self.stride[1])
+            rows = _rows_read(self.h, self.p, self.r, self.stride[0])
+            x = self.n * self.c * rows * _rows_read(self.w, self.q, self.s, self.stride[1])
         return (x + filters + y) * DTYPE_BYTES[self.dtype]
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of least traffic."""
+        """Arithmetic intensity, FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property
     def implied_gemm(self) -> Gemm:
-        """The GEMM of implicit-GEMM convolution (CUTLASS's convention), one of ``batch`` a group.
+        """The GEMM of implicit-GEMM convolution (CUTLASS's convention), ``batch`` = groups.
 
         fprop (n·p·q, kout, c·r·s); dgrad (n·h·w, c, kout·r·s); wgrad (kout, c·r·s, n·p·q), with
         channels per group. A strided dgrad has more products in this GEMM than :attr:`flops`
@@ -253,7 +253,7 @@ class Conv:
     def winograd_gemm(self, tile: int) -> Gemm | None:
         """The batched GEMM of Winograd's F(tile × tile, 3 × 3), one for each transformed point.
 
-        ``tile``² outputs take (``tile`` + 2)² products a channel instead of 9 · ``tile``² (Lavin
+        ``tile``² outputs take (``tile`` + 2)² products per channel instead of 9 · ``tile``² (Lavin
         and Gray, arXiv 1509.09308). None where it cannot be used: filters other than 3 × 3,
         strides, dilation, groups, and the weight gradient.
         """
@@ -318,12 +318,12 @@ class Conv:
                 f"--conv takes {form}, such as 32,64,56,56,64,3,3,1,1,1,1,bf16, not {text!r}."
             )
         names = ("N", "C", "H", "W", "KOUT", "R", "S")
-        sizes = [_whole(part, name, form) for part, name in zip(parts, names, strict=False)]
+        sizes = [_parse_whole(part, name, form) for part, name in zip(parts, names, strict=False)]
         pairs = [
             parse_pair(part, name)
             for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
         ]
-        return cls.build(sizes, pairs, _whole(parts[10], "groups", form), *parts[11:])
+        return cls.build(sizes, pairs, _parse_whole(parts[10], "groups", form), *parts[11:])
 
     @classmethod
     def build(
@@ -341,8 +341,8 @@ class Conv:
         return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
 
 
-def _met(size: int, positions: int, taps: int, stride: int) -> int:
-    """Rows, of ``size``, that the taps of a filter meet at all its positions."""
+def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
+    """How many of ``size`` rows a filter reads, over all its positions."""
     return min(size, positions * taps) if stride > taps else size
 
 
@@ -376,7 +376,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     return values[0], values[-1]
 
 
-def _whole(text: str, name: str, form: str) -> int:
+def _parse_whole(text: str, name: str, form: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
     return int(text)

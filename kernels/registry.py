@@ -13,8 +13,8 @@ from kernels.operation import Workload
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
     """Libraries first, then the Triton families (only where Triton is installed)."""
-    found: list[Implementation] = [*libraries(), *_triton_families()]
-    return {implementation.name: implementation for implementation in found}
+    listed: list[Implementation] = [*libraries(), *_triton_families()]
+    return {implementation.name: implementation for implementation in listed}
 
 
 def _triton_families() -> list[Implementation]:

@@ -220,7 +220,7 @@ def run_command(
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     began = time.monotonic()
-    from sweeps.progress import Live
+    from sweeps.progress import LiveReporter
     from sweeps.running.resume import Request, begin
     from sweeps.running.runner import carry_out
     from sweeps.store import read_run
@@ -235,7 +235,7 @@ def run_command(
         raise UserError("--add needs the names of the sweeps to add.")
     started = begin(request, note)
     try:
-        with Live() as live:
+        with LiveReporter() as live:
             end = carry_out(started, live, note)
     except KeyboardInterrupt:
         note("Stopped. What was measured is kept; the same command goes on.")

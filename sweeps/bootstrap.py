@@ -7,7 +7,7 @@ It runs before anything is installed, so it knows the standard library alone. In
 1. Where ``PYTHON`` has everything, and its PyTorch sees the GPU if there is one, that is used: no
    environment is made and no index is asked.
 2. Where its PyTorch sees the GPU but something else is missing, ``.venv`` is made on top of it and
-   only what is missing is added: on a GPU node the PyTorch that is there fits the driver.
+   only what is missing is added: on a GPU node the installed PyTorch fits the driver.
 3. Otherwise ``.venv`` gets everything, pinned by ``constraints.txt``.
 """
 
@@ -38,9 +38,9 @@ def numbers(text):
 
 lacks = []
 for requirement in json.loads(sys.argv[1]):
-    name, _, least = requirement.partition(">=")
+    name, _, oldest = requirement.partition(">=")
     try:
-        if numbers(metadata.version(name)) < numbers(least):
+        if numbers(metadata.version(name)) < numbers(oldest):
             lacks.append(requirement)
     except metadata.PackageNotFoundError:
         lacks.append(requirement)
@@ -120,7 +120,7 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 
 
 def needs_gpu() -> bool:
-    """Whether an NVIDIA GPU is there and wanted, whatever PyTorch thinks of it."""
+    """Whether an NVIDIA GPU is present and wanted, even if PyTorch cannot use it."""
     there = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
     return bool(there) and os.environ.get("DEVICE") != "cpu"
 
@@ -141,8 +141,8 @@ def make_venv(on_top_of: str | None = None) -> bool:
         # environment and show the bare interpreter below it.
         base = _ask(on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), "
                     "sep='\\n')")  # fmt: skip
-        own = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
-        (Path(own) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
+        site = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
+        (Path(site) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
     return True
 
 
@@ -154,13 +154,15 @@ def _ask(python: str | Path, code: str) -> str:
 def install(lacks: list[str], pins: Path) -> bool:
     """Install what is missing; False with one sentence if that fails."""
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
-    # pip would compile bytecode on one core; the line below does it on all.
+    # pip compiles bytecode on one core; compileall, below, does it on all.
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile",
            "--disable-pip-version-check", "-c", str(pins), *lacks]  # fmt: skip
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         compile_all = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]
-        subprocess.run(compile_all, capture_output=True, check=False)  # of bad files nobody imports
+        subprocess.run(
+            compile_all, capture_output=True, check=False
+        )  # a file that does not compile is never imported
         return True
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
     _say(
@@ -172,15 +174,15 @@ def install(lacks: list[str], pins: Path) -> bool:
 
 def _pins(without_torch: bool | None = None) -> Path:
     """The constraints: as they are, or without PyTorch for an environment on top of another's."""
-    own = VENV / "constraints.txt"
-    if without_torch is None:  # whatever the environment was made with
-        return own if own.exists() else ROOT / "constraints.txt"
+    kept_pins = VENV / "constraints.txt"
+    if without_torch is None:  # as the environment was made
+        return kept_pins if kept_pins.exists() else ROOT / "constraints.txt"
     if not without_torch:
         return ROOT / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
-    own.write_text("\n".join(kept) + "\n", encoding="utf-8")
-    return own
+    kept_pins.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return kept_pins
 
 
 def _base() -> str:
@@ -191,7 +193,7 @@ def _base() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """The base of the environment that is there, and the requirements that it was given."""
+    """The base of the existing environment, and the requirements that are installed in it."""
     try:
         base, *has = STAMP.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -26,7 +26,9 @@ def is_stopped(pid: int | None) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"  # the name before it may have any character
+    return (
+        stat.rpartition(")")[2].split()[0] == "T"
+    )  # the name before it may contain spaces and parentheses
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How a run tells where it is: a live line on a terminal, a plain line now and then elsewhere."""
+"""How a run shows its progress: a live line on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PLAIN_SECONDS = 10.0
 
 
 class Reporter(Protocol):
-    """What the runner tells."""
+    """Receives a run's progress."""
 
     def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
         """Seconds measured, cases that have samples, cases that are finished, all cases."""
         ...
 
 
-def _line(spent: float, budget: float, open_: int, done: int, total: int) -> str:
+def _progress_text(spent: float, budget: float, open_: int, done: int, total: int) -> str:
     return f"{open_} of {total} cases measured, {done} finished"
 
 
-class Live:
+class LiveReporter:
     """A bar of the budget with its ETA on a terminal; a line every ten seconds elsewhere."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Live:
         self._task: TaskID | None = None
         self._last = time.monotonic()
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveReporter:
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -55,7 +55,7 @@ class Live:
 
     def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
         """Redraw, or print a line if it is time for one."""
-        text = _line(spent, budget, open_, done, total)
+        text = _progress_text(spent, budget, open_, done, total)
         eta = f"at most {max(0.0, budget - spent):.0f} s left"
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=text, completed=spent / budget, eta=eta)

@@ -1,8 +1,8 @@
 """The files of a run: samples as they come, the plan, and the table that they fold into.
 
     run.json            the plan and the circumstances, written whole and renamed into place
-    samples/I-of-N.jsonl one line an event of shard I, only ever appended to
-    measurements.csv    one row a case, folded from the samples, renamed into place
+    samples/I-of-N.jsonl one line per event of shard I, only ever appended to
+    measurements.csv    one row per case, folded from the samples, renamed into place
 
 An append is one write of one line. A line that a crash cut in half is skipped and named when the
 file is read, and ended before the next line is appended.
@@ -41,7 +41,7 @@ def folder_for(results: Path, slug: str) -> Path:
     folder = results / slug
     try:
         published = (folder / "run.json").exists() and read_run(folder).get("published")
-    except UserError:  # unreadable: whoever goes on with the run will say so
+    except UserError:  # unreadable: resuming the run reports that
         published = False
     return results / f"{slug}-local" if published else folder
 
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write run.json whole, the plan one case a line."""
+    """Write run.json whole, the plan with one line per case."""
     document = dict(run)
     plan = dict(document.get("plan", {}))
     cases = [json.dumps(case, ensure_ascii=False) for case in plan.pop("cases", [])]
@@ -92,7 +92,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Why a recording cannot go on with the software of today; empty if it can."""
+    """Why a recording cannot be continued with the present software; empty if it can."""
     for name in _SAME_SOFTWARE:
         if then.get(name) != now.get(name):
             return f"{name} is {now.get(name)} and was {then.get(name)}"
@@ -114,7 +114,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _full(path, error) from None
+        raise _write_error(path, error) from None
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> Path:
@@ -127,7 +127,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> Path:
     return path
 
 
-def _full(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} could not be written ({error.strerror}); what was measured is kept: make room "
         "and run again to go on.",
@@ -162,7 +162,9 @@ class SampleLog:
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self._write(b"\n")  # a crash cut the last line: end it, so that it spoils no other
+            self._write(
+                b"\n"
+            )  # a crash cut the last line: end it, so that the next is not appended to it
 
     def append(self, event: Event) -> None:
         """Write one line.
@@ -177,11 +179,11 @@ class SampleLog:
                 exit_code=1,
             )
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # What a library throws may hold half a character, which no file can.
+        # A library's message may contain half a surrogate pair, which UTF-8 cannot encode.
         self._write(line.encode(errors="replace") + b"\n")
 
     def _is_there(self) -> bool:
-        """Whether the file's name still leads to it: what is written is lost otherwise."""
+        """Whether the path still names this file; otherwise what is written would be lost."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except OSError:
@@ -192,7 +194,7 @@ class SampleLog:
             if os.write(self._file, line) != len(line):
                 raise OSError(28, "No space left on device")
         except OSError as error:
-            raise _full(self.path, error) from None
+            raise _write_error(self.path, error) from None
 
     def close(self) -> None:
         """Release the file and its lock."""
@@ -271,8 +273,8 @@ def set_aside(folder: Path) -> Path:
         extra += 1
         target = folder / "runs" / f"{stamp}-{extra}"
     make_folder(target)
-    # The plan goes last: whatever interrupts this, no samples are left that a new plan would take
-    # for its own.
+    # The samples go first and the plan last: if this is interrupted, no samples are left behind
+    # that a new plan would count as its own.
     last = {"samples": -1, "run.json": 1}
     for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
         if entry.name != "runs":

@@ -1,8 +1,8 @@
 """Compile the Triton kernels for named architectures on a machine without a GPU, and look inside.
 
 Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it,
-with a driver that only says which architecture is wanted. PTX tells which matrix instruction the
-compiler found and what a turn of the inner loop does, ``ptxas -v`` how many registers it took and
+with a driver that only says which architecture is wanted. PTX shows which matrix instruction the
+compiler chose and what a turn of the inner loop does, ``ptxas -v`` how many registers it took and
 what it spilled.
 """
 
@@ -156,7 +156,7 @@ def _convs(alignment: int) -> list[Problem]:
 
 
 class _TargetDriver(DriverBase):
-    """Stands in for a GPU's driver while compiling: it knows the target and nothing else.
+    """Stands in for a GPU's driver while compiling: it reports the target and nothing else.
 
     The JIT keeps its caches per device, so each architecture is a device of its own.
     """
@@ -192,14 +192,14 @@ class _TargetDriver(DriverBase):
 def _compile(job: _Job) -> Row:
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
-    facts = _NOTHING
+    facts = _NO_FACTS
     try:
-        facts = _facts(job)
+        facts = _family_facts(job)
         problems = _complaints(job, machine, facts)
     except Exception as error:  # a row says what failed; the other rows go on
         problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
     problem, loop = job.problem, facts.loop
-    products, copied = _shares(job, loop)
+    products, copied = _loop_shares(job, loop)
     return Row(
         kernel=job.family,
         operation=problem.pass_ if isinstance(problem, Conv) else problem.op,
@@ -220,16 +220,17 @@ def _compile(job: _Job) -> Row:
     )
 
 
-_NOTHING = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
+_NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 
 
-def _facts(job: _Job) -> _Facts:
+def _family_facts(job: _Job) -> _Facts:
     """The family's kernels: the first multiplies, helpers are folded in by maximum."""
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
     operands = meta_operands(job.problem, offset=0 if job.alignment == _ALIGNED else 1)
     main, *helpers = (
-        _inspect(call, job.config.warps) for call in family.ahead(job.problem, operands, job.config)
+        _inspect(call, job.config.warps)
+        for call in family.unbound_calls(job.problem, operands, job.config)
     )
     largest = {
         name: max(getattr(facts, name) for facts in (main, *helpers))
@@ -240,12 +241,12 @@ def _facts(job: _Job) -> _Facts:
 
 def _inspect(call: Call, warps: int) -> _Facts:
     """Compile one launch and read its PTX and what ``ptxas`` said of it."""
-    kernel, log = _compiled(call)
-    found = _RESOURCES.search(log)
-    if found is None:
+    kernel, log = _compile_with_log(call)
+    usage = _RESOURCES.search(log)
+    if usage is None:
         raise RuntimeError("ptxas wrote no resource report.")
     ptx = kernel.asm["ptx"]
-    stores, loads, registers = map(int, found.groups())
+    stores, loads, registers = map(int, usage.groups())
     return _Facts(
         inner_loop(ptx, warps),
         registers=registers,
@@ -262,27 +263,27 @@ _RESOURCES = re.compile(
 )
 
 
-def _compiled(call: Call) -> tuple[Any, str]:
+def _compile_with_log(call: Call) -> tuple[Any, str]:
     """A launch's kernel and the log of the very ``ptxas`` run that made it.
 
     Running ``ptxas`` again with other options would give other registers; the resource dump of
     the binary hides spills. So the log is kept beside the kernel in Triton's cache. A kernel that
     is there without one, from a launch, or without its PTX, is compiled again.
     """
-    kernel, log = _warmed(call)
+    kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
     if not log:
         kept = cache.get_file(_LOG)
         log = Path(kept).read_text(encoding="utf-8") if kept else ""
         if "ptx" in kernel.asm and _RESOURCES.search(log):
             return kernel, log
-        call.kernel.device_caches.clear()  # what this process has compiled
-        kernel, log = _warmed(call, anew=True)
+        call.kernel.device_caches.clear()  # or this process would return its own copy
+        kernel, log = _warm_up(call, anew=True)
     cache.put(log, _LOG, binary=False)
     return kernel, log
 
 
-def _warmed(call: Call, anew: bool = False) -> tuple[Any, str]:
+def _warm_up(call: Call, anew: bool = False) -> tuple[Any, str]:
     """A launch's kernel, and what ``ptxas`` said if it ran."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
@@ -291,7 +292,7 @@ def _warmed(call: Call, anew: bool = False) -> tuple[Any, str]:
         return call.warmup(), log.getvalue()
 
 
-def _shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
+def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
     """Products and bytes of the inner loop, over what the tile needs."""
     config, size = job.config, DTYPE_BYTES[job.problem.dtype]
     blocks = (config.bm + config.bn) * config.bk * size
@@ -302,8 +303,8 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     wanted = _expected(job)
     complaints = []
     if facts.loop.instruction not in wanted:
-        found = facts.loop.instruction or "no product"
-        complaints.append(f"{found} instead of {' or '.join(wanted)}.")
+        instruction = facts.loop.instruction or "no product"
+        complaints.append(f"{instruction} instead of {' or '.join(wanted)}.")
     if facts.spill_bytes:
         complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
     if facts.shared_bytes > machine.shared_cta_bytes:
@@ -316,7 +317,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     if getattr(job.config, "specialize", False) and not facts.moves_registers:
         complaints.append("no warp is specialised.")
     if job.alignment == _ALIGNED:
-        for name, share in zip(("products", "bytes"), _shares(job, facts.loop), strict=True):
+        for name, share in zip(("products", "bytes"), _loop_shares(job, facts.loop), strict=True):
             if not math.isclose(share, 1, rel_tol=_SLACK):
                 complaints.append(f"{share:.2f} times the {name} that the tile needs.")
     return complaints
@@ -329,11 +330,11 @@ def _expected(job: _Job) -> tuple[str, ...]:
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
     if best == "mma.sync" or job.config.bm < 64:
         return ("mma.sync",)
-    return (best, "mma.sync") if _turned(job) else (best,)
+    return (best, "mma.sync") if _transposes_tf32(job) else (best,)
 
 
-def _turned(job: _Job) -> bool:
-    """Whether an operand's K is not contiguous; wgmma takes tf32 only where it is."""
+def _transposes_tf32(job: _Job) -> bool:
+    """Whether a tf32 operand must be transposed: wgmma reads tf32 only with K contiguous."""
     problem = job.problem
     if problem.dtype != "tf32":
         return False
@@ -342,7 +343,7 @@ def _turned(job: _Job) -> bool:
 
 def _remark(job: _Job, facts: _Facts) -> str:
     remarks = []
-    if _turned(job) and job.arch == "sm_90" and job.config.bm >= 64:
+    if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= 64:
         if facts.loop.instruction == "mma.sync":
             remarks.append("wgmma takes tf32 operands K-major only (layout nt).")
         elif facts.loop.copy_bytes < WIDE_BYTES:

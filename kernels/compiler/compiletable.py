@@ -1,4 +1,4 @@
-"""What the compiler made of the kernels, as a Markdown table: one a family, a column a GPU."""
+"""What the compiler made of the kernels, as Markdown: one table per family, one column per GPU."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
 
-# One of everything that has gone wrong somewhere: sizes of 1, primes, one over a block, long K,
+# Each of these has gone wrong in some kernel: sizes of 1, primes, one over a block, long K,
 # batches, every layout; filters larger than the stride, holes, groups, one channel.
 _GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
 _CONV_SHAPES = (
@@ -60,7 +60,7 @@ def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device)
     names, problems = list(names), list(problems)
     if device.gpu is not None:
         for name in names:
-            # On all cores at once; what fails here fails again, as a row of its own.
+            # On all cores at once; a failure here is repeated, and reported, by _check_one.
             with suppress(Exception):
                 _compile(name, problems, device)
     return [
@@ -85,10 +85,10 @@ def _check_one(name: str, problem: Problem, device: Device) -> Row:
         operands = random_operands(problem, device.torch_name)
         config = implementation.configs(problem, device.machine)[0]
         result = implementation.prepare(problem, [operands], config)(0)
-        # Another draw for each problem, and the same one whenever it is checked.
+        # A seed per problem, the same whenever that problem is checked.
         seed = zlib.crc32(problem.spec().encode())
         outcome = verify(problem, [operands], [result], seed)
-    except Exception as error:  # whatever a library or a compiler throws is a row
+    except Exception as error:  # any error of a library or a compiler becomes a row
         text = f"{type(error).__name__}: {(str(error) or 'no message').strip().splitlines()[0]}"
         return Row(name, problem.spec(), "error", None, None, text)
     # JSON has no NaN: a result with one has no error figure.

@@ -2,17 +2,17 @@
 
 Freivalds' identity (IFIP Congress 1977): Y = A·B exactly if Y·V = A·(B·V) for enough random V, and
 the right-hand side costs two thin products. V has four columns of random ±1, which are exact in
-every dtype, and is applied to blocks of 1,024 columns, one block at a time: in a sum over more, the
-rounding of the others would hide a single wrong element. Rows are tested likewise from the left.
-A convolution is as linear as a product: its channels and images take the place of the columns.
+every dtype, and is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the
+rounding of the right elements would hide a single wrong one. Rows are tested likewise from the
+left. A convolution is as linear as a product: its channels and images take the place of columns.
 
 What remains, Y·V − A·(B·V), is compared with the size of the sums themselves, estimated from the
-inputs alone: σ_A σ_B √K (√N + 4), the standard deviation of a sum over N columns of products of
-length K, and what a large one of them has more where N is small. A result that is rounded right
-leaves a fraction of it that hardly depends on the sizes; the product of norms ‖A‖ ‖B‖ ‖V‖ would
-allow √K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
+inputs alone: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N columns
+of products of length K; the 4 allows for one large element where N is small. For a correctly
+rounded result the ratio hardly depends on the sizes; the product of norms ‖A‖ ‖B‖ ‖V‖ would allow
+√K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
 
-Everything here is summed in fp32, B·V too. That leaves 1e-6 of its own, far below every limit.
+Everything here is summed in fp32, B·V too. That adds an error of 1e-6, far below every limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from kernels.library.vendor import LibraryConfig, switched
+from kernels.library.vendor import LibraryConfig, library_settings
 from kernels.operands import Operands, conv_shapes
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv
@@ -39,15 +39,15 @@ Simulated for right results with K to 65,536, typical and largest of 512 blocks:
 order 1.2e-6 and 2.3e-6 (K = 4,096; it grows with √K), tf32 of truncated inputs 0.8e-3 and 2.3e-3,
 fp16 0.21e-3 and 0.5e-3, bf16 1.7e-3 and 3.9e-3; 64 partial sums in 16 bits make that 1.2e-3 and
 2.7e-3 in fp16, 9.8e-3 and 2.1e-2 in bf16. Where K is a handful, a large value is several standard
-deviations, and its rounding with it. A row of other numbers has 1.4, and one wrong element among n
-about 1.4/√n.
+deviations, and so is its rounding. A row of unrelated numbers has 1.4, and one wrong element among
+n about 1.4/√n.
 """
 
-_BLOCK = 1024  # neighbours whose sum is tested
+_BLOCK = 1024  # neighbouring elements that are summed and tested together
 _VECTORS = 4
-_LARGEST = 4.0  # standard deviations of a large element, beside which a short sum is small
+_LARGEST = 4.0  # standard deviations of one large element, which dominates a short sum
 _MAX_ELEMENTS = 1 << 25  # of a 16-bit operand that are held in fp32 at a time
-_TOGETHER = 1 << 22  # elements of small sets that are stacked and tested at once
+_STACKED_ELEMENTS = 1 << 22  # elements of small sets that are stacked and tested at once
 
 
 def remainders(
@@ -73,28 +73,29 @@ def remainders(
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # Of an operation's products: a strided gradient's pixels do not all have as many.
+    # Products per element on average: a strided gradient's pixels do not all have as many.
     length = problem.flops / 2 / sets[0].out.numel()
     squares: list[Tensor] = []
-    with switched("fp32", LibraryConfig()), torch.no_grad():
+    with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
             for operands, result in zip(sets, results, strict=True):
                 variance = length * _mean_square(operands.a) * _mean_square(operands.b)
                 sides = _conv_sides(problem, operands, result)
-                sides = _chosen(sides, seed if one_side else None)
+                sides = _tested_sides(sides, seed if one_side else None)
                 largest = [_remainder(side, signs, variance).amax() for side in sides]
                 squares.append(torch.stack(largest).amax(0, keepdim=True))
         else:
-            for some in _together(sets):
-                a, b, y = _stacked(problem, sets[some], results[some])
+            for part in _stackable_slices(sets):
+                a, b, y = _stack_sets(problem, sets[part], results[part])
                 variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
                 sides = [
                     _Side(torch.matmul, a, b, y, -1, -1, cut=-2),
                     _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
                 ]
-                sides = _chosen(sides, seed if one_side else None)
-                left = [_remainder(side, signs, variance) for side in sides]
-                largest = [one.flatten(1).amax(1) for one in left]
+                sides = _tested_sides(sides, seed if one_side else None)
+                rests = [_remainder(side, signs, variance) for side in sides]
+                # Axis 0 counts the sets, each of which keeps a remainder of its own.
+                largest = [rest.flatten(1).amax(1) for rest in rests]
                 squares.append(torch.stack(largest).amax(0))
     return [float(value) for value in torch.cat(squares).sqrt().tolist()]
 
@@ -103,9 +104,9 @@ def remainders(
 class _Side:
     """One way to test ``result = apply(kept, folded)``, which is linear in each of them.
 
-    Summing ``folded`` up along ``axis`` sums the result up along ``along``. ``cut`` is an axis of
-    ``kept`` along which it may be cut: the results are then the parts of one result or, where
-    ``folded`` is cut as well, ``adds_up``. None: it is a filter, which is small.
+    Summing ``folded`` along ``axis`` sums the result along ``along``. ``cut`` is an axis of
+    ``kept`` along which it may be processed in parts: their results are concatenated or, where
+    ``folded`` is cut as well (``adds_up``), added. None: it is a filter, small enough as a whole.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -118,8 +119,8 @@ class _Side:
     adds_up: bool = False
 
 
-def _chosen(sides: list[_Side], seed: int | None) -> list[_Side]:
-    """Those that sum anything up: without a sum, a side is the whole product once more.
+def _tested_sides(sides: list[_Side], seed: int | None) -> list[_Side]:
+    """The sides that sum over more than one element: the others would repeat the whole product.
 
     With a ``seed``, one of them.
     """
@@ -129,27 +130,30 @@ def _chosen(sides: list[_Side], seed: int | None) -> list[_Side]:
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     """Mean square over the vectors, of each block, in units of its expected size."""
-    sums = _folded(side.folded, side.axis, signs)
+    sums = _signed_sums(side.folded, side.axis, signs)
     if side.cut is None:
         want = side.apply(side.kept.float(), sums)
     else:
+        # 16-bit operands are widened part by part, so that no whole copy in fp32 is held.
         kept = side.kept.split(_step(side.kept, side.cut), side.cut)
         folded = sums.split(len(kept[0])) if side.adds_up else [sums] * len(kept)
         wants = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
         want = torch.stack(wants).sum(0) if side.adds_up else torch.cat(wants, side.cut)
-    left = (want - _folded(side.result, side.along, signs)).square().movedim(side.along, -1)
+    left = (want - _signed_sums(side.result, side.along, signs)).square().movedim(side.along, -1)
     size = side.result.shape[side.along]
+    # The last block may be shorter, and a shorter sum has a smaller expected size.
     sizes = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
     scale = left.new_tensor(sizes).sqrt() + _LARGEST
     return left.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
 
 
-def _folded(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
+def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     """Replace an axis by sums of blocks of it with random signs: blocks × vectors of them, fp32.
 
-    The tensor is read in the order of its memory, and only what is not fp32 is copied.
+    The tensor is read in memory order, and copied only where it is not fp32.
     """
     axis %= tensor.dim()
+    # In memory order the reshape below is a view; in logical order it would copy the tensor.
     order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
     at = order.index(axis)
     stored = tensor.permute(order)
@@ -158,23 +162,28 @@ def _folded(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     signs = signs[:, : cube.shape[1]]  # a single number has the same square whatever its sign
     blocks = []
     for block in cube.split(_BLOCK, 1):
+        # Cut along the longer of the outer axes: the summed axis must stay whole.
         longest = 0 if len(block) > block.shape[2] else 2
         weights = signs[: block.shape[1]]
-        sums = [_sum(part.float(), weights) for part in block.split(_step(block, longest), longest)]
+        sums = [
+            _sum_block(part.float(), weights)
+            for part in block.split(_step(block, longest), longest)
+        ]
         blocks.append(torch.cat(sums, longest))
     folded = torch.cat(blocks, 1).reshape(*before, -1, *after)
     return folded.permute([order.index(i) for i in range(tensor.dim())])
 
 
-def _sum(cube: Tensor, weights: Tensor) -> Tensor:
+def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
     """(before, block, after) to (before, vectors, after)."""
     if cube.shape[2] == 1:
+        # One matrix product, instead of a batch of products with a single column each.
         return (cube[:, :, 0] @ weights)[:, :, None]
     return torch.bmm(weights.T.expand(len(cube), -1, -1), cube)
 
 
 def _signs(seed: int, device: torch.device) -> Tensor:
-    """(block, vectors) of random ±1, each vector in one piece: CPUs multiply those faster."""
+    """(block, vectors) of random ±1, each vector contiguous: CPUs multiply those faster."""
     bits = torch.randint(2, (_VECTORS, _BLOCK), generator=torch.Generator().manual_seed(seed))
     return (2 * bits - 1).to(device, torch.float32).T
 
@@ -190,12 +199,13 @@ def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
     return norm.square() / size
 
 
-def _together(sets: Sequence[Operands]) -> Iterator[slice]:
-    step = max(1, _TOGETHER // sum(tensor.numel() for tensor in sets[0]))
+def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
+    """Slices of ``sets`` that are small enough to be stacked and tested in one go."""
+    step = max(1, _STACKED_ELEMENTS // sum(tensor.numel() for tensor in sets[0]))
     return (slice(start, start + step) for start in range(0, len(sets), step))
 
 
-def _stacked(
+def _stack_sets(
     problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sets as products in a batch: a (sets, …, m, k), b (sets, …, k, n), y (sets, …, m, n)."""
@@ -213,7 +223,7 @@ def _stacked(
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Sums over output channels and over images; of a filter gradient, over both channels.
 
-    Channels that are summed up are (groups, channels of a group), so that no sum mixes groups.
+    Summed channels are viewed as (groups, channels per group), so that no sum mixes groups.
     """
     a, b, _ = operands
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)

@@ -1,4 +1,4 @@
-"""The float64 reference, computed only where it is looked at, and the one table of tolerances.
+"""The float64 reference of sampled entries, and the one table of tolerances.
 
 The whole product in float64 would cost more than all timing. Instead random rows and columns are
 checked, the last ones among them, because the last are where masks go wrong.
@@ -63,11 +63,13 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
     return Check(float(error / scale), TOLERANCE[problem.dtype])
 
 
-def _some(rng: np.random.Generator, size: int, most: int, device: torch.device) -> Tensor:
-    """Sorted indices below ``size``: all of them, or ``most`` random ones with first and last."""
-    if size <= most:
+def _sample_indices(
+    rng: np.random.Generator, size: int, count: int, device: torch.device
+) -> Tensor:
+    """Sorted indices below ``size``: all, or ``count`` random ones with first and last."""
+    if size <= count:
         return torch.arange(size, device=device)
-    middle = rng.choice(size - 2, most - 2, replace=False) + 1
+    middle = rng.choice(size - 2, count - 2, replace=False) + 1
     return torch.as_tensor(np.sort(np.r_[0, middle, size - 1]), device=device)
 
 
@@ -77,9 +79,9 @@ def _gemm(
     a, b, y = (
         t if t.dim() == 3 else t.unsqueeze(0) for t in (operands.a, operands.b, result)
     )  # (batch, rows, columns)
-    rows = _some(rng, problem.m, _ROWS, a.device)
-    columns = _some(rng, problem.n, _COLUMNS, a.device)
-    which = _some(rng, problem.batch, 3, a.device)
+    rows = _sample_indices(rng, problem.m, _ROWS, a.device)
+    columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
+    which = _sample_indices(rng, problem.batch, 3, a.device)
     # Indexed at once: one axis after another would copy whole matrices.
     left, right = a[which[:, None], rows], b.mT[which[:, None], columns]
     got = y[which[:, None, None], rows[:, None], columns]
@@ -92,8 +94,8 @@ def _series(
     shape = (series.count, -1, -1)
     a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
     b = w.transpose(-1, -2)
-    rows = _some(rng, series.m, _ROWS, a.device)
-    columns = _some(rng, series.n, _COLUMNS, a.device)
+    rows = _sample_indices(rng, series.m, _ROWS, a.device)
+    columns = _sample_indices(rng, series.n, _COLUMNS, a.device)
     left = a[..., rows, :].double().expand(*shape)
     right = b[..., columns].double().expand(*shape)
     return result[:, rows][..., columns], torch.bmm(left, right)
@@ -105,10 +107,10 @@ def _layer(
     """Whole images for what looks at neighbours, whole channels for what looks at a batch."""
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
-        channels = _some(rng, layer.c, 4, x.device)
+        channels = _sample_indices(rng, layer.c, 4, x.device)
         sample, parameters = x[:, channels].double(), parameters[:, channels]
         return result[:, channels], _normalised(sample, (0, 2, 3), parameters)
-    images = _some(rng, layer.n, 4, x.device)
+    images = _sample_indices(rng, layer.n, 4, x.device)
     sample = x[images].double()
     if layer.op == "layernorm":
         want = _normalised(sample, (1,), parameters)
@@ -139,7 +141,7 @@ def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """All steps of some sequences; gates in PyTorch's order: input, forget, cell, output."""
-    rows = _some(rng, lstm.minibatch, 4, operands.a.device)
+    rows = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
     x, weights = operands.a[:, rows].double(), operands.b.double() * lstm.weight_scale
     hidden = cell = x.new_zeros(len(rows), lstm.hidden)
     steps = []
@@ -187,8 +189,8 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Some (image, row, column) triples of ``shape``, the last among them."""
-    flat = _some(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
+    """Sampled (image, row, column) triples of ``shape``, the last among them."""
+    flat = _sample_indices(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
     rest = flat % (shape[1] * shape[2])
     return flat // (shape[1] * shape[2]), rest // shape[2], rest % shape[2]
 
@@ -210,7 +212,7 @@ def _fprop(
     (rows, columns) = axes
     h, v = _taps(p, problem.r, *rows), _taps(q, problem.s, *columns)
     patches = _gather(x, n, h, v, torch.ones(1, dtype=torch.bool, device=x.device))
-    kouts = _some(rng, problem.kout, _COLUMNS, x.device)
+    kouts = _sample_indices(rng, problem.kout, _COLUMNS, x.device)
     width = problem.c // problem.groups
 
     def product(group: int, members: Tensor) -> Tensor:
@@ -230,7 +232,7 @@ def _dgrad(
     p, hit_p = _readers(h, problem.r, *rows)
     q, hit_q = _readers(v, problem.s, *columns)
     patches = _gather(dy, n, p, q, hit_p[:, :, None] & hit_q[:, None, :])
-    channels = _some(rng, problem.c, _COLUMNS, dy.device)
+    channels = _sample_indices(rng, problem.c, _COLUMNS, dy.device)
     width, depth = problem.c // problem.groups, problem.kout // problem.groups
 
     def product(group: int, members: Tensor) -> Tensor:
@@ -246,9 +248,9 @@ def _wgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     x, dy = operands.a, operands.b
-    kouts = _some(rng, problem.kout, _TAPS, x.device)
+    kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
     _, per_group, _, _ = conv_shapes(problem)["w"]
-    flat = _some(rng, per_group * problem.r * problem.s, _TAPS, x.device)
+    flat = _sample_indices(rng, per_group * problem.r * problem.s, _TAPS, x.device)
     c, rest = flat // (problem.r * problem.s), flat % (problem.r * problem.s)
     r, s = rest // problem.s, rest % problem.s
     rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)

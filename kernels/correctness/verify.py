@@ -18,7 +18,7 @@ from kernels.operation import Workload
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found: ``rel_error`` of the sampled entries, and what is wrong, as a sentence."""
+    """``rel_error`` of the sampled entries, and what is wrong, as a sentence."""
 
     rel_error: float
     tolerance: float
@@ -39,14 +39,14 @@ def verify(
 ) -> Verdict:
     """Test results: all of every one by the identity, some entries of one against float64.
 
-    What is not a product (layers that move memory, an LSTM) has no identity: its results are
-    searched for what is not a number.
+    Operations that are no products (layers that move memory, an LSTM) have no identity: their
+    results are only searched for infinities and NaN.
 
     Args:
         problem: what was computed.
         sets: the operands, one set for each result.
         results: with the problem's logical shape.
-        seed: of everything that is drawn: the result, its entries, the identity's signs.
+        seed: of every random choice: the result, its entries, the identity's signs.
         one_side: the identity from one side alone.
     """
     which = random.Random(seed).randrange(len(results))

@@ -51,8 +51,8 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
     def call_backward(index: int) -> Tensor:
         a, b, out = sets[index]
-        # The tensor whose gradient is asked for is only looked at for its shape and layout: the
-        # result's own place has both.
+        # Of the tensor whose gradient is computed only shape and layout are read, which the place
+        # of the result has as well.
         dy, x, w = (a, out, b) if wanted == 0 else (b, a, out)
         return backward(dy, x, w, None, *geometry, mask)[wanted]
 
@@ -140,7 +140,7 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
     return call
 
 
-def captured(call: Call, sets: int) -> Call:
+def graph_captured(call: Call, sets: int) -> Call:
     """The same launches replayed from a CUDA graph for each set.
 
     Raises:
@@ -166,7 +166,7 @@ def captured(call: Call, sets: int) -> Call:
     return replay
 
 
-def moved(
+def moved_copies(
     problem: Workload, sets: Sequence[Operands], offset: int, ld_multiple: int
 ) -> list[Operands]:
     """The same operands in new memory; what several sets share, they still share.

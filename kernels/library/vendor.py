@@ -21,12 +21,12 @@ from kernels.errors import UserError
 from kernels.launch import Launch
 from kernels.library.calls import (
     Call,
-    captured,
     conv_call,
     gemm_call,
+    graph_captured,
     layer_call,
     lstm_call,
-    moved,
+    moved_copies,
     series_call,
 )
 from kernels.machine import Machine
@@ -118,12 +118,12 @@ class Library:
                 f"config ld_multiple is about the matrices of a GEMM, and {problem.op} is none."
             )
         if how.offset or how.ld_multiple > 1:
-            operand_sets = moved(problem, operand_sets, how.offset, how.ld_multiple)
-        settings = functools.partial(switched, problem.dtype, how)
+            operand_sets = moved_copies(problem, operand_sets, how.offset, how.ld_multiple)
+        settings = functools.partial(library_settings, problem.dtype, how)
         call = _call(problem, operand_sets, how)
         if how.graph:
             with settings():
-                call = captured(call, len(operand_sets))
+                call = graph_captured(call, len(operand_sets))
         return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
@@ -143,13 +143,13 @@ def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Ca
 
 
 @contextmanager
-def switched(dtype: str, how: LibraryConfig) -> Iterator[None]:
+def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
     """PyTorch's process-wide switches as a launch wants them; restored afterwards.
 
-    fp32's precision is set everywhere that a product can look. PyTorch keeps cuDNN's plans in one
-    table, whether its own choice or the autotuner's, and the first of the two would serve both; but
-    the table's key has this precision, which 16-bit convolutions do not look at. So the autotuner
-    has entries of its own in 16 bits, and is not to be compared in fp32 and tf32.
+    fp32's precision is set at every place where a product may read it. PyTorch caches cuDNN's plans
+    in one table, both its default choice and the autotuner's, so that whichever comes first would
+    serve both. The table's key includes this precision, which 16-bit convolutions ignore: switching
+    it gives the autotuner separate entries in 16 bits. In fp32 and tf32 the two cannot be compared.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -187,7 +187,7 @@ def libraries() -> list[Library]:
 def _cpu_libraries() -> list[Library]:
     """What PyTorch computes with on this CPU: BLAS, oneDNN, and its own loops for the rest.
 
-    oneDNN takes bf16 only where the CPU has vector instructions for it; elsewhere the kernels of
+    oneDNN computes bf16 only where the CPU has vector instructions for it; elsewhere the kernels of
     PyTorch's tensor library, ATen, do. fp16 is left out: without AVX512-FP16 or AMX it is a
     scalar loop.
     """

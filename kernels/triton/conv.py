@@ -1,4 +1,4 @@
-"""``triton-conv``: convolution as the GEMM that it implies, without ever writing that matrix down.
+"""``triton-conv``: convolution as the GEMM that it implies, whose matrix is never stored.
 
 The rows of the GEMM are pixels of the result, its columns channels of the result, and its sum runs
 over the taps of the filter and the channels of the source. A block of the left operand is gathered
@@ -45,8 +45,8 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 @triton.jit
 def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr,
          TAPS: tl.constexpr):  # fmt: skip
-    """Along one axis: (first tap, taps, source of destination 0 there, step of it a destination,
-    step of it a tap).
+    """Along one axis: (first tap, taps, source of destination 0 there, its step per destination,
+    its step per tap).
 
     Backward, destination ``phase + stride · i`` meets the taps t of which ``phase + padding −
     t · dilation`` is a multiple of the stride: every ``tap_step``-th.
@@ -238,7 +238,7 @@ class TritonConv(TritonFamily):
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Tiles up to 128×128; the sum split where whole tiles would not fill the machine."""
+        """Tiles up to 128×128; the sum split up to two waves of CTAs with two K steps each."""
         assert isinstance(problem, Conv)
         fma = problem.dtype == "fp32"
         wide = problem.alignment == WIDE_BYTES
@@ -248,7 +248,7 @@ class TritonConv(TritonFamily):
         if wide and not fma:
             rows = [(128, 128, 8, 4), (128, 32, 4, 4), *rows]
         bk = (128 if wide and not fma else 64) // DTYPE_BYTES[problem.dtype]
-        gemm = _computed(problem).implied_gemm
+        gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = []
         for bm, bn, warps, stages in rows:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
@@ -262,9 +262,9 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """By what is computed: of a strided gradient, the phases."""
+        """Estimated for the GEMM that is really computed: of a strided gradient, its phases."""
         assert isinstance(problem, Conv)
-        return super().seconds(_computed(problem), configs, machine, c)
+        return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """The parts of the result, channels last, where there is more than one."""
@@ -294,8 +294,8 @@ class TritonConv(TritonFamily):
         return calls
 
 
-def _computed(conv: Conv) -> Problem:
-    """The convolution, or for its data's gradient the batched GEMM of its phases."""
+def _computed_problem(conv: Conv) -> Problem:
+    """The convolution, or for a strided gradient of the data the batched GEMM of its phases."""
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
         return conv
@@ -316,17 +316,19 @@ def _data_call(
     k, c, r, s = filters.stride()
     filter_stride = (k * width, k, c, r, s)
     out_size, apart = (problem.p, problem.q), (1, 1)
-    if backward:  # pixels of a phase lie a stride apart
+    if backward:  # channels swap their roles, and pixels of a phase lie a stride apart
         depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
         out_size, apart = (problem.h, problem.w), problem.stride
+    # Taps that meet a pixel have equal t · dilation mod stride: every stride / gcd of the two.
     pairs = zip(apart, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+    # The grid is made for the first phase, the largest.
     first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
     tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
     image, channel, row, column = strides[1:]
     out_stride = (strides[0], image, row, column, channel)
-    all_strides = (_grouped(source, depth), filter_stride, out_stride)
-    units = _units(depth, width, all_strides, problem.dtype)
+    all_strides = (_group_strides(source, depth), filter_stride, out_stride)
+    units = _stride_units(depth, width, all_strides, problem.dtype)
     arguments = (
         source, filters, target, problem.n, tuple(source.shape[2:]), out_size, depth // units[0],
         width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
@@ -349,8 +351,8 @@ def _filter_call(
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     columns = problem.r * problem.s * depth
     tiles = ceil_div(width, config.bm) * ceil_div(columns, config.bn)
-    all_strides = (_grouped(source, depth), _grouped(grad, width), strides)
-    units = _units(depth, width, all_strides, problem.dtype)
+    all_strides = (_group_strides(source, depth), _group_strides(grad, width), strides)
+    units = _stride_units(depth, width, all_strides, problem.dtype)
     arguments = (
         source, grad, target, problem.n, tuple(source.shape[2:]), tuple(grad.shape[2:]),
         depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
@@ -374,7 +376,7 @@ def _options(
         "GROUP": config.group,
         "WHOLE": whole,
         "PRECISION": input_precision(problem.dtype),
-        # Beside the elements that there are, the gather computes where padding would lie.
+        # Doubled, because the gather also computes addresses in the padding, then masked.
         "WIDE": 2 * reach >= 2**31,
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
         "UNITS": units,
@@ -384,15 +386,15 @@ def _options(
     }
 
 
-def _grouped(tensor: Tensor, channels: int) -> tuple[int, ...]:
-    """(group, image, row, column, channel) of a tensor with ``channels`` a group."""
+def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
+    """(group, image, row, column, channel) strides of a tensor, ``channels`` per group."""
     image, channel, row, column = tensor.stride()
     return channels * channel, image, row, column, channel
 
 
-def _units(
+def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Elements that divide the channels in and out and all strides but those of 1."""
+    """Elements that divide the channels in, the channels out, and all strides except those of 1."""
     every = [stride for of_tensor in strides for stride in of_tensor if stride != 1]
     return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *every)

@@ -1,6 +1,6 @@
 """What every Triton family shares: when it runs, how it ranks its configs, how it is compiled.
 
-A family's file holds its kernel and its :class:`TritonFamily`; nothing here knows an algorithm.
+A family's file holds its kernel and its :class:`TritonFamily`; nothing here is about one algorithm.
 Under ``TRITON_INTERPRET=1`` (set before this is imported) the kernels run on CPU tensors.
 """
 
@@ -108,7 +108,7 @@ class TritonFamily(ABC):
     ) -> list[Config | None]:
         """Valid candidates, the one of the smallest estimated time first.
 
-        Experimental ones stay out unless they are asked for: no GPU has shown them to be sound.
+        Experimental ones are left out by default: they have not been shown to work on a GPU.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile is right
@@ -146,12 +146,13 @@ class TritonFamily(ABC):
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
             raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
-        calls = [self.ahead(problem, operands, config) for operands in operand_sets]
+        calls = [self.unbound_calls(problem, operands, config) for operands in operand_sets]
         shape, device = self.scratch(problem, config), operand_sets[0].out.device
 
         def bare(index: int) -> Tensor:
-            # A block of PyTorch's own cache, back there at once: launches on a stream follow one
-            # another, and a sweep prepares more cases than memory could hold scratch for.
+            # Taken from PyTorch's caching allocator and given back at once. That is safe because
+            # launches on a stream run in order, and needed because a sweep prepares more cases
+            # than memory could hold scratch for.
             scratch = torch.empty(shape, dtype=torch.float32, device=device) if shape else None
             for call in calls[index]:
                 call.launch(scratch)
@@ -160,7 +161,7 @@ class TritonFamily(ABC):
         return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile all cases in parallel on the CPU cores; what fails, fails again at its launch."""
+        """Compile all cases in parallel on the CPU cores; a failure is repeated at the launch."""
         with (
             ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool,
             triton.AsyncCompileMode(pool, ignore_errors=True),
@@ -168,11 +169,11 @@ class TritonFamily(ABC):
             for workload, config in cases:
                 if isinstance(config, TileConfig):
                     problem = as_problem(workload)
-                    for call in self.ahead(problem, meta_operands(problem), config):
+                    for call in self.unbound_calls(problem, meta_operands(problem), config):
                         call.warmup()
 
-    def ahead(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
-        """The calls, with a scratch that has no memory yet: enough to compile them."""
+    def unbound_calls(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
+        """The calls with a scratch tensor that has no memory yet: enough to compile them."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -202,13 +203,13 @@ def add_parts_call(parts: Tensor, out: Tensor) -> Call:
     return Call(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
 
 
-_ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 a thread and load, twice
+_ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 per thread and load, twice
 
 
 def wide_unit(dtype: str, *values: int) -> int:
     """Elements, a power of two and 16 bytes at most, of which all values are multiples.
 
-    What passes 2³¹ stays whole, so that it is a 64-bit argument.
+    1 where a value reaches 2³¹, so that it stays a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -221,7 +222,7 @@ def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | 
 
 
 def input_precision(dtype: str) -> str:
-    """What ``tl.dot`` is told: only fp32 has a choice, and IEEE is not Triton's default."""
+    """``tl.dot``'s input_precision: only fp32 has a choice, and IEEE is not Triton's default."""
     return "tf32" if dtype == "tf32" else "ieee"
 
 

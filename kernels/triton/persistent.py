@@ -1,4 +1,4 @@
-"""``triton-persistent``: one CTA an SM walks over the tiles, and TMA copies whole blocks for it.
+"""``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
 A plain kernel pays for the start of every tile: pointers, an empty pipeline, the write of the one
 before. Here a CTA stays for all its tiles. The Tensor Memory Accelerator (Hopper and later) copies
@@ -149,20 +149,23 @@ class TritonPersistent(GemmFamily):
     name = "triton-persistent"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile, one CTA an SM; the large ones also with a warp that only copies.
+        """Each tile with one CTA per SM; the large ones also with a warp that only copies.
 
-        Where tf32 is not K-major in memory, the compiler turns it in shared memory on its way to
-        the Tensor Cores: room for two stages is left for that, and no warp is specialised, which
-        Triton 3.7 fails to compile then. Larger tf32 tiles than 128×128 spill with it on sm_100,
-        as do all where C is odd but on sm_90; a single K step leaves no loop to specialise.
+        Where tf32 is not K-major in memory, the compiler transposes it in shared memory on its way
+        to the Tensor Cores: room for two stages is reserved for that, and no warp is specialised,
+        which Triton 3.7 then fails to compile. With specialisation, tf32 tiles above 128×128 spill
+        on sm_100, as do all tiles where rows of C are odd, except on sm_90; and a single K step
+        leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         tma = machine.capability is not None and machine.capability >= TMA_CAPABILITY
         tma = tma and read_alignment(problem) == WIDE_BYTES
         odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
         tf32 = problem.dtype == "tf32"
-        turned = 2 if tma and tf32 and problem.layout != "nt" else 0
-        specialised = tma and problem.dtype != "fp32" and problem.batch == 1 and not turned
+        transpose_stages = 2 if tma and tf32 and problem.layout != "nt" else 0
+        specialised = (
+            tma and problem.dtype != "fp32" and problem.batch == 1 and not transpose_stages
+        )
         specialised = specialised and (not odd or machine.capability == (9, 0))
         configs = []
         for tile in self.base_tiles(problem, machine, looped=not tma or odd):
@@ -172,19 +175,21 @@ class TritonPersistent(GemmFamily):
             large = area == 128 * 128 or (area > 128 * 128 and not tf32)
             if specialised and large and problem.k > tile.bk:
                 configs.append(replace(config, specialize=True, warps=4))
-        wanted = (replace(config, stages=config.stages + turned) for config in configs)
-        fitted = (config.fitted(problem.dtype, machine) for config in wanted)
-        return [replace(config, stages=config.stages - turned) for config in fitted
-                if config.stages - turned >= 2]  # fmt: skip
+        # fitted() does not account for the transposes: count their room as stages while it cuts
+        # stages to fit shared memory, and take them off again afterwards.
+        enlarged = (replace(c, stages=c.stages + transpose_stages) for c in configs)
+        fitted = (config.fitted(problem.dtype, machine) for config in enlarged)
+        return [replace(config, stages=config.stages - transpose_stages) for config in fitted
+                if config.stages - transpose_stages >= 2]  # fmt: skip
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Also gives Triton an allocator: the descriptions are written to device memory."""
+        """Also give Triton an allocator, because TMA descriptors are written to device memory."""
         launch = super().prepare(problem, operand_sets, config)
 
         def bare(index: int) -> Tensor:
-            triton.set_allocator(_allocate)  # of this thread: Triton keeps one for each
+            triton.set_allocator(_allocate)  # per thread, so set again in whichever one launches
             return launch.bare(index)
 
         return Launch(bare, launch.sets)
@@ -200,9 +205,11 @@ class TritonPersistent(GemmFamily):
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = {**gemm_options(problem, matrices, config), "CTAS": grid[0]}
         arguments = (*matrices, batch, *Units.of(matrices, problem.dtype).arguments(matrices))
-        a, b, c = (_described(matrix) for matrix in matrices)
+        a, b, c = (_tma_order(matrix) for matrix in matrices)
+        # Decided by the operands at hand as well: an offset or stride may rule TMA out.
         if not config.tma or a is None or b is None:
             return [Call(matmul_persistent_plain, grid, arguments, options)]
+        # TMA reads zeros outside the matrix, so this kernel has no masks to leave out.
         for name in ("EVEN", "EVEN_K"):
             del options[name]
         options |= {
@@ -214,12 +221,12 @@ class TritonPersistent(GemmFamily):
             "FLATTEN": not config.specialize,
         }
         if config.specialize:
-            del options["maxnreg"]  # the warps' shares are the compiler's to set
+            del options["maxnreg"]  # the compiler then sets the registers per warp group
         return [Call(matmul_persistent, grid, arguments, options)]
 
 
-def _described(matrix: Tensor) -> str | None:
-    """How TMA can describe a (batch, rows, columns) matrix: ``n``, ``t`` transposed, or not."""
+def _tma_order(matrix: Tensor) -> str | None:
+    """How TMA can read a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or not at all."""
     bytes_ = matrix.element_size()
     start, (z, row, column) = matrix.data_ptr(), matrix.stride()
     if start % WIDE_BYTES or (matrix.shape[0] > 1 and z * bytes_ % WIDE_BYTES):

@@ -64,8 +64,8 @@ class TritonSplitK(GemmFamily):
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine):
             tiles = tile_count(problem.m, problem.n, tile.bm, tile.bn, problem.batch)
-            most = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
-            splits = [split for split in SPLITS if split == SPLITS[0] or split <= most]
+            max_split = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
+            splits = [split for split in SPLITS if split == SPLITS[0] or split <= max_split]
             configs += [SplitConfig(**vars(tile), split=split) for split in splits]
         return configs
 

@@ -51,7 +51,7 @@ def matmul_streamk(
     cta = tl.program_id(0)
     run = tl.cast(streamed, tl.int64) * depth
     step, border = run_begin(cta, run, CTAS), run_begin(cta + 1, run, CTAS)
-    # The pieces of its run, one a tile, and then the whole tiles of its own.
+    # The pieces of its run, one per tile, and then the whole tiles of its own.
     run_pieces = tl.where(border > step, (border - 1) // depth - step // depth + 1, 0).to(tl.int32)
     pieces = run_pieces + (tiles - streamed) // CTAS
     # Addresses hoisted out of this loop would be held, and spilled, all through the inner one.
@@ -118,17 +118,18 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile with one CTA an SM, and with two where both fit its shared memory."""
+        """Each tile with one CTA per SM, and with two where both fit its shared memory."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
+            # Eight warps of 255 registers fill a register file: only four-warp tiles fit twice.
             shared = 2 * (tile.shared_bytes(problem.dtype) + _RESERVED)
             if tile.warps == 4 and shared <= machine.shared_sm_bytes:
                 configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Two parts a CTA, (ctas, 2, bm, bn)."""
+        """Two parts per CTA, (ctas, 2, bm, bn): of the tiles where its run begins and ends."""
         assert isinstance(config, StreamConfig)
         return config.ctas, 2, config.bm, config.bn
 
@@ -141,23 +142,26 @@ class TritonStreamK(GemmFamily):
         matrices = Matrices.of(operands)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
-        streamed = streamed_tiles(tiles, config.ctas)
+        streamed = streamed_tiles(tiles, config.ctas)  # 0 where the tiles fill whole waves
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
+        # The sum walks no K, so it takes the same options without those of the product.
         shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
         sizes, *read, written = Units.of(matrices, problem.dtype).arguments(matrices)
         arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
         calls = [Call(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
             of_parts = (scratch, matrices.c, streamed, sizes, written)
+            # One program per border between two CTAs' runs: only there can a tile be shared.
             calls.append(Call(add_shared, (config.ctas - 1,), of_parts, shared))
         return calls
 
 
-_RESERVED = 1024  # bytes of shared memory that CUDA keeps of each CTA's
+_RESERVED = 1024  # bytes of shared memory that CUDA reserves per CTA
 _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
     """Tiles to be dealt out by K steps: the last partial wave and, if there is one, a whole one."""
+    # With the whole wave added, a run is at least one tile long, so that few CTAs share a tile.
     rest = tiles % ctas
     return rest + ctas if rest and tiles > ctas else rest

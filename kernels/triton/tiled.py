@@ -1,4 +1,4 @@
-"""``triton-tiled``: one CTA a tile of the result, tiles visited in groups that share L2.
+"""``triton-tiled``: one CTA per tile of the result, tiles visited in groups that share L2.
 
 The textbook matmul. A CTA walks K in steps of BK; the loads of the next steps run while this one
 multiplies (Triton pipelines the loop over ``num_stages``). Sums are fp32 whatever the dtype.

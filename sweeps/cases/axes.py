@@ -71,33 +71,33 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     return (declared,)
 
 
-def parse_size_axis(declared: Any, where: str, along: str, others: Collection[str]) -> Axis:
+def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str]) -> Axis:
     """Read one axis of sizes.
 
     Args:
         declared: the TOML value.
         where: file and key, for the error's sentence.
         along: the axis's name.
-        others: the names of sizes that it may be a multiple of.
+        sizes: the names of other sizes that it may be a multiple of.
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, along)
     match = isinstance(declared, str) and re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
     if match:
-        if match.group(2) not in others:
-            meant = f"; {nearest(match.group(2), others)}" if others else "."
+        if match.group(2) not in sizes:
+            meant = f"; {nearest(match.group(2), sizes)}" if sizes else "."
             raise UserError(
                 f"{where} must be whole numbers or a multiple of another size, not "
                 f"{declared!r}{meant}"
             )
         return Multiple(int(match.group(1) or 1), match.group(2))
     values = parse_axis(declared, where)
-    least = 0 if along in _MAY_BE_ZERO else 1
+    minimum = 0 if along in _MAY_BE_ZERO else 1
     for value in values:
         pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if not pair and not (whole and value >= least):
-            raise UserError(f"{where} must be whole numbers of at least {least}, not {value!r}.")
+        if not pair and not (whole and value >= minimum):
+            raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")
     return values
 
 
@@ -105,7 +105,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """The axes' names, each after those that it needs.
 
     Raises:
-        UserError: some need each other.
+        UserError: two axes are multiples of each other.
     """
     order: list[str] = []
     left = dict(axes)
@@ -194,7 +194,9 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
         across = _ACROSS[along].get(known.get("pass", ""))
-        if across is None:  # the tokens of a gradient of the weights are added up
+        if (
+            across is None
+        ):  # in a weight gradient the tokens are the summed axis, which has no waves
             return list(axis.values)
         other = int(known[across])
         edges = {

@@ -55,7 +55,7 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
     """Every combination of the block's axes, sizes varying fastest."""
     names = resolution_order(block.axes)
     sizes = [name for name in names if name in SIZES[sweep.op]]
-    others = [name for name in names if name not in SIZES[sweep.op]]
+    words = [name for name in names if name not in SIZES[sweep.op]]
 
     def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
         if not names:
@@ -70,7 +70,7 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
 
     for start in block.shapes or ("",):
         listed = dict(zip(SHAPE[sweep.op], start.split(","), strict=True)) if start else {}
-        yield from extend(listed, [*others, *sizes])
+        yield from extend(listed, [*words, *sizes])
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:

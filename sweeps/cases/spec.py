@@ -191,8 +191,8 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Only a GEMM's operands are activations and weights, and only a burst leaves them apart:
-    work without a pause comes back to its sets, and the weights would be in the cache too.
+    """Only a GEMM's operands are activations and weights, and only a burst keeps them apart:
+    sustained work reuses its sets, so that the weights would be in the cache too.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return

@@ -1,6 +1,6 @@
 """Is this still the machine that was measured, and as fast? A few recorded cases, timed again.
 
-A recording may be made in several sittings, on a node that is given out anew each time.
+A recording may be made in several sessions, each on a newly assigned node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.device import Device
 from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.cases.case import Case
-from sweeps.running.bench import prepared
+from sweeps.running.bench import open_bench
 from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
@@ -61,7 +61,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     then = {case.id: seconds for case, seconds in anchors}
     cases = [case for case, _ in anchors]
     machine = Machine.from_json(read_run(folder)["machine"])  # a CPU's ceilings, as measured then
-    bench, ready = prepared(machine, device.gpu, cases)
+    bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
     bench.sampler.wake()
     for _ in range(CHECKPOINTS[1]):

@@ -24,7 +24,7 @@ from kernels.timers import blocked_autorange, do_bench, graph_replays
 from sweeps.cases.case import Case
 from sweeps.cases.spec import all_sweeps
 from sweeps.process import die_with_parent
-from sweeps.running.bench import prepared
+from sweeps.running.bench import open_bench
 from sweeps.running.resume import sweep_cases
 from sweeps.schema import SCHEMA
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
@@ -41,7 +41,7 @@ _MAX_WEIGHTS = 32
 
 
 def clock_cases(machine: Any, count: int) -> list[Case]:
-    """GEMMs in one dtype from the smallest to the largest that a timer needs no patience for.
+    """GEMMs in one dtype from the smallest to the largest that a timer finishes in seconds.
 
     On a GPU 16-bit ones, cold as ``do_bench`` measures; on a CPU also two convolutions, warm.
     """
@@ -61,7 +61,7 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
 
 
 def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run every comparison; see ``clock.json`` in the data dictionary for what comes back."""
+    """Run every comparison; ``clock.json`` in the data dictionary describes the result."""
     machine, gpu = device.machine, device.gpu
     passes = []
     for number in range(1, _PASSES + 1):
@@ -90,7 +90,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     for name in first:
         one, two = first[name]["medians_us"], second[name]["medians_us"]
         ours = first["sampler"]["medians_us"]
-        # A case that failed, or of which every sample showed launch gaps, is not everywhere.
+        # A case that failed, or whose samples all showed launch gaps, is missing in some passes.
         both = sorted(one.keys() & two.keys() & ours.keys())
         if not both:
             continue
@@ -139,7 +139,7 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
-    bench, ready = prepared(machine, gpu, clock_cases(machine, count))
+    bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
     name, other = (
         ("do_bench", do_bench) if gpu is not None else ("blocked_autorange", blocked_autorange)
@@ -160,7 +160,7 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """The shortest cases by the sampler, before a profiler session of this process and after it."""
     cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
-    bench, ready = prepared(machine, gpu, cases)
+    bench, ready = open_bench(machine, gpu, cases)
     subjects = [result.subject for result in ready]
     if not subjects:
         return []

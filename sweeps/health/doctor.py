@@ -14,7 +14,7 @@ import torch
 
 from kernels import implementations
 from kernels.config import HAND_WRITTEN
-from kernels.device import Device, software, told_khz
+from kernels.device import Device, clock_khz, software
 from kernels.machine import known_machines
 from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
@@ -26,14 +26,14 @@ _FACT_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact, or (``warning``) something to mend or to know before believing a number."""
+    """A fact, or (``warning``) something to fix or to know before trusting a number."""
 
     warning: bool
     text: str
 
 
 def examine(device: Device, results: Path) -> list[Finding]:
-    """Everything worth telling about the device, its software and the place of the results."""
+    """Everything worth knowing about the device, its software and the place of the results."""
     findings = [Finding(False, f"{device.machine.name} is {device.machine.slug}")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
     findings.append(Finding(False, versions))
@@ -100,17 +100,17 @@ def _examine_gpu(device: Device) -> Iterator[Finding]:
 def _compare_facts(device: Device) -> Iterator[Finding]:
     """Whether the device agrees with its table: SMs fused off, slower memory."""
     p = torch.cuda.get_device_properties(device.gpu)
-    bandwidth = 2 * told_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
-    for what, table, own in (
+    bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
+    for what, table, reported in (
         ("SMs", device.machine.sms, p.multi_processor_count),
         ("bytes/s", device.machine.bandwidth, bandwidth),
     ):
-        if own and abs(own / table - 1) > _FACT_TOLERANCE:
-            yield Finding(True, f"machines.toml says {table:g} {what}, the device {own:g}")
+        if reported and abs(reported / table - 1) > _FACT_TOLERANCE:
+            yield Finding(True, f"machines.toml says {table:g} {what}, the device {reported:g}")
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
-    """Clocks, power limit, temperature, ECC and other processes, where NVML tells them."""
+    """Clocks, power limit, temperature, ECC and other processes, where NVML reports them."""
 
     def ask(question: Any, *arguments: Any) -> Any:
         try:
@@ -119,9 +119,9 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
             return None
 
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-    most = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    if now is not None and most is not None:
-        yield Finding(False, f"SM clock {now} MHz now, {most} MHz at most")
+    highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    if now is not None and highest is not None:
+        yield Finding(False, f"SM clock {now} MHz now, {highest} MHz at most")
     limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     usual = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is not None:
@@ -135,6 +135,6 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
     if ecc is not None:
         yield Finding(False, f"ECC {'on' if ecc[0] else 'off'}")
     processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    others = sum(process.pid != os.getpid() for process in processes)
-    if others:
-        yield Finding(True, f"{others} other processes use this GPU: timings will be wrong")
+    other_count = sum(process.pid != os.getpid() for process in processes)
+    if other_count:
+        yield Finding(True, f"{other_count} other processes use this GPU: timings will be wrong")

@@ -71,7 +71,7 @@ class Gpt2Block(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model and its input: images or sequences a step, by kind of machine."""
+    """A model and its input: images or sequences per step, by kind of machine."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]

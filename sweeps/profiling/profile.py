@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from kernels.device import Device, software
-from kernels.library.vendor import LibraryConfig, switched
+from kernels.library.vendor import LibraryConfig, library_settings
 from sweeps.profiling.models import MODELS, training_step
 from sweeps.schema import SCHEMA
 from sweeps.store import write_json
 from sweeps.timing.sampler import PROTOCOL
-from sweeps.timing.trace import profiled
+from sweeps.timing.trace import profile_events
 
 STEPS = 8
 """Timed steps of each model and dtype, after one that is not."""
@@ -40,7 +40,7 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
         As in ``models.json``.
     """
     kind = device.machine.kind
-    found = []
+    models = []
     for name in MODELS:
         note(f"Profiling {name} …")
         dtypes = [dtype for dtype in _DTYPES[kind] if dtype in device.machine.peaks]
@@ -50,18 +50,18 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
         seconds: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
         for round_ in range(STEPS + 1):
             for dtype, step in steps.items():
-                taken = _timed(step, dtype, kind)
+                taken = _step_seconds(step, dtype, kind)
                 if round_:
                     seconds[dtype].append(taken)
         for dtype, step in steps.items():
-            events = _traced(step, dtype, kind)
-            found.append(
+            events = _step_events(step, dtype, kind)
+            models.append(
                 {"model": name, "dtype": dtype, "images": MODELS[name].images[kind],
                  "seconds": seconds[dtype], "operations": operations(events, dtype, kind)}
             )  # fmt: skip
     return {
         "schema": SCHEMA, "protocol": PROTOCOL, "machine": device.machine.to_json(),
-        "software": software(device), "models": found,
+        "software": software(device), "models": models,
     }  # fmt: skip
 
 
@@ -93,12 +93,12 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
     """
     ops = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    own = _own_seconds(ops)
+    exclusive = _exclusive_seconds(ops)
     launched: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for kernel in kernels:
         launched[kernel.get("args", {}).get("External id")].append(kernel)
-    found: dict[Any, dict[str, Any]] = {}
-    for op, seconds in zip(ops, own, strict=True):
+    entries: dict[Any, dict[str, Any]] = {}
+    for op, seconds in zip(ops, exclusive, strict=True):
         args = op.get("args", {})
         mine = launched.get(args.get("External id"), [])
         taken = sum(k["dur"] for k in mine) * 1e-6 if kind == "gpu" else seconds
@@ -108,7 +108,7 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
         stored = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
         used = dtype if stored == "fp32" else stored
         key = op["name"], json.dumps(shapes), used
-        entry = found.setdefault(
+        entry = entries.setdefault(
             key, {"operation": op["name"].removeprefix("aten::"), "shapes": shapes, "dtype": used,
                   "calls": 0, "seconds": 0.0, "kernels": {}}
         )  # fmt: skip
@@ -117,34 +117,34 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
         for k in mine:
             names = entry["kernels"]
             names[k["name"]] = names.get(k["name"], 0.0) + k["dur"] * 1e-6
-    return sorted(found.values(), key=lambda entry: -entry["seconds"])
+    return sorted(entries.values(), key=lambda entry: -entry["seconds"])
 
 
-def _own_seconds(ops: Sequence[Mapping[str, Any]]) -> list[float]:
+def _exclusive_seconds(ops: Sequence[Mapping[str, Any]]) -> list[float]:
     """Each operation's seconds without those of the operations within it, thread by thread."""
-    own = [op["dur"] * 1e-6 for op in ops]
+    seconds = [op["dur"] * 1e-6 for op in ops]
     within: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         stack = within[op.get("tid")]
         while stack and ops[stack[-1]]["ts"] + ops[stack[-1]]["dur"] <= op["ts"]:
             stack.pop()
         if stack:
-            own[stack[-1]] -= op["dur"] * 1e-6
+            seconds[stack[-1]] -= op["dur"] * 1e-6
         stack.append(i)
-    return own
+    return seconds
 
 
-def _timed(step: Callable[[], None], dtype: str, kind: str) -> float:
-    with _as(dtype, kind):
+def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
+    with _settings_of(dtype, kind):
         begin = time.perf_counter()
         step()
     return time.perf_counter() - begin
 
 
 @contextmanager
-def _as(dtype: str, kind: str) -> Iterator[None]:
+def _settings_of(dtype: str, kind: str) -> Iterator[None]:
     """Under a dtype's settings; the device is idle before and after."""
-    with switched(dtype, LibraryConfig()):
+    with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()
         yield
@@ -152,11 +152,11 @@ def _as(dtype: str, kind: str) -> Iterator[None]:
             torch.cuda.synchronize()
 
 
-def _traced(step: Callable[[], None], dtype: str, kind: str) -> list[dict[str, Any]]:
+def _step_events(step: Callable[[], None], dtype: str, kind: str) -> list[dict[str, Any]]:
     activity = torch.profiler.ProfilerActivity
 
     def work() -> None:
-        with _as(dtype, kind):
+        with _settings_of(dtype, kind):
             step()
 
-    return profiled(work, [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])])
+    return profile_events(work, [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])])

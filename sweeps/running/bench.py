@@ -26,7 +26,7 @@ from sweeps.running.checking import ResultChecker
 from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
-from sweeps.timing.clock import CpuClock, CudaClock, nothing
+from sweeps.timing.clock import CpuClock, CudaClock, do_nothing
 from sweeps.timing.pulse import pulse_of_this_process
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
@@ -66,27 +66,28 @@ class TorchBench:
             if nvml and handle is not None:
                 self._telemetry = NvmlTelemetry(nvml, handle)
         self._telemetry.start()
-        most = int(_ARENA_SHARE * self._free_memory())
-        self._arena = Arena(self._device, machine.l2_bytes, most)
+        max_bytes = int(_ARENA_SHARE * self._free_memory())
+        self._arena = Arena(self._device, machine.l2_bytes, max_bytes)
         self.sampler = Sampler(
             self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
         )
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
-            # No launch is quicker than the device can read what only this set has.
-            least = set_bytes(case.problem, case.shared_a) / machine.bandwidth
-            self._arena.reserve(case.problem, self._sets(case, least), case.shared_a)
+            # A launch takes at least as long as reading the bytes that only its set has; this
+            # bounds how many launches, and so how many sets, a batch can need.
+            shortest = set_bytes(case.problem, case.shared_a) / machine.bandwidth
+            self._arena.reserve(case.problem, self._set_count(case, shortest), case.shared_a)
 
     def _free_memory(self) -> int:
         if self.gpu is not None:
             return torch.cuda.mem_get_info(self.gpu)[0]
         return self.machine.memory_bytes // 2 or 1 << 30
 
-    def _sets(self, case: Case, seconds: float) -> int:
+    def _set_count(self, case: Case, seconds: float) -> int:
         """Different operand sets for a case whose launch takes ``seconds``.
 
-        Cold, or with cold weights, a batch in bursts uses no set twice; sustained work comes back
-        to a set only after twice the cache's size of others.
+        Cold, or with cold weights, a burst uses no set twice; sustained work reuses a set only
+        after reading twice the cache's size of other sets.
         """
         if case.cache == "warm":
             return 1
@@ -103,43 +104,43 @@ class TorchBench:
         for case in cases:
             visit([case.id], _FIRST_SECONDS)
             try:
-                yield self._ready(case, known.get(case.id, History()))
-            except Exception as error:  # whatever a library or a compiler throws is a row
+                yield self._prepare_one(case, known.get(case.id, History()))
+            except Exception as error:  # any error of a library or a compiler becomes a row
                 yield Refusal(case, *self.failure(error))
 
     def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """The kernels of one launch of each case: on a GPU from one profiler session.
 
         Raises:
-            Exception: whatever a profiler that is refused throws.
+            Exception: any error of a profiler that is not permitted.
         """
         if self.gpu is None:
             for case in cases:
                 visit([case.id], _FIRST_SECONDS)
                 kernels: list[Kernel] | None = []
                 with suppress(Exception):
-                    kernels = trace_cpu(self._warmed(case))
+                    kernels = trace_cpu(self._warm_launch(case))
                 yield case, kernel_columns(kernels or [])
             return
-        traced = trace_gpu(self._warmed_launches(cases, visit))
+        traced = trace_gpu(self._warm_launches(cases, visit))
         for case, kernels in zip(cases, traced, strict=True):
             if kernels is not None:
                 yield case, kernel_columns(kernels)
 
-    def _warmed_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
-        """A launch of each case, made when its turn comes; what cannot be made does nothing."""
+    def _warm_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
+        """A launch of each case, made when its turn comes; a no-op where that fails."""
         for case in cases:
             visit([case.id], _FIRST_SECONDS)
             try:
-                launch = self._warmed(case)
+                launch = self._warm_launch(case)
             except Exception as error:
                 self.failure(error)  # a broken context ends this process here
-                launch = nothing
+                launch = do_nothing
             yield launch
         visit([], _COMPILE_AHEAD_SECONDS)  # reading the trace
 
-    def _warmed(self, case: Case) -> LaunchOnce:
-        """One launch of a case, after one that loads whatever is loaded once."""
+    def _warm_launch(self, case: Case) -> LaunchOnce:
+        """One launch of a case, after a first that loads modules and compiles."""
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
@@ -162,7 +163,7 @@ class TorchBench:
     def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
         """Let every implementation compile its cases of this chunk on all CPU cores.
 
-        What fails here fails again, as a row of its own, when the case is prepared.
+        A failure here is repeated, and reported as a row, when the case is prepared.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
@@ -178,7 +179,7 @@ class TorchBench:
             with suppress(Exception):
                 implementation.compile_ahead(wanted)
 
-    def _ready(self, case: Case, history: History) -> Ready | Refusal:
+    def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
         implementation = implementations()[case.implementation]
         reason = implementation.supports(case.problem, self.machine)
         if reason is not None:
@@ -195,7 +196,7 @@ class TorchBench:
         with launch.settings():
             seconds = self.sampler.estimate(launch.bare, warmed_up=True)
         capacity = self._arena.capacity(case.problem, case.shared_a)
-        sets = min(self._sets(case, seconds), capacity)
+        sets = min(self._set_count(case, seconds), capacity)
         if sets > 1:
             launch = self._launch(case, implementation, sets)
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
@@ -213,7 +214,7 @@ class TorchBench:
             checking=checking,
         )
         if case.shared_a:
-            # A sum reads all of it, on a GPU in stream order.
+            # Summing the operand reads all of it into the cache, on a GPU in stream order.
             subject.warm = functools.partial(torch.sum, launch.sets[0].a)
         self.sampler.fit(subject, seconds)
         return Ready(case, subject, facts)
@@ -226,7 +227,7 @@ class TorchBench:
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """``wrong``, ``oom`` or ``error``, once memory is given back and the context is alive."""
+        """``wrong``, ``oom`` or ``error``, once memory is freed and the context still answers."""
         if self.gpu is not None:
             try:
                 torch.cuda.synchronize(self.gpu)
@@ -242,10 +243,10 @@ class TorchBench:
         return "error", f"{type(error).__name__}: {error}"
 
 
-def prepared(
+def open_bench(
     machine: Machine, gpu: int | None, cases: Sequence[Case]
 ) -> tuple[TorchBench, list[Ready]]:
-    """A bench of its own and those of the cases that can be timed on it, outside of any run."""
+    """A new bench outside of any run, and the cases that can be timed on it."""
     bench = TorchBench(machine, machine.kind, gpu, cases)
     results = bench.prepare(cases, {}, lambda ids, seconds: None)
     return bench, [result for result in results if isinstance(result, Ready)]

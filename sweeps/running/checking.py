@@ -1,8 +1,8 @@
 """Whether what a case's launches compute is right: before its samples, in them and after.
 
-Needs PyTorch. What is guarded against are kernels that are wrong: at once, later, now and then, on
-another set, in a corner of the result, or because they never computed what they returned. The
-sampler says which batches are checked, and knows this only as a
+Needs PyTorch. This guards against kernels that are wrong: from the start, later, sporadically, on
+another set, in a corner of the result, or because they return what they never computed. The
+sampler decides which batches are checked, and sees this only as a
 :class:`sweeps.timing.sampler.Checker`.
 """
 
@@ -28,28 +28,28 @@ class ResultChecker:
     """Checks the launches of one case."""
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
-        """``seed`` is of all that is drawn: what is looked at differs from case to case."""
+        """``seed`` is of every random choice, so that each case is checked at other entries."""
         self._problem = problem
         self._launch = launch
         self._random = random.Random(seed)
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def before(self) -> Verdict:
-        """The first set's result, where nothing was right before the launch."""
+        """Check the first set's result, with NaN in its place before the launch."""
         self._launch.sets[0].out.fill_(math.nan)
         verdict = self._verdict({0: self._launch(0)})
         return verdict if self._unchanged() else _CHANGED
 
     def poison(self) -> None:
-        """Fill every place for a result with NaN: what a launch does not write is not right."""
+        """NaN-fill every place for a result, so that unwritten elements fail the check."""
         for out in {one.out.data_ptr(): one.out for one in self._launch.sets}.values():
             out.fill_(math.nan)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         """The results of a timed batch, after :meth:`poison`.
 
-        Where results have places of their own, sets may share one: what is there is of the last to
-        write. Where each launch allocates its result, only the last launch's is still there.
+        Where launches write into the arena, sets may share a place, which then holds the result of
+        the last to write. Where each launch allocates its result, only the last one is still there.
 
         Args:
             indices: the sets that were launched on, in order.
@@ -64,27 +64,27 @@ class ResultChecker:
         results = {final: last}
         if last.data_ptr() == sets[final].out.data_ptr():
             places = {sets[i].out.data_ptr(): i for i in indices}
-            results = {i: _like(last, sets[i].out) for i in places.values()}
-        # One side is enough of so many results, which are of a case that is tested from both.
-        self._demand(self._verdict(results, one_side=True), "in a timed batch")
+            results = {i: _result_view(last, sets[i].out) for i in places.values()}
+        # One side is enough here: there are many results, and before() tested the case from both.
+        self._require(self._verdict(results, one_side=True), "in a timed batch")
 
     def after(self) -> None:
-        """The last set's result on inputs that no launch has seen: the first operand negated.
+        """Check the last set's result on inputs that no launch has seen: the first operand negated.
 
         Raises:
             WrongResultError: it is wrong, or the operands are not what they were.
         """
         index = len(self._launch.sets) - 1
         a, _, out = self._launch.sets[index]
-        out.zero_()  # not NaN: a kernel may compute only where it finds that
+        out.zero_()  # not NaN: a kernel might compute only where it finds NaN
         a.neg_()
         try:
             verdict = self._verdict({index: self._launch(index)})
-            self._demand(verdict if self._unchanged() else _CHANGED, "after its samples")
+            self._require(verdict if self._unchanged() else _CHANGED, "after its samples")
         finally:
             a.neg_()
 
-    def _demand(self, verdict: Verdict, when: str) -> None:
+    def _require(self, verdict: Verdict, when: str) -> None:
         if not verdict.ok:
             raise WrongResultError(f"{when} it was wrong: {verdict.message}")
 
@@ -103,12 +103,12 @@ class ResultChecker:
 
 
 def _norms(operands: Operands) -> tuple[float, float]:
-    """Of both operands: the same numbers have the same."""
+    """Norms of both operands, by which a change of their values shows."""
     both = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
     a, b = torch.stack(both).tolist()
     return a, b
 
 
-def _like(result: Tensor, place: Tensor) -> Tensor:
-    """What a launch would have returned that wrote to ``place``: a view of it."""
+def _result_view(result: Tensor, place: Tensor) -> Tensor:
+    """The view of ``place`` that a launch which writes there returns, shaped as ``result``."""
     return place.as_strided(result.shape, result.stride(), place.storage_offset())

@@ -1,8 +1,8 @@
 """Compile hand-written kernels in other processes while a run times what is compiled already.
 
 Triton keeps what it compiles in a cache on disk. These processes walk through the plan ahead of the
-one that times and fill that cache; they launch nothing, write no file of the run, and if one dies,
-its kernels are compiled when their turn comes.
+one that times and fill that cache; they launch nothing and write no file of the run. If
+one dies, its kernels are compiled when their turn comes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case]) -> Iterator[None]
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
     """Entry point of a compiling process."""
     die_with_parent()
-    os.nice(10)  # whoever launches comes first
+    os.nice(10)  # the process that launches has priority
     import torch
 
     from kernels import implementations
@@ -94,7 +94,7 @@ def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
         torch.cuda.set_device(gpu)
     for case in cases:
         implementation = implementations()[case.implementation]
-        with suppress(Exception):  # it fails again, as a row, when the case is prepared
+        with suppress(Exception):  # the failure is reported when the case is prepared
             if implementation.supports(case.problem, machine) is None:
                 config = implementation.parse_config(case.config)
                 implementation.compile_ahead([(case.problem, config)])

@@ -1,4 +1,4 @@
-"""Fold a run's events into one row a case. Torch-free, and the only place that knows both."""
+"""Fold a run's events into one row per case. Torch-free; the only module that knows both."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class History:
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
     exposed: list[Event] = field(default_factory=list)
-    """Samples in which gaps between launches may show: they count for nothing."""
+    """Samples in which gaps between launches may show; they enter no time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     outcome: Event | None = None
     too_long: bool = False
     crashes: int = 0
     sound: dict[int | None, int] = field(default_factory=dict)
-    """Of each GPU's samples, how many at the beginning are followed by a right result."""
+    """By GPU: how many of its samples were taken before its latest right result."""
     confirmed: dict[int | None, int] = field(default_factory=dict)
-    """Likewise, by a right result on inputs that no launch had seen."""
+    """Likewise, before its latest right result on inputs that no launch had seen."""
 
     @property
     def best(self) -> list[Event]:
@@ -43,7 +43,7 @@ class History:
 
     @property
     def trusted(self) -> list[Event]:
-        """Those of :attr:`best` after which a result of the case was found right."""
+        """Those of :attr:`best` that were followed by a right result of the case."""
         best = self.best
         return best[: self.sound.get(best[0].get("gpu"), 0)] if best else []
 
@@ -58,26 +58,26 @@ class History:
         if self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED:
             return True
         best = self.best
-        # A crash may fall between the last sample and the check after it: then it is still due.
+        # A crash may come between the last sample and the check after it, which is then still due.
         checked = bool(best) and self.confirmed.get(best[0].get("gpu")) == len(best)
         return checked and finished([s["s"] for s in best])
 
     @property
     def unnamed(self) -> bool:
-        """Whether it has a time and nobody has tried to name its kernels."""
+        """Whether it has a time and no attempt was made to name its kernels."""
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Take in what happened to the case."""
+        """Add an event of the case."""
         match event["event"]:
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
                 if "checking" in event:
-                    self._found_right(event)
+                    self._mark_sound(event)
             case "sample":
                 self.exposed.append(event)
             case "right":
-                self._found_right(event)
+                self._mark_sound(event)
                 self.confirmed[event.get("gpu")] = self.sound[event.get("gpu")]
             case "facts":
                 self.facts = {**self.facts, **event["facts"]}
@@ -88,7 +88,7 @@ class History:
             case "crash":
                 self.crashes += 1
 
-    def _found_right(self, event: Event) -> None:
+    def _mark_sound(self, event: Event) -> None:
         self.sound[event.get("gpu")] = len(self.samples[event.get("gpu")])
 
 
@@ -106,14 +106,14 @@ def spent_seconds(events: Iterable[Event]) -> float:
 
 
 def checking_seconds(events: Iterable[Event]) -> float:
-    """Those of them that went into checking results."""
+    """The part of :func:`spent_seconds` that went into checking results."""
     return sum(event.get("checking", 0.0) for event in events)
 
 
 def fold_rows(
     run: str, planned: Sequence[PlanEntry], events: Iterable[Event], machine: Machine | None = None
 ) -> list[dict[str, Any]]:
-    """One row for each case of the plan that has anything to say, in the plan's order.
+    """One row per case of the plan that was timed, refused or failed, in the plan's order.
 
     A time that ``machine`` cannot reach becomes an error.
     """
@@ -125,16 +125,16 @@ def fold_rows(
             continue
         row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
         if history.outcome is not None:
-            rows.append({**row, **_failed(history.outcome)})
+            rows.append({**row, **_failed_columns(history.outcome)})
         elif history.only_exposed:
-            rows.append({**row, **_failed(_only_exposed(history))})
+            rows.append({**row, **_failed_columns(_exposed_outcome(history))})
         else:
-            rows.append({**row, **_measured(entry, history, machine)})
+            rows.append({**row, **_measured_columns(entry, history, machine)})
     return rows
 
 
-def _only_exposed(history: History) -> Event:
-    """The outcome of a case whose every sample has launch gaps in it."""
+def _exposed_outcome(history: History) -> Event:
+    """The outcome of a case all of whose samples have launch gaps in them."""
     message = (
         f"gaps between launches show in all {len(history.exposed)} samples: launching waits for "
         "the device (is CUDA_LAUNCH_BLOCKING set?) or takes longer than can be hidden, or the "
@@ -143,7 +143,7 @@ def _only_exposed(history: History) -> Event:
     return {**history.exposed[-1], "status": "error", "message": message}
 
 
-def _failed(outcome: Event) -> dict[str, Any]:
+def _failed_columns(outcome: Event) -> dict[str, Any]:
     message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
     return {
         "status": outcome["status"], "message": message, "time_utc": _utc(outcome["at"]),
@@ -151,14 +151,16 @@ def _failed(outcome: Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measured(entry: PlanEntry, history: History, machine: Machine | None) -> dict[str, Any]:
+def _measured_columns(
+    entry: PlanEntry, history: History, machine: Machine | None
+) -> dict[str, Any]:
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
     middle, interval = median(seconds), median_interval(seconds)
     problem = entry.case.problem
     impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
     if impossible:
-        return _failed({**samples[-1], "status": "error", "message": sentence})
+        return _failed_columns({**samples[-1], "status": "error", "message": sentence})
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
     gaps = len(history.exposed)
     left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""

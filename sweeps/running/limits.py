@@ -1,4 +1,4 @@
-"""What no launch can take less than: below it, a time is wrong or is of something else.
+"""The shortest time that a launch can take: a shorter one is wrong, or of something else.
 
 Arithmetic: the multiplications that are left when Winograd's or Fourier's algorithm has saved all
 that it can (Winograd 1980: at least one for each output, channel and filter), at the highest clock.
@@ -15,7 +15,7 @@ _SLACK = 1.03  # clocks and event timers are off by less
 _MEASURED_SLACK = 1.15  # a ceiling that was measured on a busy machine may be low
 
 
-def least_seconds(case: Case, machine: Machine) -> float:
+def min_seconds(case: Case, machine: Machine) -> float:
     """Seconds that one launch takes at least on a machine, if its facts are true; 0: not known."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
@@ -36,18 +36,18 @@ def least_seconds(case: Case, machine: Machine) -> float:
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     """Whether a time is impossible, and a sentence about it; empty for what can be.
 
-    Where the ceilings were measured, or derived from what a device tells of itself, they may be
-    wrong as well: then it is only said.
+    Where the ceilings were measured, or derived from what a device reports, they may be wrong
+    themselves: then the sentence is only a remark.
     """
-    least = least_seconds(case, machine)
+    minimum = min_seconds(case, machine)
     if machine.slug in known_machines():
-        if seconds * _SLACK >= least:
+        if seconds * _SLACK >= minimum:
             return False, ""
         return True, (
-            f"a launch took {seconds * 1e6:.3g} µs, and {machine.name} needs {least * 1e6:.3g} µs "
-            "at its highest rates: what was timed is not this problem."
+            f"a launch took {seconds * 1e6:.3g} µs, and {machine.name} needs "
+            f"{minimum * 1e6:.3g} µs at its highest rates: what was timed is not this problem."
         )
-    if seconds * _MEASURED_SLACK >= least:
+    if seconds * _MEASURED_SLACK >= minimum:
         return False, ""
     how = "measured before the run" if machine.kind == "cpu" else "derived from its properties"
-    return False, f"{least / seconds:.2f} of the machine's ceiling, which was {how}."
+    return False, f"{minimum / seconds:.2f} of the machine's ceiling, which was {how}."

@@ -1,6 +1,6 @@
 """The plan of a run: which cases, in which order, and what each is expected to take.
 
-It is made once. Cases come in the order of what they teach: within a sweep, so that any beginning
+It is made once. Cases come in the order of what they add: within a sweep, so that any beginning
 of it already covers its axes from end to end; among sweeps, so that each gets the same share of
 the time. A case is admitted while its expected cost fits what is left of the budget.
 """
@@ -38,8 +38,8 @@ _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flu
 _CHECK_SECONDS = {"cpu": 1.5e-3, "gpu": 8e-4}
 _CHECK_PASSES = {2: 10, 4: 4}
 
-# What else a GPU's cases take. No GPU has shown these yet: they are what readers of PyTorch's and
-# Triton's sources expect of an H200.
+# Further costs of a GPU's cases. They are not measured: they are expected of an H200 from reading
+# PyTorch's and Triton's sources.
 _WAKE_SECONDS = 0.3 / 64  # the device is woken after each chunk
 _CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
 _AUTOTUNE_SECONDS = 0.6  # its autotuner builds and times ten of them
@@ -77,7 +77,7 @@ class Plan:
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
     """Seconds of a budget that are left for naming the cases' kernels: a tenth of it at most.
 
-    A process has to start for that, and to prepare and launch each case once more.
+    A further process has to start for that, and to prepare and launch each case again.
     """
     seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
     return min(_NAMING_SHARE * budget, seconds)
@@ -94,15 +94,15 @@ def make_plan(
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
     The sweep that has had the least time gives the next case, so every sweep is represented; or,
-    ``in_order``, a sweep begins when the one before it is over, and no case is too long that the
-    budget has room for. ``cores`` are those of the host; None: as many as here.
+    ``in_order``, a sweep begins when the one before it is over, and any case may be as long as the
+    budget allows. ``cores`` are those of the host; None: as many as here.
 
     No case may take over 2 % of the budget, unless every case does.
     """
     largest = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
-    queues = {name: _with_costs(_spread_out(cases), machine, compile_seconds, compiled)
+    queues = {name: _with_costs(_bit_reversal_order(cases), machine, compile_seconds, compiled)
               for name, cases in sweeps.items() if cases}  # fmt: skip
     cheapest = min((entry.expected for queue in queues.values() for entry in queue), default=0.0)
     if cheapest > largest:
@@ -132,7 +132,7 @@ def make_plan(
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
 
 
-def _spread_out(cases: Sequence[Case]) -> list[Case]:
+def _bit_reversal_order(cases: Sequence[Case]) -> list[Case]:
     """Bit-reversal order: the first, the middle, the quarters, … of the declared order."""
     bits = max(1, (len(cases) - 1).bit_length())
     order = sorted(range(len(cases)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))

@@ -42,7 +42,7 @@ from sweeps.timing.telemetry import is_shared
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 EXPERIMENTAL = "experimental"
-"""A sweep's word for the candidates that an implementation does not offer by itself."""
+"""A sweep's word for the candidates that an implementation leaves out by default."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Request:
     """Leave out the sweeps that this machine's recording in another folder has whole, with all
     others that are needed together with them."""
     add: bool = False
-    """Add the sweeps to the plan that is there, and measure them alone, for ``budget`` from now."""
+    """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, whatever its budget."""
+    """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -87,8 +87,8 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
-    with _planning(folder):
-        record, why_not = _to_resume(folder, request, device)
+    with _planning_lock(folder):
+        record, why_not = _record_to_resume(folder, request, device)
         if record is None:
             record = _new_record(request, sweeps, device, note)
             if why_not:
@@ -98,13 +98,13 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
         elif request.add:
             budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
             spent = spent_seconds(read_events(folder)[0])
-            record = _extended(record, sweeps, budget, spent + budget, request, device)
+            record = _extend_record(record, sweeps, budget, spent + budget, request, device)
             write_run(folder, record)
         elif request.budget and request.budget > record["plan"]["budget_s"]:
             before = record["plan"]
             more = request.budget - before["budget_s"]
             same = choose_sweeps(before["sweeps"])
-            record = _extended(record, same, more, request.budget, request, device)
+            record = _extend_record(record, same, more, request.budget, request, device)
             write_run(folder, record)
     plan = record["plan"]
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
@@ -146,7 +146,7 @@ def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
             raise UserError(
                 f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
             )
-        count = _candidates(declared)
+        count = _candidate_count(declared)
         if count == 0:
             try:
                 implementation.parse_config(declared)
@@ -189,7 +189,7 @@ def plan_rows(
     return list(rows.values())
 
 
-def _candidates(declared: str) -> int | None:
+def _candidate_count(declared: str) -> int | None:
     """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
 
     ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all`` and
@@ -201,8 +201,10 @@ def _candidates(declared: str) -> int | None:
     return int(match.group(1)) if match.group(1) else None if declared else 1
 
 
-def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str, Any] | None, str]:
-    """The run to go on with; or None, and why what is there is set aside (empty: nothing is)."""
+def _record_to_resume(
+    folder: Path, request: Request, device: Device
+) -> tuple[dict[str, Any] | None, str]:
+    """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
     planned = (folder / "run.json").exists()
     if not planned and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
@@ -212,7 +214,7 @@ def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str
         why = "there are samples, but not the plan that they belong to"
     else:
         record = read_run(folder)
-        why = _outdated(record, device)
+        why = _why_outdated(record, device)
         if not why:
             _check_same_plan(record["plan"], request)
             return record, ""
@@ -220,7 +222,7 @@ def _to_resume(folder: Path, request: Request, device: Device) -> tuple[dict[str
     return None, why
 
 
-def _outdated(record: dict[str, Any], device: Device) -> str:
+def _why_outdated(record: dict[str, Any], device: Device) -> str:
     """Why the recorded run cannot go on here; empty if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the recorded run was measured in another way"
@@ -256,7 +258,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
             )
 
 
-def _extended(
+def _extend_record(
     record: dict[str, Any],
     sweeps: dict[str, Sweep],
     more: float,
@@ -273,8 +275,8 @@ def _extended(
     there = {row["id"] for row in plan["cases"]}
     known = {row["sweep"] for row in plan["cases"]}
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
-    # What was begun here goes on here, whatever was recorded elsewhere meanwhile.
-    elsewhere = {*plan["recorded_elsewhere"], *_recorded(cases, request, device)} - known
+    # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
+    elsewhere = {*plan["recorded_elsewhere"], *_recorded_sweeps(cases, request, device)} - known
     lacking = {
         name: [case for case in wanted if case.id not in there]
         for name, wanted in cases.items()
@@ -286,7 +288,7 @@ def _extended(
         "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
         "recorded_elsewhere": sorted(elsewhere),
-        # What did not fit before has been tried again, so that only the new count holds.
+        # Cases that did not fit before were tried again, so the new count replaces the old one.
         "left_out": {
             **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
             **added.left_out,
@@ -316,7 +318,7 @@ def _new_record(
     machine = device.machine
     budget = request.budget or DEFAULT_BUDGET[machine.kind]
     cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
-    elsewhere = _recorded(cases, request, device)
+    elsewhere = _recorded_sweeps(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
     plan = make_plan(cases, machine, budget, request.shard[1], in_order=request.add)
     if elsewhere and not any(cases.values()):
@@ -347,7 +349,9 @@ def _new_record(
     }
 
 
-def _recorded(cases: Mapping[str, Sequence[Case]], request: Request, device: Device) -> list[str]:
+def _recorded_sweeps(
+    cases: Mapping[str, Sequence[Case]], request: Request, device: Device
+) -> list[str]:
     """The sweeps of which every case, and of all that they are needed with, was timed elsewhere by
     this machine and software.
     """
@@ -356,7 +360,7 @@ def _recorded(cases: Mapping[str, Sequence[Case]], request: Request, device: Dev
         return []
     for name in (f"{device.machine.slug}-local", device.machine.slug):
         folder = results / name
-        if (folder / "run.json").exists() and not _outdated(read_run(folder), device):
+        if (folder / "run.json").exists() and not _why_outdated(read_run(folder), device):
             timed = read_timed(folder)
             lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
             needed = {s for group in request.groups if lacking & {*group} for s in group}
@@ -365,7 +369,7 @@ def _recorded(cases: Mapping[str, Sequence[Case]], request: Request, device: Dev
 
 
 @contextmanager
-def _planning(folder: Path) -> Iterator[None]:
+def _planning_lock(folder: Path) -> Iterator[None]:
     """One planner at a time: shards of a node may start together."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

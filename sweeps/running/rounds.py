@@ -1,7 +1,7 @@
-"""The loop of a run: prepare some cases, visit all that are open in shuffled order, and again.
+"""The loop of a run: prepare a chunk of cases, sample all open ones in shuffled order, repeat.
 
-It knows a bench (which turns cases into subjects), a sampler and a budget, and tells what happens
-as events. Whether the bench is a GPU or a fake of a test makes no difference here.
+It has a bench (which turns cases into subjects), a sampler and a budget, and reports what happens
+as events. The bench may be a GPU or a fake of a test.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ FIRST_CHUNK = 8
 """The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
 preparing is slow, the first cases have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
-_ASIDE_SECONDS = 30.0  # what waking the device or preparing the canary may take
+_ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
-_MISTAKEN = 2.5  # times what the plan expected
-_LONGEST_SHARE = 0.05
-"""The plan leaves out what should take over 2 % of the budget; past this, it was mistaken."""
+_MISTAKEN = 2.5  # times the plan's seconds from which a case is too long
+_MAX_SHARE = 0.05
+"""Share of the budget that one case may take. The plan leaves out cases expected to take over 2 %;
+this is for those that it underestimated."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,24 @@ class Bench(Protocol):
     sampler: Sampler
     gpu: int | None
     careful: Collection[str]
-    """Ids of cases that are only handled one by one: a process died handling them together."""
+    """Ids of cases to be handled one by one, because a process died handling them together."""
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases; ``visit`` is called before what may take the process."""
+        """Check and warm up cases; ``visit`` is called before whatever may crash the process."""
         ...
 
     def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """The columns that name each case's kernels, in any order.
 
-        A case of which records were lost is left out: another process may have them. One whose
-        kernels nobody can name has an empty ``kernel``.
+        A case whose records were lost is left out: another process may get them. One whose kernels
+        cannot be named has an empty ``kernel``.
         """
         ...
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """Status and sentence of what a case threw, once the device has recovered from it.
+        """Status and message of a case's error, once the device has recovered from it.
 
         Raises:
             PoisonedError: it did not recover.
@@ -95,8 +96,8 @@ class Bench(Protocol):
 
 
 Visit = Callable[[Sequence[str], float], None]
-"""Told the ids of the cases that are about to run (none where the work belongs to no case), and the
-seconds that this should take."""
+"""Called with the ids of the cases that are about to run (none where the work belongs to no case)
+and the seconds that this should take."""
 
 
 class Rounds:
@@ -118,15 +119,15 @@ class Rounds:
         """
         Args:
             planned: the cases in the plan's order.
-            known: what earlier processes found out; finished cases are not visited again.
+            known: histories from earlier processes; finished cases are not visited again.
             bench: where they run.
             worker: the shard's name, for the events.
             budget: seconds of measuring, over all resumes.
-            spent: seconds of them that are gone.
-            tell: is given every event.
-            visit: is told before every visit of a case.
+            spent: seconds of it that are used up.
+            tell: called with every event.
+            visit: called before every visit of a case.
             seed: of the shuffles, for tests.
-            limit: seconds that this process has, whatever is left of the budget.
+            limit: seconds that this process may take, even if more of the budget is left.
         """
         self._waiting = deque(
             e for e in planned if e.case.id not in known or not known[e.case.id].closed
@@ -137,7 +138,7 @@ class Rounds:
         self._worker = worker
         self._left = min(budget - spent, limit)
         self._planned = {entry.case.id: entry.expected for entry in planned}
-        self._longest = _LONGEST_SHARE * budget
+        self._max_seconds = _MAX_SHARE * budget
         self._tell = tell
         self._visit = visit
         self._random = random.Random(seed)
@@ -145,48 +146,52 @@ class Rounds:
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
         self._begun: list[Subject] = []
-        self._expected = self._preparing = 0.0  # seconds: of those by the plan; spent to begin them
+        # Seconds of the cases begun so far: by the plan, and spent preparing them.
+        self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
-        # Where the canary took a process down, the run goes on without one.
+        # If the canary crashed an earlier process, the run goes on without one.
         self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
         """Go on until every case is finished (``done``) or the budget is spent (``budget``).
 
-        In the end, what has samples is checked once more: no sample counts without that.
+        Cases with samples are checked again at the end; without that no sample counts.
         """
         end = self._measure()
         self._check([subject for subject in self._open if subject.samples])
         return end
 
     def _measure(self) -> str:
-        while self._spare > 0:
+        while self._spare_seconds > 0:
             admitted = self._admit()
             if not self._open:
                 if admitted:
                     continue  # all of them were refused
                 return "budget" if self._waiting else "done"
+            # Preparing compiles and loads on the host, and the device's clocks drop meanwhile.
             if admitted:
-                self._aside(None, self._sampler.wake)
-            due = [subject for subject in self._due() if not subject.finished]
+                self._run_outside_cases(None, self._sampler.wake)
+            due = [subject for subject in self._due_subjects() if not subject.finished]
+            # In a new order each round: a disturbance of a second then hits different cases, and
+            # the samples of one case are spread over the run.
             self._random.shuffle(due)
             for subject in due:
-                if self._spare <= 0:
+                if self._spare_seconds <= 0:
                     break
                 self._watch_drift()
-                self._take(subject)
+                self._take_sample(subject)
             self._check([subject for subject in self._open if subject.finished])
             self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
         return "budget"
 
     @property
-    def _spare(self) -> float:
-        """Seconds that may go into samples: checking what has some comes after them."""
+    def _spare_seconds(self) -> float:
+        """Seconds left for samples, with those reserved that the checks after them will take."""
         return self._left - sum(s.checking for s in self._open if s.samples)
 
     def _check(self, subjects: Sequence[Subject]) -> None:
-        """Once more after their samples: a kernel may have been right only when it began."""
+        """Check cases again after their samples: a kernel may have been right only at first."""
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
                 continue
@@ -202,37 +207,40 @@ class Rounds:
             self._left -= cost
             self._report("right", subject.key, cost, checking=round(cost, 6))
 
-    def _promised(self) -> float:
+    def _promised_seconds(self) -> float:
         """Seconds that six samples of every open case still take."""
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
-    def _due(self) -> list[Subject]:
+    def _due_subjects(self) -> list[Subject]:
         """The cases of the next round: all, or those under six samples where time is short."""
+        # Six samples are the fewest with an interval: while time is short, they come before
+        # narrowing the intervals of cases that have theirs.
         extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
-        short = self._promised() + extra > self._spare
+        short = self._promised_seconds() + extra > self._spare_seconds
         few = [s for s in self._open if len(s.samples) < _MIN_SAMPLES] if short else []
         return few or list(self._open)
 
     def _pace(self) -> float:
-        """How many times the plan's seconds the cases begun so far take, and so will the next."""
+        """Seconds of the cases so far over the plan's, at least 1: a forecast for the next."""
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(subject.cost for subject in self._begun)
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit what is left; says how many."""
-        promised = self._promised()
+        """Prepare the next cases whose six samples fit the time left; return how many."""
+        promised = self._promised_seconds()
         pace = self._pace()
         chosen: list[PlanEntry] = []
         skipped: deque[PlanEntry] = deque()
         while self._waiting and len(chosen) < self._chunk:
             entry = self._waiting.popleft()
-            if promised + entry.expected * pace > self._spare:
-                skipped.append(entry)  # a cheaper one further on may still fit
+            if promised + entry.expected * pace > self._spare_seconds:
+                skipped.append(entry)  # a cheaper case later in the plan may still fit
                 continue
             promised += entry.expected * pace
             chosen.append(entry)
+        # Back in front, in the plan's order: they may fit later, when other cases finish early.
         self._waiting.extendleft(reversed(skipped))
         self._chunk = min(2 * self._chunk, CHUNK)
         self._expected += sum(entry.expected for entry in chosen)
@@ -242,12 +250,14 @@ class Rounds:
             cost = self._sampler.now() - begin
             self._left -= cost
             self._preparing += cost
-            self._take_in(result, cost)
-            begin = self._sampler.now()  # telling waits for the parent, which may be stopped
+            self._open_case(result, cost)
+            # Restarted after reporting, which blocks while the parent does not read: that is not
+            # measuring time.
+            begin = self._sampler.now()
         return len(chosen)
 
-    def _take_in(self, result: Ready | Refusal, cost: float) -> None:
-        """Report what became of a case's preparation, and open it."""
+    def _open_case(self, result: Ready | Refusal, cost: float) -> None:
+        """Report a prepared case and open it, unless it was refused or would take too long."""
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
@@ -256,17 +266,17 @@ class Rounds:
             return
         self._report("facts", result.case.id, cost, facts=dict(result.facts),
                      checking=round(result.subject.checking, 6))  # fmt: skip
-        if _MIN_SAMPLES * result.subject.cost > self._too_long(result.case):
+        if _MIN_SAMPLES * result.subject.cost > self._too_long_seconds(result.case):
             self._report("too-long", result.case.id, 0.0)
         else:
             self._open.append(result.subject)
             self._begun.append(result.subject)
 
-    def _too_long(self, case: Case) -> float:
-        """Seconds of six samples past which the plan was mistaken to admit a case."""
-        return max(self._longest, _MISTAKEN * self._planned[case.id])
+    def _too_long_seconds(self, case: Case) -> float:
+        """Seconds of six samples beyond which a case is given up: the plan underestimated it."""
+        return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
-    def _take(self, subject: Subject) -> None:
+    def _take_sample(self, subject: Subject) -> None:
         self._visit([subject.key], subject.cost)
         try:
             sample = self._sampler.sample(subject)
@@ -275,8 +285,8 @@ class Rounds:
             return
         self._left -= sample.cost
         reading = sample.reading
-        # A burst is shorter than the time between two readings, so that the power around it is
-        # mostly that of other cases.
+        # A burst is shorter than the time between two readings, so that the power read around it
+        # belongs mostly to other cases.
         power = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,
@@ -293,20 +303,20 @@ class Rounds:
         self._report("outcome", subject.key, 0.0, status=status, message=message)
 
     def _watch_drift(self) -> None:
-        """Now and then, time the same product: its times tell how steady the machine is."""
+        """Time the same product every two seconds: its scatter shows how steady the machine is."""
         if self._sampler.now() < self._canary_due:
             return
         if self._watching and self._canary is None:
-            self._canary = self._aside(CANARY, self._bench.canary)
+            self._canary = self._run_outside_cases(CANARY, self._bench.canary)
             self._watching = self._canary is not None
         if self._canary is not None:
-            self._take(self._canary)
+            self._take_sample(self._canary)
             if self._canary.key in self._failed:
                 self._canary, self._watching = None, False
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
-    def _aside(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do what belongs to no case, on the budget; None if it fails: the cases go on."""
+    def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
+        """Do work of no case and charge it to the budget; None if it fails, and the run goes on."""
         self._visit([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
         result = None
@@ -320,11 +330,11 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        self._tell(an_event(self._bench, self._worker, event, case, cost, **more))
+        self._tell(make_event(self._bench, self._worker, event, case, cost, **more))
 
 
-def an_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """What happened to a case, when, where and at what cost in seconds."""
+def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
+    """An event of a case: what happened, when, where and at what cost in seconds."""
     where = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {
         "event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
@@ -335,17 +345,17 @@ def an_event(bench: Bench, worker: str, event: str, case: str, cost: float, **mo
 def name_kernels(
     cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
 ) -> None:
-    """Tell the names of the cases' kernels. It loads a profiler: nothing may be timed afterwards.
+    """Report the names of the cases' kernels. This loads a profiler: time nothing afterwards.
 
     Args:
         cases: those that have times and no names yet.
         bench: where they run.
         worker: the shard's name, for the events.
-        tell: is given every event.
-        visit: is told before every visit.
+        tell: called with every event.
+        visit: called before every visit.
     """
     begin = bench.sampler.now()
     for case, facts in bench.name(cases, visit):
         now = bench.sampler.now()
-        tell(an_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
+        tell(make_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
         begin = now

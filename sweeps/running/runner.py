@@ -1,7 +1,7 @@
-"""The parent of a run: it keeps the plan and the files, and children that may die.
+"""The parent of a run: it owns the plan, the files, and a child process that may crash.
 
-It never touches a device. A child visits the cases and tells what happens; the parent writes it
-down, watches the time, and starts another child when one has gone, minus what took it down.
+It never touches a device. The child runs the cases and sends events; the parent writes them down,
+watches the time, and starts another child after a crash. The case in flight is retried once.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from sweeps.store import (
     write_table,
 )  # fmt: skip
 
-_LISTENING_STEP = 1.0  # seconds; what a stop of this process costs of its patience at most
+_LISTENING_STEP = 1.0  # seconds; a stop of this process uses up at most this much patience
 _START_SECONDS = 300.0  # for a child to import, fill its arena and compile
 _MIN_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
-_CRASHES = 2  # that a case may cause: it is retried once
-_IDLE_CRASHES = 3  # of children in a row that took no sample
-_NAMINGS = 3  # processes in a row that may try to name kernels in vain
+_MAX_CRASHES = 2  # per case, which is therefore retried once
+_MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
+_MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 @dataclass
 class Run:
-    """A run of one shard: its files, its cases and where they are visited."""
+    """A run of one shard: its files, its cases and the bench that they run on."""
 
     folder: Path
     planned: Sequence[PlanEntry]
@@ -61,7 +61,7 @@ class Run:
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, names and all; None: whenever."""
+    """Moment of ``time.monotonic`` at which this call ends, naming included; None: no limit."""
 
     @property
     def worker(self) -> str:
@@ -73,7 +73,7 @@ class Run:
 class _Child:
     process: BaseProcess
     connection: Connection
-    cases: tuple[str, ...] = ()  # those that it is visiting
+    cases: tuple[str, ...] = ()  # in flight: those to blame if it dies now
     since: float = field(default_factory=time.monotonic)  # when that visit began
     patience: float = _START_SECONDS
     samples: int = 0
@@ -81,9 +81,9 @@ class _Child:
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget is spent, then fold; says which it was.
+    """Measure until the plan is done or the budget is spent, then fold; returns which it was.
 
-    Whatever ends the run, an interrupt included, the samples are folded into the table.
+    However the run ends, also by an interrupt, the samples are folded into the table.
 
     Raises:
         UserError: a second writer, a full disk, or a bench that cannot be set up.
@@ -98,6 +98,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
             return _Supervisor(run, log, mine, reporter, note).supervise()
         finally:
             if (run.folder / "run.json").exists():
+                # A second Ctrl-C must not stop the folding halfway.
                 with undisturbed():
                     fold(run.folder)
 
@@ -140,12 +141,12 @@ class _Supervisor:
         self._note = note
         self._tally = Tally(run.planned, events)
         self._idle_crashes = 0
-        self._starting = 0.0  # seconds that the last child took until its first word
+        self._starting = 0.0  # seconds that the last child took until its first message
         self._careful: set[str] = set()
         self._measured = any(event["event"] == "sample" for event in events)
 
     def supervise(self) -> str:
-        self._trip_again()
+        self._refuse_crashed_features()
         beside = self._waiting() if self._run.compile_beside else []
         with compiling(self._run.arguments, beside):
             end = self._measure()
@@ -161,6 +162,7 @@ class _Supervisor:
         left = run.budget - tally.spent
         cases = [entry.case for entry in run.planned]
         until = math.inf
+        # Naming comes last and needs time of its own, which measuring must leave to it.
         if run.stop_at is not None:
             left = min(left, run.stop_at - time.monotonic())
             until = run.stop_at - naming_reserve(cases, left)
@@ -172,9 +174,9 @@ class _Supervisor:
                 return "time"
             if not announced:
                 announced = True
-                most = min(budget - tally.spent, until - time.monotonic())
-                self._note(f"Measuring {len(run.planned)} cases for at most {most:.0f} s …")
-            end = self._follow(self._order(run.planned, budget, until))
+                limit = min(budget - tally.spent, until - time.monotonic())
+                self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
+            end = self._run_child(self._order(run.planned, budget, until))
             if end == "budget" and time.monotonic() >= until:
                 return "time"
             if end is not None:
@@ -184,20 +186,20 @@ class _Supervisor:
     def _name(self) -> None:
         """Name the kernels of what was timed, in processes that time nothing.
 
-        A profiler slows the launches of the process that loads it, even after it was used. What
-        one process lost is asked of another, and in the end nobody is asked again.
+        A profiler slows the launches of the process that loads it, even after its session. Names
+        that one process lost are asked of another; after three futile ones they stay empty.
         """
         stop_at = self._run.stop_at or math.inf
-        in_vain, unnamed = 0, set(self._tally.unnamed())
-        while unnamed and in_vain < _NAMINGS:
-            # A process that only has time to start names nothing: the next call will.
+        futile, unnamed = 0, set(self._tally.unnamed())
+        while unnamed and futile < _MAX_FUTILE_NAMINGS:
+            # Without time for more than starting a process, leave it to the next call.
             if time.monotonic() + self._starting > stop_at:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
-            self._follow(self._order(entries, self._run.budget, naming=True))
+            self._run_child(self._order(entries, self._run.budget, naming=True))
             left = set(self._tally.unnamed())
-            in_vain, unnamed = (in_vain + 1 if left == unnamed else 0), left
+            futile, unnamed = (futile + 1 if left == unnamed else 0), left
         if unnamed:
             self._note(f"The kernels of {len(unnamed)} cases cannot be named.")
         for case in unnamed:
@@ -220,8 +222,8 @@ class _Supervisor:
             self._tally.spent, until, frozenset(self._careful), naming,
         )  # fmt: skip
 
-    def _follow(self, order: Order) -> str | None:
-        """Start a child and listen to it; None: it died, and another should go on."""
+    def _run_child(self, order: Order) -> str | None:
+        """Run one child to its end; None: it died, and another should go on."""
         child = self._start(order)
         try:
             return self._listen(child, order.naming)
@@ -231,24 +233,25 @@ class _Supervisor:
             child.process.join()
 
     def _start(self, order: Order) -> _Child:
-        context = get_context("spawn")  # a fork would share CUDA's and OpenMP's state
+        context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
         process = context.Process(
             target=work, args=(theirs, order), name="rooftile-worker", daemon=True
         )
         process.start()
-        theirs.close()
+        theirs.close()  # an open copy here would hide the child's death from recv()
         return _Child(process, ours)
 
     def _listen(self, child: _Child, naming: bool) -> str | None:
         crashed = self._crashed_naming if naming else self._crashed
         while True:
-            if not self._speaks(child):
+            if not self._wait_for_message(child):
                 child.process.kill()
                 crashed(child, f"it hung for {child.patience:.0f} s")
                 return None
             try:
                 kind, *content = child.connection.recv()
+                # `since` is still the moment at which the child was started.
                 if not child.spoke:
                     child.spoke = True
                     self._starting = time.monotonic() - child.since
@@ -269,7 +272,7 @@ class _Supervisor:
                 case "poisoned":
                     crashed(child, str(content[0]))
                     return None
-                case _ if naming:  # names are good to have; times do not depend on them
+                case _ if naming:  # a run without kernel names is still complete
                     self._note(f"The process that names kernels stopped: {content[0]}")
                     return None
                 case _:
@@ -280,10 +283,11 @@ class _Supervisor:
                     )
                     raise UserError(f"{what}: {content[0]}", exit_code=1)
 
-    def _speaks(self, child: _Child) -> bool:
-        """Whether it says something before the patience is over.
+    def _wait_for_message(self, child: _Child) -> bool:
+        """Whether the child sends a message before its patience is used up.
 
-        Time in which the child or this process is stopped does not count.
+        Time in which the child or this process is stopped does not count: a poll that lasts longer
+        than its step, because this process was stopped, is counted as one step.
         """
         waited = 0.0
         while waited < child.patience:
@@ -300,16 +304,17 @@ class _Supervisor:
         self._tally.report(self._reporter, self._run.budget)
 
     def _crashed(self, child: _Child, how: str) -> None:
-        """Charge the case in flight; its second crash is its outcome.
+        """Record a crash for the case in flight; after the second one it gets an error outcome.
 
-        Where several cases were in flight at once, the next child takes those one by one.
+        Where several cases were in flight at once, the next child handles them one by one.
         """
+        # A child that took samples made progress: only crashes without any, in a row, end a run.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
         if len(child.cases) != 1:
             self._careful.update(child.cases)
-            if self._idle_crashes >= _IDLE_CRASHES:
+            if self._idle_crashes >= _MAX_IDLE_CRASHES:
                 raise UserError(
-                    f"The measuring process ended {_IDLE_CRASHES} times before its first case "
+                    f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first case "
                     f"({how}); `python -m sweeps doctor` may tell why.",
                     exit_code=1,
                 )
@@ -320,41 +325,41 @@ class _Supervisor:
         self._record({"event": "crash", **where, "cost": cost, "message": how})
         crashes = self._tally.all()[case].crashes
         self._note(f"the measuring process ended while visiting a case: {how}.")
-        feature = self._feature(case)
-        if crashes >= _CRASHES or feature:
+        feature = self._feature_of_id(case)
+        if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
             self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
         if feature:
-            self._trip(feature, how)
+            self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: _Child, how: str) -> None:
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note(f"the process that names kernels ended: {how}.")
 
-    def _feature(self, case: str) -> tuple[str, str] | None:
-        """The implementation and the experimental feature of a case's config, if it has one."""
+    def _feature_of_id(self, case: str) -> tuple[str, str] | None:
+        """:func:`_feature_of_case` of the planned case with this id."""
         for entry in self._run.planned:
             if entry.case.id == case:
-                return _feature(entry.case)
+                return _feature_of_case(entry.case)
         return None
 
-    def _trip_again(self) -> None:
-        """What crashed in an earlier call is not tried by cases that were planned later."""
+    def _refuse_crashed_features(self) -> None:
+        """Refuse features that crashed in earlier calls, also for cases added since."""
         for entry in self._run.planned:
-            history, feature = self._tally.histories[entry.case.id], _feature(entry.case)
+            history, feature = self._tally.histories[entry.case.id], _feature_of_case(entry.case)
             if feature and history.crashes:
-                self._trip(feature, "in an earlier call")
+                self._refuse_feature(feature, "in an earlier call")
 
-    def _trip(self, feature: tuple[str, str], how: str) -> None:
-        """One crash of an experimental feature is enough: nothing else tries it in this run."""
+    def _refuse_feature(self, feature: tuple[str, str], how: str) -> None:
+        """Give all open cases with an experimental feature up after its first crash."""
         implementation, what = feature
         message = (
             f"not tried: {implementation} with {what} ended the process in another case ({how})."
         )
         for entry in self._run.planned:
             history = self._tally.histories[entry.case.id]
-            if _feature(entry.case) == feature and not history.closed:
+            if _feature_of_case(entry.case) == feature and not history.closed:
                 self._fail(entry.case.id, "unsupported", message)
 
     def _fail(self, case: str, status: str, message: str) -> None:
@@ -362,7 +367,8 @@ class _Supervisor:
                       "status": status, "message": message, "at": time.time()})  # fmt: skip
 
 
-def _feature(case: Case) -> tuple[str, str] | None:
+def _feature_of_case(case: Case) -> tuple[str, str] | None:
+    """The implementation and the experimental feature of a case's config, if it has one."""
     what = experimental_feature(case.implementation, case.config)
     return (case.implementation, what) if what else None
 
@@ -372,5 +378,5 @@ def _how_it_died(exit_code: int | None) -> str:
         return f"exit code {exit_code}"
     try:
         return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # a real-time signal has a number alone
+    except ValueError:  # a real-time signal has no name
         return f"killed by signal {-exit_code}"

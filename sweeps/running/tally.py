@@ -15,9 +15,9 @@ from sweeps.store import Event
 def count_by_sweep(
     planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
 ) -> dict[str, dict[str, int]]:
-    """Of each sweep: cases planned, those with a time, and those that more time would bring on.
+    """Of each sweep: cases planned, those with a time, and those that more time would advance.
 
-    The last are those that need more samples, and those whose kernels nobody has named yet.
+    The last are those that need more samples, and those whose kernels are not named yet.
     """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
@@ -36,7 +36,7 @@ class Tally:
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
         """``planned`` are the cases of this call, ``events`` all that the shard has seen."""
         self.histories = {entry.case.id: History() for entry in planned}
-        self._others: dict[str, History] = defaultdict(History)
+        self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()
         self._closed: set[str] = set()
         self.spent = 0.0
@@ -44,10 +44,10 @@ class Tally:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Take in an event of the shard."""
+        """Add an event of the shard."""
         self.spent += event.get("cost", 0.0)
         case = event["case"]
-        history = self.histories[case] if case in self.histories else self._others[case]
+        history = self.histories[case] if case in self.histories else self._unplanned[case]
         history.add(event)
         if case in self.histories:
             if event["event"] == "sample":
@@ -61,11 +61,11 @@ class Tally:
         return len(self._closed) == len(self.histories)
 
     def all(self) -> dict[str, History]:
-        """What is known of every case, the canary and other calls' cases among them."""
-        return {**self._others, **self.histories}
+        """The history of every case, including the canary and cases of other calls."""
+        return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:
-        """Cases that have times, and kernels that nobody has asked for."""
+        """Cases that have times but no kernel names yet."""
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:

@@ -1,4 +1,4 @@
-"""The child process that runs cases, so that a case can take it down without taking the run."""
+"""The child process that runs cases, so that a case that crashes does not end the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sweeps.store import Event
 
 @dataclass(frozen=True)
 class Order:
-    """What a child is asked to do; everything in it can be pickled."""
+    """What a child is to do; everything in it can be pickled."""
 
     bench: str  # module:callable that makes a Bench
     arguments: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Order:
     spent: float
     until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
     careful: frozenset[str] = frozenset()
-    naming: bool = False  # the planned cases' kernels instead of timing them
+    naming: bool = False  # name the planned cases' kernels instead of timing the cases
 
 
 def work(connection: Connection, order: Order) -> None:
@@ -45,14 +45,16 @@ def work(connection: Connection, order: Order) -> None:
     ("poisoned", sentence) where the device's context broke.
     """
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGHUP):  # the parent decides what they mean
+    # Ctrl-C and a closed terminal reach the whole process group; the parent alone acts on them.
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
-    os.register_at_fork(after_in_child=functools.partial(_take_no_part, connection))
+    # Library code in a launch may fork this process, and the copy must not send on this pipe.
+    os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
 
     def send(*message: object) -> None:
         if connection.closed:
-            os._exit(1)  # a launch has forked, and this is the other process
+            os._exit(1)  # only a forked copy has it closed; it must not measure on
         connection.send(message)
 
     def tell(event: Event) -> None:
@@ -68,14 +70,15 @@ def work(connection: Connection, order: Order) -> None:
             name_kernels(cases, bench, order.worker, tell, visit)
             send("end", "done")
             return
-        # The budget counts measuring alone; the time of this call has gone on since it began.
+        # The budget counts measuring alone; ``until`` is a moment, from which starting this process
+        # has already used up some time.
         rounds = Rounds(
             order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
             limit=order.until - time.monotonic(),
         )  # fmt: skip
         send("end", rounds.run())
     except (BrokenPipeError, ConnectionResetError):
-        sys.exit(1)  # the parent has gone
+        sys.exit(1)  # the parent is gone
     except PoisonedError as error:
         send("poisoned", _first_line(error))
     except UserError as error:
@@ -84,10 +87,10 @@ def work(connection: Connection, order: Order) -> None:
         send("failed", f"{type(error).__name__}: {_first_line(error)}")
 
 
-def _take_no_part(connection: Connection) -> None:
-    """In a process that a launch has forked: leave the measuring to the one that was here before.
+def _close_in_fork(connection: Connection) -> None:
+    """Runs in a process that a launch has forked, which must not take part in measuring.
 
-    An open connection would also hide that process's death from the parent.
+    If it kept the connection open, the parent would not notice the death of the real child.
     """
     connection.close()
     die_with_parent()

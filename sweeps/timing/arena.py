@@ -1,7 +1,7 @@
-"""Operands from one arena: filled once a dtype with normal values, handed out as views.
+"""Operands from one arena: filled once per dtype with normal values, handed out as views.
 
-Zeros and constants run faster than real data (they draw less power), so the fill is a column.
-Inputs are never written after the fill; results go to a scratch arena of their own, or the
+Zeros and constants run faster than real data (they draw less power), so the fill is recorded as a
+column. Inputs are never written after the fill; results go to a separate scratch arena, because
 products of products would grow until they overflow.
 """
 
@@ -14,7 +14,7 @@ from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operan
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
 
-_ALIGN = 256  # bytes; what an allocator would give
+_ALIGN = 256  # bytes, as an allocator aligns
 _FILL_CHUNK = 1 << 24
 
 
@@ -25,39 +25,40 @@ class ArenaFullError(Exception):
 class Arena:
     """Views into flat memory on one device."""
 
-    def __init__(self, device: str, cache_bytes: int, most_bytes: int) -> None:
+    def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
         """
         Args:
             device: a torch device.
             cache_bytes: the last-level cache, which :meth:`flush` clears.
-            most_bytes: what inputs, and what results, may take for each dtype. A problem of which
-                not one set fits is not held at all: it must not cost the others their memory.
+            max_bytes: limit for the inputs, and for the results, of each dtype. A problem whose
+                first set does not fit reserves nothing, so that others keep their memory.
         """
         self._device = device
-        self._most = most_bytes
-        self._wanted: dict[torch.dtype, list[int]] = {}
+        self._max_bytes = max_bytes
+        self._needed: dict[torch.dtype, list[int]] = {}
         self._inputs: dict[torch.dtype, Tensor] = {}
         self._results: dict[torch.dtype, Tensor] = {}
-        # Read, never written: zeroing would leave dirty lines that are written back while a
-        # kernel is timed.
+        # Flushing reads this and never writes it: dirty lines would be written back to memory while
+        # a kernel is timed.
         self._flush = torch.ones(2 * cache_bytes // 4, device=device)
 
     def reserve(self, problem: Workload, copies: int, shared_a: bool = False) -> None:
-        """Announce a need before any view is handed out; the largest one sizes the arena."""
+        """Announce a need before any view is handed out; the largest sizes the arena."""
         a, b, out = _spans(problem)
-        if max(a + b, out) > self._most:
+        if max(a + b, out) > self._max_bytes:
             return
         inputs = a + b + (copies - 1) * set_bytes(problem, shared_a)
-        wanted = self._wanted.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
-        wanted[0] = max(wanted[0], min(inputs, self._most))
-        wanted[1] = max(wanted[1], min(out * copies, self._most))
+        # More than the limit is cut to it: the problem then gets fewer sets, see capacity().
+        needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
+        needed[0] = max(needed[0], min(inputs, self._max_bytes))
+        needed[1] = max(needed[1], min(out * copies, self._max_bytes))
 
     def capacity(self, problem: Workload, shared_a: bool = False) -> int:
         """How many sets of different inputs of the problem the arena holds, at least 1.
 
         Args:
             problem: whose sets.
-            shared_a: all have one first operand, as :meth:`sets` then hands it out.
+            shared_a: all sets share one first operand, as in :meth:`sets`.
 
         Raises:
             ArenaFullError: it cannot hold one.
@@ -73,13 +74,15 @@ class Arena:
         return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a)
 
     def sets(self, problem: Workload, count: int, shared_a: bool = False) -> list[Operands]:
-        """``count`` operand sets with different inputs; results share space if they must.
+        """``count`` operand sets with different inputs; results share memory if it is short.
 
         With ``shared_a`` the first operand is the same in all of them, and the second differs.
         """
         inputs, results = self._memory(problem)
         a, b, out = element_counts(problem)
         step_a, step_b, step_out = _padded(problem)
+        # Laid out A B A B …, or A B B … where the first operand is shared: either way B of set i is
+        # one A and i steps from the start.
         step = step_b if shared_a else step_a + step_b
         result_slots = max(1, results.numel() // step_out)
         made = []
@@ -98,15 +101,16 @@ class Arena:
         return made
 
     def flush(self) -> None:
-        """Read twice the cache's size of other data; on a GPU, in stream order."""
+        """Read other data of twice the cache's size; on a GPU, in stream order."""
         self._flush.sum()
 
     def restore(self) -> None:
-        """Fill all inputs with what they had: a kernel that is wrong may have written anywhere."""
+        """Refill all inputs with their values, because a wrong kernel may have written anywhere."""
         for inputs in self._inputs.values():
             self._fill(inputs)
 
     def _fill(self, inputs: Tensor) -> None:
+        # In chunks, because the random numbers are fp32: a whole second arena would not fit.
         generator = torch.Generator(self._device).manual_seed(0)
         for chunk in inputs.split(_FILL_CHUNK):
             chunk.copy_(torch.randn(len(chunk), generator=generator, device=self._device))
@@ -114,9 +118,9 @@ class Arena:
     def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
-            if dtype not in self._wanted:
+            if dtype not in self._needed:
                 self.reserve(problem, 1)
-            sizes = self._wanted.get(dtype, [0, 0])
+            sizes = self._needed.get(dtype, [0, 0])
             inputs, results = (
                 torch.empty(size // dtype.itemsize, dtype=dtype, device=self._device)
                 for size in sizes
@@ -127,7 +131,7 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False) -> int:
-    """Bytes that the inputs of one set more take in the arena."""
+    """Bytes that the inputs of one further set take in the arena."""
     a, b, _ = _spans(problem)
     return b if shared_a else a + b
 

@@ -1,7 +1,7 @@
-"""Clocks: they launch a batch and say how long the device took, without the launch gaps.
+"""Clocks: launch a batch and say how long the device took, without the gaps between launches.
 
-A clock knows nothing of kernels; the sampler gives it a callable. Tests give the sampler a clock
-that invents its times.
+A clock does not know about kernels: the sampler passes it a callable. Tests pass the sampler a
+clock with made-up times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Timing:
     last: object = None
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """What precedes a batch that needs no preparation."""
 
 
@@ -40,14 +40,14 @@ class Clock(Protocol):
     batch_seconds: float
     """How long a burst should be, so that the clock's own error stays under half a percent."""
 
-    most_launches: int
+    max_launches: int
     """How many launches may be in flight at once."""
 
     def time(
         self,
         launch: LaunchCall,
         indices: Sequence[int],
-        before: Callable[[], object] = nothing,
+        before: Callable[[], object] = do_nothing,
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
@@ -56,20 +56,19 @@ class Clock(Protocol):
         Args:
             launch: launches once on the set of an index.
             indices: the sets, in order.
-            before: what comes right before the batch, unmeasured: a cache flush, say. A batch that
-                is timed again has it again.
-            settle: seconds of the same launches that come first of all, unmeasured and without a
-                pause.
-            paced: asks for the time at the host's own pace, gaps and all.
+            before: runs right before the batch, unmeasured: a cache flush, say. It runs again
+                whenever the batch is timed again.
+            settle: seconds of the same launches that run first, unmeasured and without a pause.
+            paced: time the launches as the host issues them, gaps included.
         """
         ...
 
     def wake(self) -> None:
-        """After a pause: bring the device to the clocks of work."""
+        """After a pause: bring the device back to its working clock rates."""
         ...
 
     def now(self) -> float:
-        """Seconds on a clock of the host that never goes back."""
+        """Seconds on a monotonic clock of the host."""
         ...
 
 
@@ -77,17 +76,17 @@ class CpuClock:
     """``perf_counter_ns`` around a loop of calls: on a CPU, a call returns when it is done.
 
     Many short batches repeat better than few long ones in the same time: a virtual machine's
-    speed changes by the second, and a median over many moments does not follow it.
+    speed changes by the second, and a median over many moments evens that out.
     """
 
     batch_seconds = 5e-4
-    most_launches = 100_000
+    max_launches = 100_000
 
     def time(
         self,
         launch: LaunchCall,
         indices: Sequence[int],
-        before: Callable[[], object] = nothing,
+        before: Callable[[], object] = do_nothing,
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
@@ -96,9 +95,10 @@ class CpuClock:
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
             launch(indices[0])
         before()
-        *most, final = indices
+        # The last launch is apart because its result is returned: no assignment is timed before.
+        *first, final = indices
         begin = time.perf_counter_ns()
-        for index in most:
+        for index in first:
             launch(index)
         last = launch(final)
         return Timing((time.perf_counter_ns() - begin) * 1e-9, last=last)
@@ -115,12 +115,12 @@ class CudaClock:
     """CUDA events around launches that queue behind a closed gate (:mod:`sweeps.timing.gate`).
 
     If the batch began before its last launch was queued, gaps between the launches may show: it is
-    timed again, up to four times, from what comes ``before`` it on. Events resolve about half a
+    timed again, with ``before``, up to four times in all. Events resolve about half a
     microsecond and cost about one: 0.4 % of a batch.
     """
 
     batch_seconds = 3e-4
-    most_launches = 900  # the driver blocks at about a thousand pending launches
+    max_launches = 900  # the driver blocks at about a thousand pending launches
 
     def __init__(
         self, torch: Any, device: str, make_gate: Callable[[Any], Gate] = open_gate
@@ -129,20 +129,21 @@ class CudaClock:
         self._torch = torch
         self._cuda = torch.cuda
         self._device = device
-        # What one launch takes on the host: learned of each, because they differ tenfold.
+        # Host seconds of one launch, learned for each callable because they differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
         self._product: Any = None
-        self.wake()  # a spin learns its rate here, which must be that of the working clock
+        self.wake()  # a Spin measures its cycle rate when it is made: the clock must be up by then
         self._gate = make_gate(torch)
         self._spin = self._gate if isinstance(self._gate, Spin) else None
-        # Launches that the host's flag could not hold: they wait for the device.
+        # Launches that wait for the device themselves. Under the host's flag these two would wait
+        # for each other until its time limit, so they are held by a spin from then on.
         self._spun: WeakSet[LaunchCall] = WeakSet()
 
     def time(
         self,
         launch: LaunchCall,
         indices: Sequence[int],
-        before: Callable[[], object] = nothing,
+        before: Callable[[], object] = do_nothing,
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
@@ -153,6 +154,7 @@ class CudaClock:
             if settle:
                 self._settle(launch, indices, settle)
             before()
+            # Settling leaves a batch queued, which hides the gaps without a gate; paced keeps them.
             timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
             if timing.hidden:
                 break
@@ -169,7 +171,8 @@ class CudaClock:
     def _launch_first(self, launch: LaunchCall, index: int) -> None:
         """Launch once with the gate open.
 
-        A first use may load a module, which waits for the device: behind a closed gate, for ever.
+        A first use may load a module, which waits for the device; behind a closed gate that would
+        never return.
         """
         begin = self.now()
         launch(index)
@@ -181,21 +184,23 @@ class CudaClock:
         known = self._queue_seconds[launch]
         if gate is not None:
             gate.close(known * len(indices))
-        *most, final = indices
+        *first, final = indices
         queued = self.now()
         begin.record()
         try:
-            for index in most:
+            for index in first:
                 launch(index)
             last = launch(final)
             end.record()
-            # Once the first event has happened the gate is open: it must not have, yet.
+            # The first event completes when the gate lets the stream go on. If it has by now, part
+            # of the batch ran while the rest was still being queued.
             hidden = gate is None or not begin.query()
         finally:
-            if gate is not None:  # whatever a launch throws, the stream must not stay held
+            if gate is not None:  # also after an exception: the stream must not stay held
                 gate.open()
         each = (self.now() - queued) / len(indices)
-        # A launch that waited for the device looks slow; the next, quicker one forgets it.
+        # A launch that waited for the device looks slow. The estimate rises at once and falls by at
+        # most 30 % per hidden batch, so that one quick batch does not make the next spin too short.
         self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)
         end.synchronize()
         if gate is not None:
@@ -203,7 +208,7 @@ class CudaClock:
         return Timing(begin.elapsed_time(end) * 1e-3, hidden, last)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
-        """Keep the device busy, one batch running and one queued behind it."""
+        """Keep the device busy, with one batch running and one queued behind it."""
         start, previous = self.now(), None
         while self.now() - start < seconds:
             for index in indices:
@@ -215,7 +220,7 @@ class CudaClock:
             previous = queued
 
     def wake(self) -> None:
-        """0.3 s of large matrix products, after which clocks and power are those of work."""
+        """0.3 s of large matrix products, which bring clocks and power to their working level."""
         if self._product is None:
             dtype = self._torch.float16
             a, b = (

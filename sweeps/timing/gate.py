@@ -1,12 +1,12 @@
-"""Gates: they keep a GPU's stream from going on while the host queues a batch behind them.
+"""Gates: hold a GPU's stream while the host queues a batch behind them.
 
 The host needs longer to launch a small kernel than the GPU to run it. Behind a closed gate the
 launches pile up, and when it opens they run back to back. There are two of them:
 
 - :class:`HostFlag` lets the stream wait for a word in the host's memory, which the host writes when
-  everything is queued. It lasts as long as the queueing does, whatever the clocks do.
+  everything is queued. It holds for exactly as long as queueing takes, at any clock rate.
 - :class:`Spin` runs a kernel that spins for a number of cycles. It needs to know in advance how
-  long the queueing will take and how fast the clock is; both are learned again with every batch.
+  long queueing will take and how fast the clock is; both are estimated anew with every batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 HOLD_LIMIT = 0.5
-"""Seconds after which a held stream goes on whatever the host does. A launch that waits for the
-device (the first use of a module, a synchronising allocation) would otherwise wait for ever."""
+"""Seconds after which a held stream is released in any case. A launch that waits for the device
+(the first use of a module, a synchronising allocation) would otherwise never return."""
 
-_LONGEST_SPIN = 0.02
-"""Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin would be long enough."""
+_MAX_SPIN = 0.02
+"""Seconds. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is long enough."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
@@ -40,7 +40,7 @@ class Gate(Protocol):
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """The batch has run: ``first`` is the event at its beginning, ``hidden`` what came of it.
+        """Called after the batch: ``first`` is the event at its start, ``hidden`` whether it held.
 
         Called once the device has passed ``first``.
         """
@@ -52,8 +52,8 @@ class HostFlag:
 
     Each batch waits for a ticket of its own, so that a late release of one never opens the next.
     A thread releases a batch that has been held for :data:`HOLD_LIMIT` seconds. It needs Python's
-    global lock, which PyTorch and Triton give up while they launch; a launch that does not would
-    hang, and the run's parent ends such a process.
+    global lock, which PyTorch and Triton release while they launch; a launch that keeps the lock
+    would hang, and the run's parent then kills the process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
@@ -75,16 +75,17 @@ class HostFlag:
             ctypes.byref(self._address), ctypes.c_void_p(self._memory.data_ptr()), ctypes.c_uint(0),
         )  # fmt: skip
         self._ticket = 0
-        # What is held, and since when; None while nothing is. One value, so that the watching
-        # thread never pairs the time of one batch with the ticket of the next.
+        # Ticket and time of the held batch, or None. One tuple, so that the watching thread never
+        # pairs the time of one batch with the ticket of the next.
         self._held: tuple[int, float] | None = None
-        self.close(0.0)  # where the driver refuses, it refuses the first time
+        self.close(0.0)  # a driver that cannot hold a stream raises here, before any batch
         self.open()
         threading.Thread(target=self._watch, daemon=True, name="gate").start()
 
     def close(self, seconds: float) -> None:
         """Queue the wait for the next ticket."""
         self._ticket = (self._ticket + 1) % 2**32
+        # Before the wait is queued: the thread must be able to release it from its first moment.
         self._held = (self._ticket, self._now())
         stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
         ticket, how = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
@@ -96,7 +97,7 @@ class HostFlag:
         self._held = None
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """There is nothing to learn: the flag is held for as long as it takes."""
+        """Nothing to learn: the flag holds for as long as queueing takes."""
 
     def check(self) -> None:
         """Let the stream go on if it has been held for too long."""
@@ -112,7 +113,7 @@ class HostFlag:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._driver, name)(*arguments)
         if code:
-            self._held = None
+            self._held = None  # nothing was queued, so there is nothing to release
             raise OSError(f"{name} returned {code}")
 
 
@@ -120,7 +121,7 @@ class Spin:
     """Holds the stream by a kernel that spins for the seconds that queueing should take.
 
     ``_sleep`` counts cycles, and a GPU's clock rises fivefold from idle to work, so the rate is
-    measured with every spin. A spin that was too short doubles the next ones.
+    measured with every spin. After a spin that was too short the next ones are twice as long.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -130,7 +131,7 @@ class Spin:
         self._factor = 1.0
         self._cycles = 2_000_000
         self._rate = 1e9
-        for _ in range(3):  # the first loads the kernel
+        for _ in range(3):  # the first one also loads the kernel, so its rate is wrong
             first = torch.cuda.Event(enable_timing=True)
             self._start.record()
             self._cuda._sleep(self._cycles)
@@ -140,7 +141,8 @@ class Spin:
 
     def close(self, seconds: float) -> None:
         """Queue the spin."""
-        spin = min(self._factor * (5e-5 + seconds), _LONGEST_SPIN)
+        # 50 µs on top of the estimate, which is of little accuracy for short batches.
+        spin = min(self._factor * (5e-5 + seconds), _MAX_SPIN)
         self._cycles = int(spin * self._rate)
         self._start.record()
         self._cuda._sleep(self._cycles)
@@ -149,9 +151,10 @@ class Spin:
         """The spin ends by itself."""
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """The rate of this spin, and whether it was long enough."""
+        """Update cycle rate and length from this spin."""
         elapsed = self._start.elapsed_time(first) * 1e-3
         self._rate = self._cycles / max(elapsed, 1e-6)
+        # Halved after each hidden batch, so that one slow moment of the host has no lasting cost.
         self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor
 
 
@@ -159,5 +162,5 @@ def open_gate(torch: Any) -> Gate:
     """The host's flag where the driver has it, else the spin."""
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))
-    except (OSError, AttributeError):  # no such library, no such function, or it refuses
+    except (OSError, AttributeError):  # no such library, no such function, or the driver refuses
         return Spin(torch)

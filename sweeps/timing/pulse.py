@@ -1,8 +1,9 @@
-"""Whether this process has been running: Ctrl-Z, SIGSTOP, a freezer or a suspended machine stop it.
+"""Detect that this process was stopped: by Ctrl-Z, SIGSTOP, a freezer or a suspended machine.
 
-A batch that was stopped halfway says nothing about the device, and nobody used the time. SIGCONT
-tells of most stops; of the others a gap in the beats of a thread, in which the process used next to
-no CPU time either (one that only waited, or was kept from its thread, used some).
+A batch that was stopped halfway says nothing about the device, and the time must not be charged to
+the budget. SIGCONT reports most stops. The others show as a gap between two beats of a thread in
+which the whole process used almost no CPU time; a process that was merely busy, or whose beating
+thread had to wait for another, did use some.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from collections.abc import Callable
 from types import FrameType
 
 _INTERVAL = 0.05  # seconds between two beats
-_GAP = 0.5  # seconds without a beat that a busy machine does not explain
-_WORKING = 0.1  # of such a gap, spent on the CPU: then it was the thread that had to wait
+_GAP = 0.5  # seconds without a beat that a busy machine alone does not cause
+_WORKING = 0.1  # share of a gap spent on the CPU from which only the thread had to wait
 
 
 class Pulse:
-    """Of a process that is never stopped, as in a test that makes up its time."""
+    """The pulse of a process that is never stopped, for tests that make up their time."""
 
     def stops(self) -> int:
         """How often the process has been stopped."""
         return 0
 
     def lost(self) -> float:
-        """Seconds that it was stopped for, in all; those of stops too short to be seen left out."""
+        """Seconds of all stops together, without those too short to be detected."""
         return 0.0
 
 
 class BeatingPulse(Pulse):
-    """Of this process, from now on."""
+    """The pulse of this process, from now on."""
 
     def __init__(
         self,
@@ -53,17 +54,18 @@ class BeatingPulse(Pulse):
 
     def stops(self) -> int:
         """How often the process has been stopped; one stop may count twice."""
-        self.beat()
+        self.beat()  # the thread may not have run since the process went on
         return self._continued + self._gaps
 
     def lost(self) -> float:
-        """Seconds that it was stopped for, in all."""
+        """Seconds of all stops together."""
         self.beat()
         return self._lost
 
     def beat(self) -> None:
-        """See what has gone by since the last beat."""
+        """Compare with the last beat, and count a stop if there is a gap."""
         with self._lock:
+            # Under the lock, so that two threads that beat at once do not count a gap twice.
             (last, used), self._beat = self._beat, (self._now(), self._cpu())
             gap = self._beat[0] - last
             if gap > _GAP and self._beat[1] - used < _WORKING * gap:
@@ -71,6 +73,7 @@ class BeatingPulse(Pulse):
                 self._lost += gap
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
+        # No lock: a handler runs on the main thread, which may hold it already.
         self._continued += 1
 
     def _run(self) -> None:
@@ -81,7 +84,7 @@ class BeatingPulse(Pulse):
 
 @functools.cache
 def pulse_of_this_process() -> BeatingPulse:
-    """The one that beats here; first asked for on the main thread."""
+    """The one pulse of this process. The first call must be on the main thread, for the signal."""
     pulse = BeatingPulse()
     pulse.start()
     return pulse

@@ -1,4 +1,4 @@
-"""The sampler: takes callables and a clock, and knows nothing of kernels, files or devices.
+"""The sampler: takes callables and a clock, independent of kernels, files and devices.
 
 A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler
 decides how many launches a batch has, what precedes it (a cache flush, a settling time), and
@@ -20,25 +20,25 @@ from sweeps.timing.statistics import CHECKPOINTS, finished
 from sweeps.timing.telemetry import RETRY, Reading, Telemetry
 
 PROTOCOL = 1
-"""Version of the way of measuring. Rows of different versions never mix."""
+"""Version of the measuring method. Rows of different versions never mix."""
 
 SUSTAINED_SETTLE = 0.3
 SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3
 _STOP_RETRIES = 3
 MAX_EXPOSED = CHECKPOINTS[0]
-"""Samples with launch gaps in them after which a case is given up: they never enter a median."""
+"""A case with this many samples that show launch gaps is given up; such samples enter no median."""
 
 CHECKED_EVERY = 6
-"""One sample in so many is checked, the first one of a case among them: it costs about as much as a
-sample does. The median of six samples has one that was."""
+"""One sample in this many is checked, beginning with a case's first: a check costs about as much as
+a sample. A median of six samples includes one that was checked."""
 
 
 class Checker(Protocol):
-    """Knows whether what was launched computed what it should."""
+    """Checks that launches computed the right results."""
 
     def poison(self) -> None:
-        """Make every result wrong, in the device's own order of things."""
+        """Overwrite every result, in stream order, so that one left unwritten fails the check."""
         ...
 
     def batch(self, indices: Sequence[int], last: object) -> None:
@@ -48,7 +48,7 @@ class Checker(Protocol):
         ...
 
     def after(self) -> None:
-        """Check once more when all samples are taken. Raises if a result is wrong."""
+        """Check again after all samples. Raises if a result is wrong."""
         ...
 
 
@@ -57,10 +57,10 @@ class Subject:
     """Something to time.
 
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
-    batch. ``paced`` says that the gaps between launches belong to the time: nothing hides them.
-    ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` brings back
-    into the flushed cache what a launch should find there; cold, that is nothing. ``checker``
-    checks some of its batches.
+    batch. ``paced`` says that the gaps between launches belong to the time and are not hidden.
+    ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` loads into
+    the flushed cache what a launch should find there (nothing for a cold one). ``checker`` checks
+    one batch in :data:`CHECKED_EVERY`.
     """
 
     key: str
@@ -71,16 +71,16 @@ class Subject:
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
     paced: bool = False
     samples: list[float] = field(default_factory=list)
-    exposed: int = 0  # samples that were not taken over: gaps between their launches may show
-    launches: int = 0  # of a batch; set by Sampler.fit
+    exposed: int = 0  # rejected samples: gaps between their launches may show
+    launches: int = 0  # per batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
     warm: Callable[[], object] = lambda: None
     checker: Checker | None = None
-    checking: float = 0.0  # seconds that checking one launch takes, about
+    checking: float = 0.0  # seconds that checking one launch takes, roughly
 
     @property
     def finished(self) -> bool:
-        """Whether the stopping rule is content, or too many samples were no good."""
+        """Whether the stopping rule is met, or too many samples were rejected."""
         return finished(self.samples) or self.exposed >= MAX_EXPOSED
 
 
@@ -88,8 +88,8 @@ class Subject:
 class Sample:
     """One timed batch: seconds per launch, how many, and what the sensors said.
 
-    ``cost`` are the seconds that all of it took, ``checking`` those of them that went into its
-    results, if they were ``checked``.
+    ``cost`` is the seconds of the whole sample, ``checking`` those within it that checked its
+    results, where it was ``checked``.
     """
 
     key: str
@@ -112,7 +112,7 @@ class Sampler:
         telemetry: Telemetry | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        """``flush`` evicts the last-level cache, in the device's own order of things."""
+        """``flush`` evicts the last-level cache, in stream order on a GPU."""
         self._clock = clock
         self._flush = flush
         self._telemetry = telemetry or Telemetry()
@@ -123,11 +123,11 @@ class Sampler:
     def estimate(self, launch: LaunchCall, warmed_up: bool = False) -> float:
         """Seconds of one launch, roughly, from warm launches on set 0.
 
-        Doubles the batch until it is long enough for the clock to be believed to a few percent.
+        Doubles the batch until it is long enough for the clock to be accurate to a few percent.
 
         Args:
             launch: launches once.
-            warmed_up: it has been launched before, so that even a first time is a true one.
+            warmed_up: it has been launched before, so that no warm-up launch is needed.
         """
         clock = self._clock
         if not warmed_up:
@@ -135,24 +135,25 @@ class Sampler:
         seconds, count = math.inf, 1
         while True:
             batch = functools.partial(clock.time, launch, [0] * count)
-            seconds = min(seconds, self._whole(batch).seconds / count)
-            if seconds * count >= clock.batch_seconds / 4 or count >= clock.most_launches:
+            seconds = min(seconds, self._time_unstopped(batch).seconds / count)
+            if seconds * count >= clock.batch_seconds / 4 or count >= clock.max_launches:
                 return seconds
-            # Never more launches than a full batch should have, however fast the first one was.
+            # At least doubled, so that the loop ends; at most 16 times as many, because a first
+            # launch that was timed too short would ask for a far too long batch.
             wanted = clock.batch_seconds / 4 / max(seconds, 1e-9)
-            count = min(max(2 * count, math.ceil(wanted)), 16 * count, clock.most_launches)
+            count = min(max(2 * count, math.ceil(wanted)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
-        """Launches of a batch, from the estimated seconds of one, if there are sets enough."""
+        """Launches of a batch, from the estimated seconds of one, before :meth:`fit` caps them."""
         batch = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
-        return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.most_launches))
+        return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.max_launches))
 
     def fit(self, subject: Subject, seconds: float) -> None:
         """Decide the launches of a batch from the estimated seconds of one launch.
 
-        A cold burst never uses a set twice: its second use would find the data in the cache, also
-        where the sets share an operand that is to be found there.
-        Sustained work rotates its sets, of which there must be enough to leave the cache behind.
+        A cold burst never uses a set twice: the second use would find the data in the cache. That
+        holds for ``weights-cold`` too, where all sets share a first operand that stays cached.
+        Sustained work rotates its sets, of which there must be enough to exceed the cache.
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
@@ -163,7 +164,7 @@ class Sampler:
         subject.cost += subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Seconds of a flush: on a CPU, several times a short batch's own."""
+        """Seconds of a flush: on a CPU, several times those of a short batch."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -173,14 +174,15 @@ class Sampler:
     def sample(self, subject: Subject) -> Sample:
         """Take one sample and append it to the subject's, if it hid the gaps between its launches.
 
-        A sample during which the hardware slowed itself down is taken again after a pause, three
-        times at most; then it stands, and its reasons with it. A machine that stays slow is not
-        waited for again until it was seen at its full speed.
+        A sample during which the hardware throttled is taken again after a pause, three times at
+        most; then it is kept, with the throttle reasons. While a machine stays throttled, later
+        samples are not retried, until one of them ran at full speed.
 
         Raises:
-            Exception: whatever a launch throws, or the subject's checker, if a result is wrong.
+            Exception: any error of a launch, or of the subject's checker if a result is wrong.
         """
         clock = self._clock
+        # Rejected samples count as well: the check and the first set rotate with every attempt.
         taken = len(subject.samples) + subject.exposed
         checked = taken % CHECKED_EVERY == 0
         indices = self._indices(subject, taken)
@@ -190,13 +192,14 @@ class Sampler:
             if attempt:
                 self._telemetry.forget()
             start = clock.now()
-            timing = self._batch(subject, indices, checker)
+            timing = self._time_batch(subject, indices, checker)
             reading = self._telemetry.between(start, clock.now())
             throttled = not RETRY.isdisjoint(reading.throttled)
             if not throttled or self._stays_slow:
                 break
         self._stays_slow = throttled
         seconds = timing.seconds / subject.launches
+        # Without the check: the loop plans it separately, as Subject.checking.
         subject.cost = self.now() - begin
         if checker is not None:
             checker.batch(indices, timing.last)
@@ -211,40 +214,43 @@ class Sampler:
         )  # fmt: skip
 
     def wake(self) -> None:
-        """After a pause: bring the device back to the clocks of work."""
+        """After a pause: bring the device back to its working clock rates."""
         self._clock.wake()
 
     def now(self) -> float:
-        """The clock's host time without what the process was stopped for, in seconds."""
+        """The clock's host time in seconds, without the time in which the process was stopped."""
         return self._clock.now() - self._pulse.lost()
 
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
         """The sets of a batch, in order.
 
-        Each begins with another, so that also batches of one launch use them all. So does each
-        batch that is checked: of two sets, every sixth batch would begin with the same.
+        Each batch starts one set further, so that batches of one launch also use them all, and each
+        checked batch starts one set further than the checked one before: with two sets, every sixth
+        batch would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
 
-    def _batch(self, subject: Subject, indices: Sequence[int], checker: Checker | None) -> Timing:
+    def _time_batch(
+        self, subject: Subject, indices: Sequence[int], checker: Checker | None
+    ) -> Timing:
         sustained = subject.mode == "sustained"
-        before = functools.partial(self._set_out, subject, checker)
+        before = functools.partial(self._begin_batch, subject, checker)
         batch = functools.partial(
             self._clock.time, subject.launch, indices, before=before,
             settle=SUSTAINED_SETTLE if sustained else 0.0,
             paced=subject.paced and not sustained,
         )  # fmt: skip
         with subject.settings():
-            return self._whole(batch)
+            return self._time_unstopped(batch)
 
-    def _whole(self, take: Callable[[], Timing]) -> Timing:
-        """A batch that was not stopped halfway: taken again where the process was.
+    def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
+        """Time a batch during which the process was not stopped, repeating it where it was.
 
-        Where that happens time after time, as under a limit on CPU time that works by stopping, the
-        batch shows gaps.
+        If every repetition is stopped too, as under a CPU limit that works by SIGSTOP, the batch
+        counts as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()
@@ -253,8 +259,10 @@ class Sampler:
                 return timing
         return replace(timing, hidden=False)
 
-    def _set_out(self, subject: Subject, checker: Checker | None) -> None:
-        """What a batch begins with: results that are wrong, and the cache as it should be."""
+    def _begin_batch(self, subject: Subject, checker: Checker | None) -> None:
+        """Poison the results and bring the cache into its state, in this order, before a batch."""
+        # A warm launch writes its result, so it must come before the poison. The flush comes after,
+        # because poisoning leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:

@@ -6,7 +6,7 @@ sample and stopping at the first narrow interval would lower that, so the rule l
 counts of :data:`CHECKPOINTS`. What is then left of the stated 95 %, simulated with independent
 samples: at least 94 % for noise with one hump (log-normal of 0.3 to 5 %, exponential of 1 to 3 %),
 90 % in the worst case of noise that jumps between two speeds. Samples that share a disturbance are
-worth less than they count for; shuffled rounds keep them apart.
+worth less than independent ones; shuffled rounds spread them out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import comb
 
 LEVEL = 0.95
 CHECKPOINTS = (6, 8, 11, 16, 23, 37)
-"""Sample counts at which a case may be found done; the last is where it stops regardless.
+"""Sample counts at which a case may be finished; at the last it is finished in any case.
 
 Ending at 23 costs 0.6 of the time on a CPU whose speed jumps, but repeats worse than PyTorch's
 timer there (1.06 of its scatter in geometric mean over eight runs; this rule 0.81)."""

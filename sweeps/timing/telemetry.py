@@ -38,7 +38,7 @@ _Raw = tuple[float, float | None, float | None, float | None, int]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was true around a span of time; None or empty where nobody knows."""
+    """Sensor values around a span of time; None or empty where they cannot be read."""
 
     sm_mhz: float | None = None
     power_w: float | None = None
@@ -60,7 +60,7 @@ class Telemetry:
         return Reading()
 
     def forget(self) -> None:
-        """Wait until readings from now on say nothing of what was before."""
+        """Wait until later readings no longer cover what was before."""
 
 
 class NvmlTelemetry(Telemetry):
@@ -104,7 +104,7 @@ class NvmlTelemetry(Telemetry):
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def forget(self) -> None:
-        """Two and a half periods: one reading is new, and the old ones are out of reach."""
+        """Wait two and a half periods: one reading is new then, the old ones are out of reach."""
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
@@ -124,8 +124,8 @@ class NvmlTelemetry(Telemetry):
     def _power(self) -> float | None:
         """Milliwatts at this moment.
 
-        ``nvmlDeviceGetPowerUsage`` is an average of a second from Ampere on (but on GA100), and
-        the field is the moment's; on what has no such field, the call is.
+        From Ampere on (except GA100) ``nvmlDeviceGetPowerUsage`` is an average over a second and
+        the field is instantaneous; on cards without the field, the call itself is.
         """
         nvml = self._nvml
         try:
@@ -155,13 +155,13 @@ def open_nvml() -> Any | None:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # no package, no library, no permission: all the same here
+    except Exception:  # no package, no library or no permission
         return None
     return pynvml
 
 
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
-    """NVML's handle of a GPU, given what PyTorch's ``get_device_properties`` says of it."""
+    """NVML's handle of a GPU, from PyTorch's ``get_device_properties``."""
     uuid = str(getattr(properties, "uuid", ""))
     place = [getattr(properties, f"pci_{what}_id", 0) for what in ("domain", "bus", "device")]
     address = f"{place[0]:08x}:{place[1]:02x}:{place[2]:02x}.0"
@@ -181,7 +181,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def is_shared(gpu: int) -> bool:
-    """Whether several processes may use a GPU at once; where nobody tells, they may.
+    """Whether several processes may use a GPU at once; assumed where NVML cannot tell.
 
     In the compute modes EXCLUSIVE_PROCESS and PROHIBITED a second one would fail.
     """

@@ -23,7 +23,7 @@ import torch
 
 from kernels.names import read_name
 
-# The profiler's library tells of its own doings on stderr; it reads this when it is first used.
+# Silence the log of PyTorch's profiler on stderr; it reads this when it is first used.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 LaunchOnce = Callable[[], object]
@@ -92,11 +92,11 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
         torch.cuda.synchronize()
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    events = profiled(work, activities)
+    events = profile_events(work, activities)
     return split_trace(events, count)
 
 
-def profiled(
+def profile_events(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> list[dict[str, Any]]:
     """The events of PyTorch's trace of some work, with the operations' shapes."""
@@ -117,8 +117,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     """Sort a trace's kernels into ``count`` marked launches; None where kernels are missing.
 
     A mark is a span of host time. The calls that launched kernels lie within it, and each kernel
-    carries the number of its call (``correlation``), so that a kernel whose record was lost takes
-    nothing with it but itself: its call is left without a kernel.
+    carries the number of its call (``correlation``), so that a lost record affects one launch only:
+    its call is left without a kernel.
     """
     marks = _Marks(events)
     calls: dict[Any, int] = {}
@@ -134,7 +134,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             if event["cat"] == "cuda_runtime":
                 outer[thread] = begin + float(event["dur"])
             elif begin <= outer.get(thread, -1.0):
-                continue  # the runtime's own way to the driver: one kernel, and its call is known
+                continue  # a driver call made by a runtime call that was counted already
             calls[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             operations[arguments["External id"]] = mark
@@ -154,7 +154,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     for call, mark in calls.items():
         if call not in answered and mark < count:
             launches[mark] = None
-    # A launch without a call, among others that have them: its call may have been lost.
+    # Where other launches have calls, the call of a launch without any may have been lost.
     return [None if answered and not kernels else kernels for kernels in launches]
 
 
@@ -190,7 +190,7 @@ class _Marks:
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """The columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``.
 
-    Where nobody knows the kernels, ``kernel`` is empty and the others are left out.
+    Where the kernels are not known, ``kernel`` is empty and the others are left out.
     """
     if not kernels:
         return {"kernel": ""}

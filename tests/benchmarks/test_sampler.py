@@ -1,7 +1,7 @@
 """``make bench``: the sampler against the timers that people use today, in one run.
 
 On a CPU against PyTorch's ``blocked_autorange``, from about 10 µs to 5 ms; on a GPU against
-``triton.testing.do_bench``, 200 shapes. Two passes of each. Printed: seconds a case, and
+``triton.testing.do_bench``, 200 shapes. Two passes of each. Printed: seconds per case, and
 repeatability (the median over the cases of the difference between the passes).
 """
 
@@ -42,7 +42,7 @@ def compare(
     benchmark: Any, capsys: Any, cases: int, ours: Callable[[], Pass], other: str,
     theirs: Callable[[], Pass],
 ) -> None:  # fmt: skip
-    """Two passes of each in turn; print and record seconds a case and repeatability."""
+    """Two passes of each in turn; print and record seconds per case and repeatability."""
 
     def passes() -> dict[str, tuple[float, float]]:
         runs: dict[str, list[Pass]] = {"sampler": [], other: []}

@@ -114,7 +114,7 @@ def test_clocks_that_are_not_told_are_no_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: silent)
-    assert (silent.name, device.told_khz(silent, "clock_rate")) == ("NVIDIA H200", 0.0)
+    assert (silent.name, device.clock_khz(silent, "clock_rate")) == ("NVIDIA H200", 0.0)
     selected = device.select_device("auto", 0)
     assert selected.machine.slug == "nvidia-h200"
 

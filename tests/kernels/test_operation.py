@@ -13,7 +13,7 @@ from kernels import implementations
 from kernels.correctness.reference import check
 from kernels.device import this_cpu
 from kernels.errors import UserError
-from kernels.library.calls import moved
+from kernels.library.calls import moved_copies
 from kernels.library.vendor import LibraryConfig
 from kernels.operands import random_operands
 from kernels.operation import (
@@ -138,7 +138,7 @@ def test_hand_written_kernels_refuse_other_operations_in_a_sentence() -> None:
 @pytest.mark.parametrize("problem", [Gemm(8, 16, 24, "bf16", "tn"), Gemm(4, 8, 8, "fp32", "nt", 3)])
 def test_misplaced_operands_begin_at_odd_addresses_and_hold_the_same_values(problem: Gemm) -> None:
     operands = random_operands(problem, "cpu")
-    (elsewhere,) = moved(problem, [operands], 1, 1)
+    (elsewhere,) = moved_copies(problem, [operands], 1, 1)
     for before, after in zip(operands, elsewhere, strict=True):
         assert after.data_ptr() % 16 == after.element_size()
         assert after.stride() == before.stride()

@@ -20,7 +20,7 @@ from sweeps.cases.case import Case
 from sweeps.running.fold import CANARY, History
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
-from sweeps.timing.clock import LaunchCall, Timing, nothing
+from sweeps.timing.clock import LaunchCall, Timing, do_nothing
 from sweeps.timing.sampler import Sampler, Subject
 
 
@@ -36,7 +36,7 @@ class FakeClock:
     """Time passes only by launches, and by ``pause``."""
 
     batch_seconds = 1e-3
-    most_launches = 1000
+    max_launches = 1000
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -49,7 +49,7 @@ class FakeClock:
         self,
         launch: LaunchCall,
         indices: Sequence[int],
-        before: Callable[[], object] = nothing,
+        before: Callable[[], object] = do_nothing,
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:

@@ -179,7 +179,7 @@ if __name__ == "__main__":
         cases = [(problem, family.configs(problem, machine)[0]) for problem in problems]
         family.compile_ahead(cases)
         calls = [call for problem, config in cases
-                 for call in family.ahead(problem, random_operands(problem, "cpu"), config)]
+                 for call in family.unbound_calls(problem, random_operands(problem, "cpu"), config)]
         caches = {call.kernel.fn.__name__: call.kernel.device_caches[90][0] for call in calls}
         compiled = {kernel: len(cache) for kernel, cache in caches.items()}
         for call in calls:
@@ -229,7 +229,7 @@ if __name__ == "__main__":
     family, problem = all_implementations()["triton-splitk"], Gemm(4096, 4096, 4096, "bf16")
     config = SplitConfig(64, 64, 64, 3, 4, split=2)
     triton.runtime.driver.set_active(_TargetDriver(machine_of_arch("sm_90")))
-    calls = family.ahead(problem, meta_operands(problem), config)
+    calls = family.unbound_calls(problem, meta_operands(problem), config)
     for call in calls:
         call.warmup()  # as a launch would
     rows, counts = [], []
@@ -268,7 +268,7 @@ if __name__ == "__main__":
     family = all_implementations()["triton-persistent"]
     problem = Gemm(4096, 4096, 4096, "bf16")
     config = next(c for c in family.configs(problem, machine, True) if c.specialize)
-    (call,) = family.ahead(problem, meta_operands(problem), config)
+    (call,) = family.unbound_calls(problem, meta_operands(problem), config)
     sass = call.warmup().asm["sass"]
     print(*(word in sass for word in ("UTMALDG", "UTMASTG", "HGMMA", "USETMAXREG")))
 """

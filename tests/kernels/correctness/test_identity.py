@@ -122,7 +122,7 @@ def test_each_of_many_sets_has_its_own_remainder(monkeypatch: pytest.MonkeyPatch
     results = [right(gemm, operands) for operands in sets]
     results[4][3, 3] += 30
     for together in (1 << 22, 3 * (20 * 30 + 20 * 40 + 30 * 40), 1):
-        monkeypatch.setattr(identity, "_TOGETHER", together)
+        monkeypatch.setattr(identity, "_STACKED_ELEMENTS", together)
         found = remainders(gemm, sets, results, 1) or []
         assert [value > LIMIT["fp32"] for value in found] == [False] * 4 + [True] + [False] * 2
 

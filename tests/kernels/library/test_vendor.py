@@ -7,8 +7,8 @@ from kernels.correctness.check import SUITE
 from kernels.correctness.reference import check
 from kernels.device import select_device, software, this_cpu
 from kernels.errors import UserError
-from kernels.library.calls import moved
-from kernels.library.vendor import LibraryConfig, _cpu_libraries, switched
+from kernels.library.calls import moved_copies
+from kernels.library.vendor import LibraryConfig, _cpu_libraries, library_settings
 from kernels.machine import known_machine
 from kernels.operands import random_operands
 from kernels.operation import OPERATIONS
@@ -33,7 +33,7 @@ def settings() -> list[object]:
 @pytest.mark.parametrize("autotune", [False, True])
 def test_precision_is_set_everywhere_and_restored(dtype: str, wanted: str, autotune: bool) -> None:
     before = settings()
-    with switched(dtype, LibraryConfig(autotune=autotune)):
+    with library_settings(dtype, LibraryConfig(autotune=autotune)):
         # In 16 bits, where it changes nothing else, it keeps the autotuner's plans apart.
         apart = autotune and dtype == "bf16"
         assert {place.fp32_precision for place in PLACES} == {"tf32" if apart else wanted}
@@ -47,7 +47,7 @@ def test_precision_is_set_everywhere_and_restored(dtype: str, wanted: str, autot
 
 def test_precision_is_restored_after_an_error() -> None:
     before = settings()
-    with pytest.raises(ZeroDivisionError), switched("tf32", LibraryConfig(autotune=True)):
+    with pytest.raises(ZeroDivisionError), library_settings("tf32", LibraryConfig(autotune=True)):
         raise ZeroDivisionError
     assert settings() == before
 
@@ -125,7 +125,7 @@ def test_copies_of_what_sets_share_are_shared() -> None:
     gemm = Gemm(8, 16, 24, "fp32")
     first, second = (random_operands(gemm, "cpu", seed) for seed in (0, 1))
     second = second._replace(a=first.a)
-    one, other = moved(gemm, [first, second], 1, 64)
+    one, other = moved_copies(gemm, [first, second], 1, 64)
     assert one.a is other.a
     assert one.a.data_ptr() != first.a.data_ptr()
     assert one.b.data_ptr() != other.b.data_ptr()

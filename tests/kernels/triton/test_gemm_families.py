@@ -324,7 +324,7 @@ def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
             spread = torch.zeros(2 * batch_gap, dtype=torch.bfloat16, device=device)
             strides = (batch_gap, *operands.a.stride()[1:])
             operands = operands._replace(a=spread.as_strided(operands.a.shape, strides))
-        (call,) = family("triton-persistent").ahead(problem, operands, config)
+        (call,) = family("triton-persistent").unbound_calls(problem, operands, config)
         return call.kernel.fn.__name__, call.options.get("STORE")
 
     plain = ("matmul_persistent_plain", None)

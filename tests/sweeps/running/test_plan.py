@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from kernels.machine import known_machine, of_cpu
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
-from sweeps.running.plan import PlanEntry, _spread_out, expected_seconds, make_plan, naming_reserve
+from sweeps.running.plan import (
+    PlanEntry,
+    _bit_reversal_order,
+    expected_seconds,
+    make_plan,
+    naming_reserve,
+)
 
 H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
@@ -23,11 +29,11 @@ def sweep(name: str, *sizes: int) -> list[Case]:
 @given(st.integers(1, 300))
 def test_spreading_out_keeps_every_case(count: int) -> None:
     cases = sweep("s", *range(1, count + 1))
-    assert sorted(c.problem.m for c in _spread_out(cases)) == list(range(1, count + 1))  # type: ignore[union-attr]
+    assert sorted(c.problem.m for c in _bit_reversal_order(cases)) == list(range(1, count + 1))  # type: ignore[union-attr]
 
 
 def test_any_beginning_covers_the_axis() -> None:
-    order = [c.problem.m for c in _spread_out(sweep("s", *range(64)[1:], 64))]  # type: ignore[union-attr]
+    order = [c.problem.m for c in _bit_reversal_order(sweep("s", *range(64)[1:], 64))]  # type: ignore[union-attr]
     for count in (4, 8, 16, 32):
         seen = sorted(order[:count])
         gaps = [b - a for a, b in zip([0, *seen], [*seen, 65], strict=True)]
