@@ -133,8 +133,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], markersize=8,
               label="measured; the model had not seen these")  # fmt: skip
     ends = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
-    axes.annotate(f"{m} → {m + 1}", (m, float(ends.mean())), xytext=(24, -28),
-                  textcoords="offset points", va="top", fontsize=12,
+    axes.annotate(f"{m} → {m + 1}", (m, float(ends.mean())), xytext=(36, 0),
+                  textcoords="offset points", va="center", fontsize=12,
                   arrowprops={"arrowstyle": "->"})  # fmt: skip
     dtype = validation.source.dtype
     axes.set(xlabel=f"M, rows   (N = {n}, K = {k}, {dtype})", ylabel="time, µs", xlim=(0, None),
