@@ -16,7 +16,7 @@ WRITE ?=
 export PYTHON DEVICE GPU BUDGET SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test plots table rules families record attacks rehearse bench compile-check lint format clean
+.PHONY: help sweep test plots table rules families record import attacks rehearse bench compile-check lint format clean
 
 # pytest splits this as a shell would.
 export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
@@ -60,6 +60,9 @@ rules:  ## judge the field's rules: measures what they need and results lack (BU
 record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock one-more")
 	@$(call python,test); "$$py" -m analysis record $(budget) \
 		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
+
+import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
+	@$(call python,public); "$$py" -m analysis import $(of_machine)
 
 attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, half an hour
 	@$(call python,test); "$$py" -m pytest -q -n auto --benchmark-disable tests/attacks --long

@@ -141,6 +141,16 @@ def foreign_constants(
     return scaled, origin
 
 
+def measured_on(generation: str, dtype: str) -> str | None:
+    """The slug of the machine that a generation's shipped constants were measured on, if any.
+
+    A generation without constants of its own takes another's, whose machine is returned.
+    """
+    table = _constants_table()
+    origin = _entry(table["like"].get(generation, generation), dtype).get("machine")
+    return None if origin is None else str(origin)
+
+
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]

@@ -61,7 +61,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
         row = published[answer.question, answer.problem.spec()]
         # What rests on measurements is exact; a prediction may differ in the last digits of the
         # fitted constants from one machine to the next, and a close call with it.
-        if row["basis"] == answer.basis == "measured":
+        if row["evidence"] == answer.evidence == "measured":
             assert row["verdict"] == answer.verdict
             if answer.measured_gain is not None:
                 assert row["instead"] == answer.instead.spec()

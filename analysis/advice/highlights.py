@@ -93,7 +93,7 @@ def _sizes(advice: Sequence[Advice]) -> str:
     best = pads[0]
     return (
         f"Padding: {len(pads)} of {len(padded)} shapes are faster padded, the most "
-        f"{best.problem} with {best.change}, by {best.gain:.0%} ({best.basis}){nearby}"
+        f"{best.problem} with {best.change}, by {best.gain:.0%} ({best.evidence}){nearby}"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.advice.sizes import SizeIndex
-from analysis.recordings.load import cold_bursts, problems_of, stored_ordinarily
+from analysis.recordings.load import bursts, problems_of, stored_ordinarily
 from kernels.problem import Problem
 
 
@@ -29,10 +29,18 @@ class MeasuredTime:
 
 
 class Measurements:
-    """Measured times, cold and in bursts, looked up by problem and by its neighbours."""
+    """Measured times in bursts, looked up by problem and by its neighbours."""
 
-    def __init__(self, times: Mapping[Problem, Mapping[str, MeasuredTime]]) -> None:
-        """``times`` maps a problem to the time of each implementation that computed it."""
+    def __init__(
+        self, times: Mapping[Problem, Mapping[str, MeasuredTime]], warm: bool = False
+    ) -> None:
+        """Take what was measured.
+
+        Args:
+            times: maps a problem to the time of each implementation that computed it.
+            warm: whether operands came from the cache where they fit it.
+        """
+        self.warm = warm
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
@@ -74,9 +82,14 @@ class Measurements:
         return name if entry[name].hi < entry[library].lo else library
 
 
-def read_measurements(rows: pd.DataFrame) -> Measurements:
-    """The measured times of ``ok`` rows: cold, in bursts, of operands stored ordinarily."""
-    rows = cold_bursts(rows[stored_ordinarily(rows)])
+def read_measurements(rows: pd.DataFrame, cache: str = "cold") -> Measurements:
+    """The measured times of ``ok`` rows: in bursts, of operands stored ordinarily.
+
+    Args:
+        rows: as loaded.
+        cache: where the operands came from; that of a recording's most cases.
+    """
+    rows = bursts(rows[stored_ordinarily(rows)], cache)
     columns = (
         rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
         for name in ("time_us", "time_lo_us", "time_hi_us")
@@ -90,4 +103,4 @@ def read_measurements(rows: pd.DataFrame) -> Measurements:
         # Of the same problem in two sweeps, the time with the narrower interval counts.
         if name not in known or time.width < known[name].width:
             known[name] = time
-    return Measurements(times)
+    return Measurements(times, cache == "warm")

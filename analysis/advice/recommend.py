@@ -46,7 +46,7 @@ class Advice:
     instead: Problem
     question: str  # of QUESTIONS
     verdict: str  # "pad", "choose" or "leave it"
-    basis: str  # "measured" or "predicted"
+    evidence: str  # "measured" or "predicted"
     implementation: str
     predicted_gain: float
     predicted_lo: float
@@ -107,7 +107,8 @@ def advise(
         verdict, reason = "leave it", _why_not(frame.iloc[0], question)
         guess = max(range(1, len(options)), key=lambda i: predicted[i][0], default=0)
         if guess and not known[guess] and predicted[guess][0] >= MIN_GAIN:
-            reason += _best_guess(problem, options[guess], predicted[guess])
+            assumed = _rests_on_alignment(problem, options[guess], fit)
+            reason += _best_guess(problem, options[guess], None if assumed else predicted[guess])
     else:
         # The model's tiles and waves explain a gain only if the model predicts half of it.
         explained = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
@@ -120,7 +121,7 @@ def advise(
         instead=option,
         question=question,
         verdict=verdict,
-        basis="measured" if gain or (not best and any(known[1:])) else "predicted",
+        evidence="measured" if gain or (not best and any(known[1:])) else "predicted",
         implementation=measured.winner(option, library),
         predicted_gain=predicted[best][0],
         predicted_lo=predicted[best][1] if best else 0.0,
@@ -165,10 +166,24 @@ def decide(
     ]
     ratios = [measured.ratio(problem, option) for option in options]
     known = [r and _gain(r, more) for r, more in zip(ratios, work, strict=True)]
-    # The lower end of each option's gain: the measured one where there is one.
-    certain = [(known[i] or predicted[i])[1] for i in range(len(options))]
+    certain = [
+        _certain_gain(gain, guess, assumed=_rests_on_alignment(problem, option, fit))
+        for gain, guess, option in zip(known, predicted, options, strict=True)
+    ]
     best = max(range(1, len(options)), key=certain.__getitem__, default=0)
     return (best if best and certain[best] >= MIN_GAIN else 0), predicted, known
+
+
+def _certain_gain(measured: Gain | None, predicted: Gain, assumed: bool) -> float:
+    """The lower end of a gain: the measured one if there is one; nothing if it is ``assumed``."""
+    if measured is not None:
+        return measured[1]
+    return 0.0 if assumed else predicted[1]
+
+
+def _rests_on_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
+    """Whether a gain is a guess: better alignment, of which no calibrated row showed the worth."""
+    return fit.aligned_only and option.alignment > problem.alignment
 
 
 def _work(problem: Problem, option: Problem, question: str) -> float:
@@ -187,7 +202,7 @@ def _options(
     """
 
     def predict(options: Sequence[Problem]) -> pd.DataFrame:
-        return model.predict(Query.plain(options, library)).frame()
+        return model.predict(Query.plain(options, library, measured.warm)).frame()
 
     choose = question == "choose"
     near = measured.near(problem, -allowance if choose else 0.0, allowance)
@@ -294,10 +309,18 @@ def _why(
     return "; ".join(reasons)
 
 
-def _best_guess(problem: Problem, option: Problem, gain: Gain) -> str:
-    """What may be better but is not certain: to be measured before a model is changed."""
-    value, lo, hi = gain
+def _best_guess(problem: Problem, option: Problem, gain: Gain | None) -> str:
+    """What may be better but is not certain: to be measured before a model is changed.
+
+    Without a gain: what misaligned sizes cost there is assumed, so that no figure is given.
+    """
     change = _change(problem, option)
+    if gain is None:
+        return (
+            f"; {change} is better aligned, which may pay: no row of misaligned sizes is known "
+            "here to tell how much, so measure it"
+        )
+    value, lo, hi = gain
     return f"; the best guess is {change}, by {value:.1%} ({lo:+.1%} to {hi:+.1%}): measure it"
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.model.predict import Model, model_from_json
+from analysis.model.basis import Basis, find_basis
+from analysis.model.predict import Model
 from analysis.model.residual import can_grow
-from analysis.recordings.load import Recording, find_recording, load, load_run
+from analysis.recordings.load import Recording, find_recording, load
 from kernels.cli import (
     new_app,
     note,
@@ -18,7 +18,6 @@ from kernels.cli import (
 )
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
-from kernels.machine import Machine, known_machine
 from kernels.problem import Conv, Problem
 
 if TYPE_CHECKING:
@@ -40,24 +39,12 @@ def problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
     return parsed
 
 
-def model_of(machine: str | None, results: Path) -> tuple[Model, Path | None]:
-    """The model of a machine, from its recording's calibration where there is one."""
-    recorded = [path.parent.name for path in results.glob("*/run.json")]
-    if machine is None or machine in recorded or f"{machine}-local" in recorded:
-        folder = find_recording(machine, results)
-        facts = Machine.from_json(load_run(folder)["machine"])
-        path = folder / "calibration.json"
-        if not path.exists():
-            note("This recording is not calibrated yet: predictions use shipped constants.")
-            return Model(facts), folder
-        try:
-            return model_from_json(facts, json_module.loads(path.read_bytes())), folder
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(
-                f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
-                "writes it again."
-            ) from None
-    return Model(known_machine(machine, recorded)), None
+def basis_of(machine: str | None, results: Path) -> Basis:
+    """What answers about a machine rest on, saying so where it is not calibrated yet."""
+    basis = find_basis(machine, results)
+    if not basis.calibrated:
+        note("This recording is not calibrated yet: predictions use shipped constants.")
+    return basis
 
 
 def library_of(model: Model, problem: Problem) -> str:

@@ -10,8 +10,8 @@ from analysis.commands.app import (
     MachineOption,
     ResultsOption,
     app,
+    basis_of,
     library_of,
-    model_of,
     parse_share,
     problems,
 )
@@ -38,17 +38,18 @@ def predict_command(
     json: JsonOption = False,
 ) -> None:
     """Predict times, with the limit and an explanation; for any machine of machines.toml."""
-    model, _ = model_of(machine, results)
+    basis = basis_of(machine, results)
+    model = basis.model
     rows: list[dict[str, Any]] = []
     for problem in problems(gemm, conv):
-        query = Query.plain([problem], library_of(model, problem))
+        query = Query.plain([problem], library_of(model, problem), basis.warm)
         row = model.predict(query).frame().iloc[0].to_dict()
         row["tflops"] = problem.flops / row["time_us"] / 1e6
         names = ("time_us", "tflops", "limit", "tile", "tiles", "waves", "tail_efficiency",
                  "tile_efficiency", "bytes", "lo_us", "hi_us")  # fmt: skip
         rows.append(
             {"problem": problem.spec(), **{name: row[name] for name in names},
-             "explanation": explain(row)}
+             "explanation": explain(row), "basis": basis.kind, "source": basis.source}
         )  # fmt: skip
     if json:
         print_json(rows if len(rows) > 1 else rows[0])
@@ -84,14 +85,18 @@ def recommend_command(
         raise UserError("give --pad or --choose, not both: they are two questions.")
     question = "pad" if choose is None else "choose"
     allowance = parse_share(choose or pad or "12.5%", question)
-    model, folder = model_of(machine, results)
-    measured = Measurements({}) if folder is None else read_measurements(load(folder).products)
+    basis = basis_of(machine, results)
+    model, measured = basis.model, Measurements({})
+    if basis.folder is not None:
+        recording = load(basis.folder)
+        measured = read_measurements(recording.products, recording.cache)
     answers = [
         advise(problem, model, measured, library_of(model, problem), allowance, question)
         for problem in problems(gemm, conv)
     ]
     if json:
-        documents = [answer.to_json() for answer in answers]
+        told = {"basis": basis.kind, "source": basis.source}
+        documents = [{**answer.to_json(), **told} for answer in answers]
         print_json(documents if len(documents) > 1 else documents[0])
         return
     for answer in answers:
@@ -107,6 +112,6 @@ def recommend_command(
         what = "gain" if question == "pad" else "gain per FLOP"
         print(
             f"{answer.problem}: {question} {answer.change} with {answer.implementation}; "
-            f"{answer.basis} {what} {gain:.1%} ({lo:.1%} to {hi:.1%}), {answer.extra_flops:+.1%} "
-            f"FLOPs ({answer.reason})."
+            f"{answer.evidence} {what} {gain:.1%} ({lo:.1%} to {hi:.1%}), "
+            f"{answer.extra_flops:+.1%} FLOPs ({answer.reason})."
         )

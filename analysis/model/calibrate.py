@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from analysis.recordings.load import algorithms_of, kernels_of
 from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
 from kernels.estimate import ALGORITHMS, Array
 from kernels.machine import Machine
-from kernels.problem import Gemm, Problem
+from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 MIN_ROWS = 12
 """A group with fewer rows keeps the shipped constants, scaled to fit."""
@@ -124,7 +124,10 @@ def calibrate_query(
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
         pair_errors = _pair_errors(query.take(where), predicted, log_ratio, spread)
-        fits[group] = _fit_with_errors(fitted, log_ratio, spread, pair_errors)
+        aligned = all(query.problems[i].alignment >= WIDE_BYTES for i in where)
+        fits[group] = replace(
+            _fit_with_errors(fitted, log_ratio, spread, pair_errors), aligned_only=aligned
+        )
         # Back from the group's order to one array per fold, as the estimates are.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
         ends = (np.split(end * spread, cuts) for end in _leave_one_out_ranges(log_ratio / spread))

@@ -27,7 +27,8 @@ class Fit:
     prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
     of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same, over the root
-    of the sum of both spreads' squares; ``pairs`` is how many there were.
+    of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
+    that all rows had sizes in multiples of 16 bytes: what others cost is then assumed.
     """
 
     constants: Constants
@@ -41,6 +42,7 @@ class Fit:
     median: float | None = None
     mean: float | None = None
     p95: float | None = None
+    aligned_only: bool = False
 
     def spread(self, lo: float, hi: float) -> float:
         """The spread of a prediction, from its 90 % interval."""

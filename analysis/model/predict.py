@@ -39,7 +39,8 @@ class Model:
         """The fit of a group."""
         if group in self.fits:
             return self.fits[group]
-        return Fit(default_constants(self.machine.generation, group.split()[-1]))
+        constants = default_constants(self.machine.generation, group.split()[-1])
+        return Fit(constants, aligned_only=True)
 
     def predict(self, query: Query) -> Prediction:
         """Predict every case of a query.

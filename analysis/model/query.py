@@ -25,9 +25,13 @@ class Query:
     sustained: Sequence[bool]
 
     @classmethod
-    def plain(cls, problems: Sequence[Problem], implementation: str) -> Query:
-        """Problems on one implementation, its default config, operands in memory, in bursts."""
-        return cls.each(problems, [implementation] * len(problems))
+    def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
+        """Problems on one implementation, its default config, in bursts.
+
+        Operands come from memory or, ``warm``, from the cache where they fit it.
+        """
+        n = len(problems)
+        return cls(problems, [implementation] * n, [""] * n, [warm] * n, [False] * n)
 
     @classmethod
     def each(cls, problems: Sequence[Problem], implementations: Sequence[str]) -> Query:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.recordings.load import cold_bursts, library_rows
+from analysis.recordings.load import bursts, library_rows
 
 DIMENSIONS = ("m", "n", "k")
 
@@ -111,7 +111,7 @@ def plane_series(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
     """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
-    rows = cold_bursts(table)
+    rows = bursts(table)
     return rows[["intensity", "tflops", "predicted_tflops", "dtype", "op"]]
 
 

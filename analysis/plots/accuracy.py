@@ -6,7 +6,14 @@ from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
 from analysis.model.series import accuracy_series
-from analysis.plots.style import ERROR_BANDS, LIMIT_STYLE, NEUTRAL, panels, scatter_predicted
+from analysis.plots.style import (
+    ERROR_BANDS,
+    LIMIT_STYLE,
+    MAX_VECTORS,
+    NEUTRAL,
+    panels,
+    scatter_predicted,
+)
 
 
 def draw(analysis: Analysis) -> Figure | None:
@@ -18,13 +25,15 @@ def draw(analysis: Analysis) -> Figure | None:
         f"mean {error.mean():.1%}, 95th percentile {error.quantile(0.95):.0%}"
     )
     figure, (left, right) = panels(2, title, (13.0, 6.0))
-    scatter_predicted(left, rows, size=4, alpha=0.7)
+    many = len(rows) > MAX_VECTORS
+    size = 2 if many else 4
+    scatter_predicted(left, rows, size=size, alpha=0.7)
     for band, shade in ERROR_BANDS:
         right.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
     for limit, (color, marker) in LIMIT_STYLE.items():
         bound = rows[rows["limit"] == limit]
-        right.plot(bound["measured"], 100 * bound["error"], marker, color=color, markersize=4,
-                   alpha=0.7)  # fmt: skip
+        right.plot(bound["measured"], 100 * bound["error"], marker, color=color, markersize=size,
+                   alpha=0.7, rasterized=many)  # fmt: skip
     worst = float(max(30.0, 105 * error.quantile(0.99)))
     right.set(xscale="log", xlim=left.get_xlim(), ylim=(-min(100.0, worst), worst),
               xlabel="measured time, µs", ylabel="predicted / measured − 1, %")  # fmt: skip

@@ -35,7 +35,7 @@ LIMIT_STYLE = {
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Relative errors that are shaded around a prediction, and how dark."""
-_MAX_VECTORS = 5000  # points of a plot: more make an SVG that no browser draws quickly
+MAX_VECTORS = 5000  # points of a plot: more make an SVG that no browser draws quickly
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 _SETTINGS: dict[str, Any] = {
@@ -84,7 +84,7 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
         bound = rows[rows["limit"] == limit]
         if len(bound):
             axes.plot(bound["measured"], bound["predicted"], marker, color=color, markersize=size,
-                      alpha=alpha, rasterized=len(rows) > _MAX_VECTORS,
+                      alpha=alpha, rasterized=len(rows) > MAX_VECTORS,
                       label=f"{limit}-bound, {len(bound):,}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured time, µs",
              ylabel="predicted time, µs")  # fmt: skip

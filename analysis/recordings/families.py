@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.markdown import plain, table_row
-from analysis.recordings.load import Recording, cold_bursts, problems_of
+from analysis.recordings.load import Recording, bursts, problems_of
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.operation import as_problem
@@ -43,7 +43,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
         UserError: no hand-written kernel has a time beside a library's.
     """
     rows = recording.products
-    rows = cold_bursts(rows).reset_index(drop=True)
+    rows = bursts(rows).reset_index(drop=True)
     rows["problem"] = problems_of(rows)
     by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
     searched = rows["sweep"].isin(_SEARCHES)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from analysis.markdown import printable
+from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, read_imported
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
@@ -59,8 +60,16 @@ class Recording:
         ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
         return rows[rows["op"].isin(PRODUCTS) & ordinary]
 
+    @property
+    def cache(self) -> str:
+        """How most of its cases are timed: from memory, but others' tables from a warm cache."""
+        return str(self.run["public"]["cache"]) if "public" in self.run else "cold"
+
     def caption(self) -> str:
         """Machine, versions and date, for below a plot."""
+        if "public" in self.run:
+            of = self.run["public"]
+            return f"{self.machine.name}  ·  {of['source']}, {of['package']}  ·  {of['cache']}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
@@ -69,7 +78,7 @@ class Recording:
 
 
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
-    """The folder of a machine's recording, its local run before a published one.
+    """The folder of a machine's recording: its local run, a published one, an imported table.
 
     Without a name: the machine that was measured last.
 
@@ -81,9 +90,9 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
         if not folders:
             raise UserError("nothing is recorded yet; run `make sweep` first.")
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
-    for name in (f"{machine}-local", machine):
-        if (results / name / "run.json").exists():
-            return results / name
+    for folder in (results / f"{machine}-local", results / machine, folder_of(results, machine)):
+        if (folder / "run.json").exists():
+            return folder
     known = [folder.name for folder in folders]
     hint = nearest(machine, known) if known else "nothing is recorded yet; run `make sweep` first."
     raise UserError(f"no results of machine {machine!r}; {hint}")
@@ -94,9 +103,9 @@ def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
 
 
-def cold_bursts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Operands from memory, in short batches with pauses: how most cases are timed."""
-    return rows[(rows["cache"] == "cold") & (rows["mode"] == "burst")]
+def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
+    """Short batches with pauses, operands from memory: how most cases are timed."""
+    return rows[(rows["cache"] == cache) & (rows["mode"] == "burst")]
 
 
 def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
@@ -114,6 +123,8 @@ def load(folder: Path) -> Recording:
         UserError: a file is missing or unreadable, or rows do not belong together.
     """
     run = load_run(folder)
+    if "public" in run:
+        return Recording(folder, Machine.from_json(run["machine"]), run, read_imported(folder))
     text_path = folder / "measurements.csv"
     try:
         data = text_path.read_bytes()
@@ -140,7 +151,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     """
     run: dict[str, Any] = printable(read_run(folder))
     versions = run["schema"], run["protocol"]
-    if versions != (SCHEMA, PROTOCOL):
+    if versions != (SCHEMA, OTHERS_PROTOCOL if "public" in run else PROTOCOL):
         raise UserError(
             f"{folder / 'run.json'} is of schema {versions[0]} and protocol {versions[1]}; this "
             f"reads schema {SCHEMA} and protocol {PROTOCOL}."

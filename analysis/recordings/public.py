@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.recordings.load import (
     algorithms_of,
-    cold_bursts,
+    bursts,
     kernels_of,
     library_rows,
     load,
@@ -168,7 +168,7 @@ def _read(path: Path) -> _Rows:
 def _ours(folder: Path) -> _Rows:
     """Cold bursts of the library, which is what others' tables have too."""
     recording = load(folder)
-    rows = library_rows(cold_bursts(recording.products))
+    rows = library_rows(bursts(recording.products))
     return _Rows(
         devices=[None] * len(rows),
         dtypes=rows["dtype"].tolist(),

@@ -16,7 +16,7 @@ from analysis.model.fitted import analyse
 from analysis.model.predict import Model
 from analysis.recordings.load import load
 from kernels.constants import default_constants
-from kernels.problem import Gemm
+from kernels.problem import Gemm, Problem
 from sweeps.cases.case import Case
 
 ODD = Gemm(1024, 1021, 1024, "bf16")
@@ -41,7 +41,7 @@ def certain_model(pair_error: float = 0.05) -> Model:
 
 def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
     answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
-    assert (answer.verdict, answer.basis, answer.instead) == ("pad", "measured", ROUND)
+    assert (answer.verdict, answer.evidence, answer.instead) == ("pad", "measured", ROUND)
     assert answer.measured_gain == pytest.approx(0.8)
     assert answer.measured_lo == pytest.approx(1.8 * 0.99 / 1.01 - 1)
     assert answer.measured_hi == pytest.approx(1.8 * 1.01 / 0.99 - 1)
@@ -61,7 +61,7 @@ def test_no_gain_is_claimed_that_its_interval_does_not_support() -> None:
 
 def test_without_measurements_the_model_must_be_surer_than_its_own_error() -> None:
     sure = advise(ODD, certain_model(0.05), Measurements({}), "cublas")
-    assert (sure.verdict, sure.basis) == ("pad", "predicted")
+    assert (sure.verdict, sure.evidence) == ("pad", "predicted")
     assert sure.predicted_lo >= MIN_GAIN
     assert sure.predicted_lo < sure.predicted_gain < sure.predicted_hi
     assert sure.measured_gain is None
@@ -232,7 +232,7 @@ def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> lis
     }
     gemms = [p for p in measured if isinstance(p, Gemm)]
     answers = [advise(p, Model(H100), Measurements(measured), "cublas", 0.01) for p in gemms]
-    return [a.measured_lo for a in answers if a.verdict == "pad" and a.basis == "measured"]
+    return [a.measured_lo for a in answers if a.verdict == "pad" and a.evidence == "measured"]
 
 
 def test_a_planted_penalty_is_found_and_noise_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -262,4 +262,23 @@ def test_the_table_in_three_formats(tmp_path: Path) -> None:
     assert "N no multiple of 8" in row
     lines = (tmp_path / "recommendations.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 11
-    assert lines[0].startswith("shape,instead,change,roles,question,verdict,basis,implementation")
+    assert lines[0].startswith(
+        "shape,instead,change,roles,question,verdict,evidence,implementation"
+    )
+
+
+def test_what_misalignment_costs_is_not_claimed_where_no_row_has_shown_it() -> None:
+    fit = Fit(default_constants("hopper", "bf16"), None, -0.05, 0.05, -0.02, 0.02, rows=100)
+    odd = Gemm(8192, 50257, 4096, "bf16")
+    for aligned_only in (False, True):
+        model = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=aligned_only)})
+        answer = advise(odd, model, Measurements({}), "cublas")
+        assert (answer.verdict == "leave it") == aligned_only
+        assert ("no row of misaligned sizes is known" in answer.reason) == aligned_only
+    known = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=True)})
+    padded = replace(odd, n=50264)
+    times: dict[Problem, dict[str, MeasuredTime]] = {
+        problem: {"cublas": MeasuredTime(t, 0.99 * t, 1.01 * t)}
+        for problem, t in ((odd, 2e-3), (padded, 1e-3))
+    }
+    assert advise(odd, known, Measurements(times), "cublas").instead == padded  # measured: claimed

@@ -1,0 +1,115 @@
+"""Others' tables as recordings, and what is known of every machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from analysis.model.basis import find_basis
+from analysis.recordings.imported import folder_of, write_imported
+from analysis.recordings.load import load, load_run
+from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
+from kernels.cli import JsonOption, note, print_json
+from kernels.errors import UserError, nearest
+from kernels.machine import known_machine, known_machines
+from sweeps.store import RESULTS
+
+_ALL = "all"
+
+
+@app.command("import")
+def import_command(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="gemm_perf.parquet files; else the package's.")
+    ] = None,
+    machine: Annotated[
+        str, typer.Option("--machine", help="Its slug, or all that there are tables of.")
+    ] = _ALL,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Make recordings of others' public tables, under public/ among the results; goes on."""
+    tables = [read_table(path) for path in files] if files else find_tables()
+    by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
+    if machine != _ALL and machine not in by_slug:
+        raise UserError(f"there is no table of {machine!r}; {nearest(machine, by_slug)}")
+    if not by_slug:
+        raise UserError("no table is of a machine that machines.toml lists.")
+    wanted = by_slug if machine == _ALL else {machine: by_slug[machine]}
+    todo = {slug: t for slug, t in wanted.items() if not _is_imported(t, folder_of(results, slug))}
+    for slug in sorted(wanted.keys() - todo.keys()):
+        note(f"{slug}: imported already, {wanted[slug].source}.")
+    if todo:
+        _import_all(todo, results)
+
+
+def _is_imported(table: Table, folder: Path) -> bool:
+    """Whether the folder was made of this very table, and everything in it was written."""
+    if not (folder / "run.json").exists() or not (folder / "calibration.json").exists():
+        return False
+    public: dict[str, Any] = load_run(folder).get("public", {})
+    told = (table.package, table.framework, table.version)
+    return tuple(public.get(name) for name in ("package", "framework", "version")) == told
+
+
+def _import_all(tables: Mapping[str, Table], results: Path) -> None:
+    """As many at a time as there are cores: growing the trees of one keeps one busy."""
+    note(f"Calibrating on others' rows of {len(tables)} machines, about two minutes each:")
+    workers = min(len(tables), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = {pool.submit(_import_one, table, results): slug for slug, table in tables.items()}
+        for job in as_completed(jobs):
+            print(f"{jobs[job]}: {job.result()}")
+
+
+def _import_one(table: Table, results: Path) -> str:
+    """Write a table's recording, calibrate on it and draw it; returns what came of it."""
+    from analysis.model.fitted import analyse, write_predictions
+    from analysis.plots import write_plots
+
+    folder = write_imported(table, known_machine(table.slug), results)
+    analysis = analyse(load(folder))
+    write_plots(analysis)
+    write_predictions(analysis)  # last: where calibration.json is, the import is complete
+    (fit,) = analysis.model.fits.values()
+    return (
+        f"{fit.rows:,} rows, {table.source}; on rows not seen {fit.median:.1%} in the median, "
+        f"{fit.mean:.1%} in the mean, {fit.p95:.0%} at the 95th percentile"
+    )
+
+
+@app.command("machines")
+def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False) -> None:
+    """Every machine, and what the answers about it rest on."""
+    rows = [_machine_row(slug, results) for slug in _all_slugs(results)]
+    if json:
+        print_json(rows)
+        return
+    for row in rows:
+        errors = (f"{row[name]:.1%}" if row[name] else "–" for name in ("median", "mean", "p95"))
+        cells = "".join(f"{cell:>8}" for cell in errors)
+        print(f"{row['slug']:32} {row['basis']:10} {row['rows'] or '–':>7}{cells}  {row['source']}")
+
+
+def _all_slugs(results: Path) -> list[str]:
+    recorded = {path.parent.name.removesuffix("-local") for path in results.glob("**/run.json")}
+    places = {path.parent for path in results.glob("*/run.json")}
+    mine = {folder.name.removesuffix("-local") for folder in places}
+    return [*known_machines(), *sorted((recorded & mine) - known_machines().keys())]
+
+
+def _machine_row(slug: str, results: Path) -> dict[str, Any]:
+    """As promised of ``machines --json``; errors are of the largest group, on rows not seen."""
+    basis = find_basis(slug, results)
+    fit = max(basis.model.fits.values(), key=lambda f: f.rows, default=None)
+    return {
+        "slug": slug, "name": basis.model.machine.name, "basis": basis.kind,
+        "rows": fit and fit.rows, "source": basis.source, "median": fit and fit.median,
+        "mean": fit and fit.mean, "p95": fit and fit.p95,
+    }  # fmt: skip

@@ -1,0 +1,141 @@
+"""Tables that others measured and published in a package, each as a recording of its GPU.
+
+``aiconfigurator-core`` carries, for each GPU, framework and version, a ``gemm_perf.parquet``: the
+mean of six CUDA-graph replays of y = x Wᵀ, nothing flushed between them (so that operands may come
+from the cache), no control of clocks. Nothing of it is imported: that would load native code. Its
+files are found by their name, since their paths have changed between versions, and whose they are
+their own columns say.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
+
+from kernels.errors import UserError
+from kernels.machine import slug_of_device
+
+PACKAGE = "aiconfigurator-core"
+_MODULE = "aiconfigurator_core"
+_FILE = "gemm_perf.parquet"
+_NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
+_NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
+_PREFERRED = list(_NAMES)  # by how well a framework's tables repeat themselves
+_ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
+BF16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One collection: the GEMMs of one GPU as one version of one framework ran them.
+
+    ``rows`` counts those in bf16. ``package`` is the name and version of the package that the file
+    comes with and ``licence`` its licence, both empty of a file by itself.
+    """
+
+    path: Path
+    device: str
+    framework: str
+    version: str
+    rows: int
+    package: str
+    licence: str
+
+    @property
+    def slug(self) -> str:
+        """The machine's."""
+        return slug_of_device(self.device)
+
+    @property
+    def source(self) -> str:
+        """In words: ``TensorRT-LLM 1.3.0rc20``."""
+        return f"{_NAMES.get(self.framework.lower(), self.framework)} {self.version}"
+
+
+def find_tables() -> list[Table]:
+    """Every table of the installed package.
+
+    Raises:
+        UserError: the package is not installed, or has no table that can be read.
+    """
+    spec = importlib.util.find_spec(_MODULE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the package {PACKAGE} is not installed; `make import` installs it.")
+    told = importlib.metadata.metadata(PACKAGE)
+    version, licence = told["Version"], told["License-Expression"] or told["License"] or ""
+    roots = [Path(root) for root in spec.submodule_search_locations]
+    paths = sorted(path for root in roots for path in root.rglob(_FILE))
+    tables = [read_table(path, f"{PACKAGE} {version}", licence) for path in paths]
+    if not tables:
+        raise UserError(
+            f"{PACKAGE} {version} has no {_FILE}; install the version that constraints.txt names."
+        )
+    return tables
+
+
+def read_table(path: Path, package: str = "", licence: str = "") -> Table:
+    """What a file says of itself.
+
+    Raises:
+        UserError: it cannot be read, or is no such table.
+    """
+    try:
+        columns = set(parquet.read_schema(path).names)
+        if not columns >= _NEEDED:
+            missing = ", ".join(sorted(_NEEDED - columns))
+            raise UserError(f"{path} lacks the columns {missing}: it is no table of GEMMs.")
+        table = parquet.read_table(path, columns=["framework", "version", "device", "gemm_dtype"])
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there; give a gemm_perf.parquet.") from None
+    except (OSError, pa.ArrowException) as error:
+        reason = (str(error).splitlines() or ["empty"])[0]
+        raise UserError(f"{path} is not a table that can be read ({reason}).") from None
+    if not len(table):
+        raise UserError(f"{path} has no rows.")
+    first = table.slice(0, 1).to_pylist()[0]
+    rows = sum(value == BF16 for value in table.column("gemm_dtype").to_pylist())
+    return Table(
+        path, first["device"], first["framework"], first["version"], rows, package, licence
+    )
+
+
+def choose_tables(tables: Sequence[Table]) -> dict[str, Table]:
+    """The table of each machine that its recording is made of, by slug.
+
+    TensorRT-LLM's latest where it has as many shapes as others, else SGLang's, else vLLM's.
+    """
+    by_slug: dict[str, list[Table]] = {}
+    for table in tables:
+        if table.rows:
+            by_slug.setdefault(table.slug, []).append(table)
+    return {slug: max(group, key=lambda t: _rank(t, group)) for slug, group in by_slug.items()}
+
+
+def _rank(table: Table, group: Sequence[Table]) -> tuple[Any, ...]:
+    enough = table.rows >= _ENOUGH * max(other.rows for other in group)
+    name = table.framework.lower()
+    order = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
+    return enough, order, version_numbers(table.version)
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """``1.3.0rc20`` as (1, 3, 0, 20): numbers compare as numbers."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def read_rows(table: Table) -> pd.DataFrame:
+    """The bf16 rows of a table: m, n, k and time_us, without those that are no time."""
+    columns = ["gemm_dtype", "m", "n", "k", "latency"]
+    frame = pd.read_parquet(table.path, columns=columns)
+    frame = frame[(frame["gemm_dtype"] == BF16) & (frame["latency"] > 0)]
+    frame = frame.assign(time_us=frame["latency"] * 1e3)
+    return frame[["m", "n", "k", "time_us"]].reset_index(drop=True)
