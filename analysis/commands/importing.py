@@ -14,7 +14,7 @@ import typer
 from analysis.commands.app import ResultsOption, app
 from analysis.model.basis import find_basis
 from analysis.recordings.imported import folder_of, write_imported
-from analysis.recordings.load import load, load_run
+from analysis.recordings.load import load, load_run, recorded_machines
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError, nearest
@@ -98,10 +98,7 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
 
 
 def _all_slugs(results: Path) -> list[str]:
-    recorded = {path.parent.name.removesuffix("-local") for path in results.glob("**/run.json")}
-    places = {path.parent for path in results.glob("*/run.json")}
-    mine = {folder.name.removesuffix("-local") for folder in places}
-    return [*known_machines(), *sorted((recorded & mine) - known_machines().keys())]
+    return [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
 
 
 def _machine_row(slug: str, results: Path) -> dict[str, Any]:

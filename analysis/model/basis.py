@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.model.predict import Model, model_from_json
-from analysis.recordings.load import find_recording, load_run
+from analysis.recordings.load import find_recording, load_run, recorded_machines
 from kernels.constants import measured_on
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
@@ -44,8 +44,8 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: nobody knows the machine, or its calibration cannot be read.
     """
-    recorded = {path.parent.name for path in results.glob("**/run.json")}
-    if machine is None or not recorded.isdisjoint((machine, f"{machine}-local")):
+    recorded = recorded_machines(results)
+    if machine is None or machine in recorded:
         return _of_recording(find_recording(machine, results))
     return _of_constants(known_machine(machine, recorded))
 

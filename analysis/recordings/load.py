@@ -98,6 +98,12 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     raise UserError(f"no results of machine {machine!r}; {hint}")
 
 
+def recorded_machines(results: Path) -> set[str]:
+    """The slugs of all machines that :func:`find_recording` knows: own runs, imported tables."""
+    paths = [*results.glob("*/run.json"), *folder_of(results, "*").parent.glob("*/run.json")]
+    return {path.parent.name.removesuffix("-local") for path in paths}
+
+
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Without the hand-written kernels."""
     return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
