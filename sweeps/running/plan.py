@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from sweeps.timing.statistics import CHECKPOINTS
 
 _SAMPLES = CHECKPOINTS[0]
 _LARGEST_SHARE = 0.02  # of the budget, for one case
-_CHEAPEST_TIMES = 2.0  # the cheapest case's cost, where that alone is more than the share
+_CHEAPEST_TIMES = 2.0  # the cost of a sweep's cheapest case, where that is over the share
 _PREPARE_SECONDS = {"cpu": 0.02, "gpu": 0.02}  # operands, warm-up
 _BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
 
@@ -97,18 +97,14 @@ def make_plan(
     ``in_order``, a sweep begins when the one before it is over, and any case may be as long as the
     budget allows. ``cores`` are those of the host; None: as many as here.
 
-    No case may take over 2 % of the budget, unless every case does.
+    No case may take over 2 % of the budget, unless every case of its sweep does.
     """
-    largest = budget if in_order else _LARGEST_SHARE * budget
+    share = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
     queues = {name: _with_costs(_bit_reversal_order(cases), machine, compile_seconds, compiled)
               for name, cases in sweeps.items() if cases}  # fmt: skip
-    cheapest = min((entry.expected for queue in queues.values() for entry in queue), default=0.0)
-    if cheapest > largest:
-        # A budget so small that no case is within its share still gets those that cost least: six
-        # samples take half a second where the cache that is flushed for each holds 260 MB.
-        largest = _CHEAPEST_TIMES * cheapest
+    largest = {name: _largest_cost(queue, share) for name, queue in queues.items()}
     planned: list[PlanEntry] = []
     left_out = dict.fromkeys(queues, 0)
     spent = dict.fromkeys(queues, 0.0)
@@ -119,7 +115,7 @@ def make_plan(
         if not queues[name]:
             del queues[name]
         cost = next_one.expected
-        if cost > largest or total + naming + cost > budget * shards:
+        if cost > largest[name] or total + naming + cost > budget * shards:
             left_out[name] += 1
             continue
         spent[name] += cost
@@ -130,6 +126,16 @@ def make_plan(
             naming + _NAMING_SECONDS + _cudnn_seconds(next_one.case),
         )
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
+
+
+def _largest_cost(queue: Iterable[PlanEntry], share: float) -> float:
+    """What a case of a sweep may cost at most: ``share``, unless every case of it costs more.
+
+    A sweep is then represented by those that cost least. Where a cache of 260 MB is flushed before
+    each of six samples, even the smallest cold product takes half a second.
+    """
+    cheapest = min(entry.expected for entry in queue)
+    return share if cheapest <= share else _CHEAPEST_TIMES * cheapest
 
 
 def _bit_reversal_order(cases: Sequence[Case]) -> list[Case]:
