@@ -28,7 +28,7 @@ ENDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 def start(results: Path) -> subprocess.Popen[str]:
     """A real run, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "sweeps", "run", "square", "skinny", "--budget", BUDGET,
+        [sys.executable, "-m", "sweeps", "run", "square", "cache", "--budget", BUDGET,
          "--device", "cpu", "--results", str(results)],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
