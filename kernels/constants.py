@@ -42,12 +42,15 @@ class Constants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Inverse of :meth:`to_json`; reads the names of earlier versions, too.
+        """Inverse of :meth:`to_json`; reads the files of earlier versions, too.
+
+        A constant that was renamed is read by its old name, one that did not exist has its default.
 
         Raises:
             TypeError: a constant is missing or unknown.
         """
-        return cls(**{_EARLIER_NAMES.get(name, name): value for name, value in data.items()})
+        known = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
+        return cls(**{**_constants_table()["defaults"], **known})
 
 
 _EARLIER_NAMES = {"narrow": "misalignment", "pack": "repack"}
@@ -158,7 +161,7 @@ def _entry(generation: str, dtype: str) -> dict[str, Any]:
 
 
 def _constants(entry: dict[str, Any]) -> Constants:
-    return Constants(**{name: entry[name] for name in BOUNDS})
+    return Constants.from_json({name: entry[name] for name in BOUNDS if name in entry})
 
 
 @functools.cache

@@ -130,10 +130,12 @@ RULES = [
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
-    rows = judge_inputs(rule_inputs(path.parent.name, path.parent.parent))
+    inputs = rule_inputs(path.parent.name, path.parent.parent)
+    rows = {row.id: row for row in judge_inputs(inputs)}
     recorded = json.loads(path.read_text(encoding="utf-8"))
-    assert [row.id for row in rows] == [row["id"] for row in recorded]
-    for row, before in zip(rows, recorded, strict=True):
+    assert recorded
+    for before in recorded:  # a rule that was written since is not among them
+        row = rows[before["id"]]
         assert (row.verdict, row.cases) == (before["verdict"], before["cases"])
         assert row.effect == pytest.approx(before["effect"])
         assert row.lo == pytest.approx(before["lo"])

@@ -15,11 +15,12 @@ from kernels.problem import Conv, Gemm, Problem
 
 H100 = known_machine("nvidia-h100-sxm")
 PEAK = H100.peak("bf16")
-IDEAL = Constants(
-    compute=1.0, dram=1.0, feed=1e15, l2=1e18, store=1e15, epilogue=0.0, step=0.0, launch=0.0,
-    tail=1.0, ramp=0.0, split=0.0, partials=1.0, slow=0.0, misalignment=0.0, repack=0.0,
-    resident=0.0, cached=1.0, sustained=1.0,
-)  # fmt: skip
+IDEAL = Constants.from_json({
+    "compute": 1.0, "dram": 1.0, "feed": 1e15, "l2": 1e18, "store": 1e15, "epilogue": 0.0,
+    "step": 0.0, "launch": 0.0, "tail": 1.0, "ramp": 0.0, "split": 0.0, "partials": 1.0,
+    "slow": 0.0, "misalignment": 0.0, "repack": 0.0, "resident": 0.0, "cached": 1.0,
+    "sustained": 1.0,
+})  # fmt: skip
 
 sizes = st.integers(1, 20_000)
 

@@ -16,7 +16,7 @@ import pytest
 from kernels.compiler.assembly import InnerLoop
 from kernels.compiler.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
 from kernels.compiler.compiletable import compile_markdown
-from kernels.config import PersistentConfig, TileConfig
+from kernels.config import HAND_WRITTEN, PersistentConfig, TileConfig
 from kernels.machine import machine_of_arch
 from kernels.problem import Gemm
 
@@ -55,7 +55,7 @@ def _compile() -> str:
     return answer.stdout
 
 
-GEMM_FAMILIES = ("triton-tiled", "triton-splitk", "triton-streamk", "triton-persistent")
+GEMM_FAMILIES = HAND_WRITTEN.keys() - {"triton-conv"}
 
 
 @compiled_once
@@ -161,6 +161,7 @@ def test_all_architectures_of_the_contract_have_jobs() -> None:
 AHEAD = """
 import triton
 from kernels.compiler.compilecheck import _TargetDriver
+from kernels.config import HAND_WRITTEN
 from kernels.machine import machine_of_arch
 from kernels.operands import random_operands
 from kernels.problem import Conv, Gemm
@@ -173,9 +174,10 @@ CONVS = ["2,16,8,8,16,3,3,1,1,1,1,bf16", "1,3,9,7,5,3,1,2,1,1,1,fp16,nhwc,dgrad"
 if __name__ == "__main__":
     machine = machine_of_arch("sm_90")
     triton.runtime.driver.set_active(_TargetDriver(machine))
-    for name in ("tiled", "splitk", "streamk", "persistent", "conv"):
-        family = all_implementations()[f"triton-{name}"]
-        problems = [*map(Conv.parse, CONVS)] if name == "conv" else [*map(Gemm.parse, GEMMS)]
+    for name in HAND_WRITTEN:
+        family = all_implementations()[name]
+        conv = "conv" in family.ops
+        problems = [*map(Conv.parse, CONVS)] if conv else [*map(Gemm.parse, GEMMS)]
         cases = [(problem, family.configs(problem, machine)[0]) for problem in problems]
         family.compile_ahead(cases)
         calls = [call for problem, config in cases
@@ -202,8 +204,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> Non
     script = tmp_path / "ahead.py"
     script.write_text(AHEAD)
     answer = outside_the_interpreter(script)
-    names = ("tiled", "splitk", "streamk", "persistent", "conv")
-    assert answer.stdout.splitlines() == [f"{name} True" for name in names], answer.stderr
+    assert answer.stdout.splitlines() == [f"{name} True" for name in HAND_WRITTEN], answer.stderr
 
 
 CACHED = """

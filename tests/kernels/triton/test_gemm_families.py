@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.config import (
+    HAND_WRITTEN,
     PersistentConfig,
     SplitConfig,
     StreamConfig,
@@ -59,6 +60,12 @@ CONFIGS: dict[str, list[TileConfig]] = {
 LACK = family_.INTERPRETED and family_._interpreter_lack()
 runs = pytest.mark.skipif(bool(LACK), reason=str(LACK))
 every_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+def test_every_family_is_listed_and_every_one_of_gemms_is_tested_here() -> None:
+    listed = [one for one in all_implementations().values() if isinstance(one, TritonFamily)]
+    assert {one.name for one in listed} == set(HAND_WRITTEN)
+    assert {one.name for one in listed if "gemm" in one.ops} == set(CONFIGS)
 
 
 def family(name: str) -> TritonFamily:

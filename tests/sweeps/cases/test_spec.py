@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernels.config import large_tile, next_wave_edge
+from kernels.config import HAND_WRITTEN, large_tile, next_wave_edge
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, of_cpu
 from kernels.operation import Layer, Lstm, Series, Workload
@@ -346,6 +346,14 @@ def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -
     assert len({case.id for case in cases}) == len(cases)
     for case in cases:
         assert Case.from_columns(case.columns()) == case
+
+
+def test_every_hand_written_family_is_timed_beside_the_library() -> None:
+    timed = {
+        case.implementation
+        for name in ("families", "families-conv") for case in cases_of(all_sweeps()[name])
+    }  # fmt: skip
+    assert timed == {*HAND_WRITTEN, "cublas", "cudnn"}
 
 
 def test_the_public_grid_is_spread_over_all_sizes_and_every_state_of_the_cache() -> None:
