@@ -9,6 +9,7 @@ import analysis.commands.importing
 import analysis.commands.record
 import analysis.commands.report
 import analysis.commands.rules
+import analysis.commands.ship
 import analysis.commands.validate  # noqa: F401
 from analysis.commands.app import app
 from kernels.cli import run

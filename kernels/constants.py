@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -53,6 +54,8 @@ class Constants:
         return cls(**{**_constants_table()["defaults"], **known})
 
 
+_SHIPPED = Path(__file__).with_name("shipped.json")
+
 _EARLIER_NAMES = {"narrow": "misalignment", "pack": "repack"}
 
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -89,6 +92,16 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str) -> Constants:
     """The shipped constants of a generation, before any calibration (``constants.toml``)."""
     return _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
+
+
+def shipped_fits() -> dict[str, Any]:
+    """What `python -m analysis ship` wrote: constants of single machines, and how sure they are.
+
+    Keys: ``software``, the range of other software's errors; ``machines``, by slug what their
+    constants were fitted to and the fits by group, as in calibration.json.
+    """
+    fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
+    return fits
 
 
 def foreign_constants(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ import pandas as pd
 from analysis.advice.sizes import SizeIndex
 from analysis.recordings.load import bursts, problems_of, stored_ordinarily
 from kernels.problem import Problem
+
+_MANY = 64  # shapes, for which one pass over the rows per shape would take longer
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,23 @@ class Measurements:
             return library
         name = min(entry, key=lambda key: entry[key].time)
         return name if entry[name].hi < entry[library].lo else library
+
+
+def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) -> pd.DataFrame:
+    """The rows whose GEMM is as large as that of one of the problems, up to a factor in each size.
+
+    A question about one shape needs few of a table's rows, and making problems of all takes longer
+    than the answer. Of many shapes, all rows are returned.
+    """
+    if len(problems) > _MANY:
+        return rows
+    sizes = rows[["m", "n", "k"]].to_numpy(dtype=float)
+    near = np.zeros(len(rows), dtype=bool)
+    for problem in problems:
+        gemm = problem.implied_gemm
+        ratio = sizes / [gemm.m, gemm.n, gemm.k]
+        near |= ((ratio <= factor) & (ratio * factor >= 1)).all(axis=1)
+    return rows[near]
 
 
 def read_measurements(rows: pd.DataFrame, cache: str = "cold") -> Measurements:

@@ -76,7 +76,15 @@ class Advice:
     @property
     def gain(self) -> float:
         """The measured gain where there is one, else the predicted."""
-        return self.predicted_gain if self.measured_gain is None else self.measured_gain
+        return self.gain_with_interval[0]
+
+    @property
+    def gain_with_interval(self) -> Gain:
+        """The measured gain and its ends where there are, else the predicted ones."""
+        gain, lo, hi = self.measured_gain, self.measured_lo, self.measured_hi
+        if gain is None or lo is None or hi is None:
+            return self.predicted_gain, self.predicted_lo, self.predicted_hi
+        return gain, lo, hi
 
     def to_json(self) -> dict[str, Any]:
         """Flat, for JSON and CSV."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from analysis.advice.measurements import read_measurements
 from analysis.advice.recommend import Advice, advise_all
 from analysis.markdown import plain, table_row
+from analysis.model.basis import for_any_software
 from analysis.model.fitted import Analysis
 from analysis.recordings.load import library_rows
 from analysis.recordings.write import write_records
-from kernels.problem import Gemm
+from kernels.problem import Gemm, Problem
 from sweeps.store import write_whole
 
 ALLOWANCE = {"pad": 0.125, "choose": 0.15}
@@ -26,22 +29,34 @@ _GAINS = {
     "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
 }
 _MAX_LISTED = 40
+_MAX_DRAWN = 500  # problems of others' table: half a minute
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
     """Both questions' advice for every problem that the sweeps measured with the library.
 
-    Those to *pad* first, then those to *choose*; of each the largest gains first.
+    Those to *pad* first, then those to *choose*; of each the largest gains first. Of others' table,
+    which has tens of thousands of problems, some are drawn.
     """
-    rows = analysis.recording.products
-    measured = read_measurements(library_rows(rows))
+    recording, model = analysis.recording, analysis.model
+    measured = read_measurements(library_rows(recording.products), recording.cache)
     problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
-    by_any = read_measurements(rows)
+    if recording.public:
+        model = for_any_software(model)
+        problems = _drawn(problems)
+    by_any = read_measurements(recording.products, recording.cache)
     return [
         answer
         for question, allowance in ALLOWANCE.items()
-        for answer in advise_all(problems, analysis.model, by_any, question, allowance)
+        for answer in advise_all(problems, model, by_any, question, allowance)
     ]
+
+
+def _drawn(problems: Mapping[Problem, str]) -> dict[Problem, str]:
+    """At most :data:`_MAX_DRAWN`, the same ones each time, without a look at any time."""
+    order = np.random.default_rng(0).permutation(len(problems))[:_MAX_DRAWN]
+    items = list(problems.items())
+    return dict(items[i] for i in sorted(order))
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.model.basis import Basis, find_basis
-from analysis.model.predict import Model
 from analysis.model.residual import can_grow
 from analysis.recordings.load import Recording, find_recording, load
+from analysis.recordings.problems import read_problems
 from kernels.cli import (
     new_app,
     note,
     parse_problems,
 )
-from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
-from kernels.problem import Conv, Problem
+from kernels.problem import Problem
 
 if TYPE_CHECKING:
     from analysis.model.fitted import Analysis
@@ -31,11 +30,13 @@ MachineOption = Annotated[
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
 
 
-def problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
-    """The command line's problems, at least one."""
+def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) -> list[Problem]:
+    """The command line's problems, at least one; a file's come last, in its order."""
     parsed = parse_problems(gemm, conv)
+    if file is not None:
+        parsed += read_problems(file)
     if not parsed:
-        raise UserError("give at least one --gemm or --conv.")
+        raise UserError("give at least one --gemm or --conv, or a --file.")
     return parsed
 
 
@@ -45,16 +46,6 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     if not basis.calibrated:
         note("This recording is not calibrated yet: predictions use shipped constants.")
     return basis
-
-
-def library_of(model: Model, problem: Problem) -> str:
-    """The library that the recording has for such a problem; cublas or cudnn where none has."""
-    what = problem.pass_ if isinstance(problem, Conv) else problem.op
-    for group in model.fits:
-        name, *rest = group.split()
-        if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
-            return name
-    return "cublas" if problem.op == "gemm" else "cudnn"
 
 
 def analyse_machine(machine: str | None, results: Path) -> Analysis:

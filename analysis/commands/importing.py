@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.model.basis import find_basis
-from analysis.recordings.imported import folder_of, write_imported
+from analysis.recordings.imported import VALIDATION, folder_of, write_imported
 from analysis.recordings.load import load, load_run, recorded_machines
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from kernels.cli import JsonOption, note, print_json
@@ -46,37 +46,50 @@ def import_command(
     for slug in sorted(wanted.keys() - todo.keys()):
         note(f"{slug}: imported already, {wanted[slug].source}.")
     if todo:
-        _import_all(todo, results)
+        _import_all(todo, tables, results)
 
 
 def _is_imported(table: Table, folder: Path) -> bool:
     """Whether the folder was made of this very table, and everything in it was written."""
-    if not (folder / "run.json").exists() or not (folder / "calibration.json").exists():
+    if not (folder / "run.json").exists() or not (folder / VALIDATION).exists():
         return False
     public: dict[str, Any] = load_run(folder).get("public", {})
     told = (table.package, table.framework, table.version)
     return tuple(public.get(name) for name in ("package", "framework", "version")) == told
 
 
-def _import_all(tables: Mapping[str, Table], results: Path) -> None:
+def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Path) -> None:
     """As many at a time as there are cores: growing the trees of one keeps one busy."""
-    note(f"Calibrating on others' rows of {len(tables)} machines, about two minutes each:")
+    note(f"Calibrating on others' rows of {len(tables)} machines, a minute or two each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(_import_one, table, results): slug for slug, table in tables.items()}
+        jobs = {
+            pool.submit(_import_one, table, every, results): slug for slug, table in tables.items()
+        }
         for job in as_completed(jobs):
             print(f"{jobs[job]}: {job.result()}")
 
 
-def _import_one(table: Table, results: Path) -> str:
-    """Write a table's recording, calibrate on it and draw it; returns what came of it."""
+def _import_one(table: Table, tables: Sequence[Table], results: Path) -> str:
+    """Write a table's recording and everything that follows from it; returns what came of it."""
+    from analysis.advice.table import build_table, write_table
     from analysis.model.fitted import analyse, write_predictions
     from analysis.plots import write_plots
+    from analysis.plots.cheat_sheet import write_cheat_sheet
+    from analysis.rules.inputs import RuleInputs, judge_inputs
+    from analysis.rules.report import write_rules
+    from analysis.validation.software import write_validation
 
     folder = write_imported(table, known_machine(table.slug), results)
     analysis = analyse(load(folder))
+    write_predictions(analysis)
     write_plots(analysis)
-    write_predictions(analysis)  # last: where calibration.json is, the import is complete
+    write_table(analysis, build_table(analysis))
+    rules = RuleInputs([analysis.recording], [], folder)
+    judged = judge_inputs(rules)
+    write_rules(rules, judged)
+    write_cheat_sheet(rules, judged)
+    write_validation(folder, table, tables)  # last: where it is, the import is complete
     (fit,) = analysis.model.fits.values()
     return (
         f"{fit.rows:,} rows, {table.source}; on rows not seen {fit.median:.1%} in the median, "

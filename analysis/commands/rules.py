@@ -10,7 +10,7 @@ import typer
 
 from analysis.commands.app import MachineOption, ResultsOption, app
 from analysis.model.predict import Model
-from kernels.cli import JsonOption, print_json
+from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from sweeps.store import RESULTS
@@ -28,6 +28,9 @@ def rules_command(
         typer.Option("--table", help="Judge by others' table instead, of a known machine."),
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="Of that table.")] = None,
+    imported: Annotated[
+        bool, typer.Option("--imported", help="What every imported table says, side by side.")
+    ] = False,
     sweeps: Annotated[
         bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
     ] = False,
@@ -43,8 +46,14 @@ def rules_command(
     if sweeps:
         print(" ".join(rule_sweeps()))
         return
+    if imported:
+        _show_imported(results, plots, json)
+        return
     if plots is not None and table is None:
-        raise UserError("--plots is for --table; a recording's cheat sheet lies beside its rules.")
+        raise UserError(
+            "--plots is for --table and --imported; a recording's cheat sheet lies beside its "
+            "rules."
+        )
     if table is not None:
         rows, written = _judge_table(table, machine, dtype, plots)
     else:
@@ -55,6 +64,22 @@ def rules_command(
     print(terminal_table(rows))
     for path in written:
         print(path)
+
+
+def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
+    from analysis.plots.rules_overview import write_overview
+    from analysis.rules.inputs import imported_rules
+
+    documents = imported_rules(results)
+    if json:
+        print_json(documents)
+    for document in [] if json else documents:
+        print(f"{document['name']}, {document['source']}")
+        for rule in document["rules"]:
+            ends = f"[{rule['lo']:.3f}, {rule['hi']:.3f}]"
+            print(f"  {rule['statement']}: {rule['verdict']}, {rule['effect']:.3f} {ends}")
+    if plots is not None:
+        note(str(write_overview(documents, plots)))
 
 
 def _judge_recordings(

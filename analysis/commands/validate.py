@@ -36,8 +36,8 @@ def validate_command(
         str | None, typer.Option("--dtype", help="bf16 if present, else the only one.")
     ] = None,
     calibrate: Annotated[
-        int, typer.Option("--calibrate", min=0, help="Rows to calibrate on; 0 for none.")
-    ] = 256,
+        str, typer.Option("--calibrate", help="Rows to calibrate on; 0 for none, or all.")
+    ] = "256",
     seed: Annotated[int, typer.Option("--seed", help="Breaks ties among rows.")] = 0,
     holdout: Annotated[
         str,
@@ -80,7 +80,8 @@ def validate_command(
     source = read_source(file, here, dtype)
     if algorithm is not None:
         source = source.by_algorithm(algorithm)
-    validation = validate(source, here, calibrate, seed, holdout, constants)
+    rows = _parse_count(calibrate)
+    validation = validate(source, here, rows, seed, holdout, constants)
     points = learning_curve(source, here, seed) if curve else []
     floor = noise_floor(source, read_source(again, here, dtype)) if again else None
     if plots is not None:
@@ -89,7 +90,8 @@ def validate_command(
         for path in write_validation_plots(validation, plots, points, floor):
             note(str(path))
     worth = judge_advice(validation) if advice else None
-    tested = Query.each(validation.tested.problems, validation.tested.implementations)
+    judged = validation.tested
+    tested = Query.each(judged.problems, judged.implementations, judged.warm)
     speed = _shapes_per_second(validation.model, tested)
     if json:
         extra = {} if worth is None else {"advice": worth.to_json()}
@@ -101,6 +103,15 @@ def validate_command(
     for text in (curve_text(points, floor), advice_text(worth) if worth else ""):
         if text:
             print(f"\n{text}")
+
+
+def _parse_count(text: str) -> int | None:
+    """A number of rows; None for ``all`` that the hold-out leaves."""
+    if text == "all":
+        return None
+    if not text.isdigit():
+        raise UserError(f"--calibrate takes a number of rows or all, not {text!r}.")
+    return int(text)
 
 
 def _machine_of(file: Path, slug: str) -> Machine:

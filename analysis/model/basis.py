@@ -6,11 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.model.fit import SoftwareRange
 from analysis.model.predict import Model, model_from_json
+from analysis.model.query import group_of
 from analysis.recordings.load import find_recording, load_run, recorded_machines
-from kernels.constants import measured_on
+from kernels.config import HAND_WRITTEN
+from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
+from kernels.problem import Conv, Problem
 
 _DTYPE = "bf16"  # whose constants are named where there is nothing else
 
@@ -32,6 +36,24 @@ class Basis:
     folder: Path | None = None
     warm: bool = False
     calibrated: bool = True
+
+    def library(self, problem: Problem) -> str:
+        """The library that was measured with such a problem; cublas or cudnn where none was."""
+        what = problem.pass_ if isinstance(problem, Conv) else problem.op
+        for group in self.model.fits:
+            name, *rest = group.split()
+            if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
+                return name
+        return "cublas" if problem.op == "gemm" else "cudnn"
+
+    def of(self, problem: Problem) -> tuple[str, str]:
+        """The kind and the source of an answer about one problem.
+
+        Where nobody measured its operation and dtype, constants of the generation are all there is.
+        """
+        if group_of(self.library(problem), problem) in self.model.fits:
+            return self.kind, self.source
+        return _generation(self.model.machine, problem.dtype)
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:
@@ -66,6 +88,8 @@ def _of_recording(folder: Path) -> Basis:
         return Basis(Model(machine), kind, source, folder, warm, calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
+        if public:
+            model = for_any_software(model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
@@ -74,12 +98,28 @@ def _of_recording(folder: Path) -> Basis:
     return Basis(model, kind, source, folder, warm)
 
 
+def for_any_software(model: Model) -> Model:
+    """A model of others' table, which is of one framework, for those who may run another."""
+    software = SoftwareRange(**shipped_fits()["software"])
+    fits = {group: fit.for_software(software) for group, fit in model.fits.items()}
+    return Model(model.machine, fits)
+
+
 def _of_constants(machine: Machine) -> Basis:
-    origin = measured_on(machine.generation, _DTYPE)
+    shipped = shipped_fits()["machines"].get(machine.slug)
+    if shipped is None:
+        return Basis(Model(machine), *_generation(machine, _DTYPE))
+    model = model_from_json(machine, shipped)
+    (fit,) = model.fits.values()
+    source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {shipped['source']}"
+    return Basis(model, "shipped", f"{source}, warm", warm=True)
+
+
+def _generation(machine: Machine, dtype: str) -> tuple[str, str]:
+    """The kind and the source of answers by constants of a generation."""
+    origin = measured_on(machine.generation, dtype)
     if origin is None:
-        return Basis(Model(machine), "none", "constants of no machine of its generation")
-    if origin == machine.slug:
-        return Basis(Model(machine), "shipped", "shipped constants, fitted to public rows of it")
+        return "none", "constants of no machine of its generation, a factor of two either way"
     there = known_machine(origin)
     kind = "generation" if there.generation == machine.generation else "none"
-    return Basis(Model(machine), kind, f"shipped constants of {there.name}")
+    return kind, f"constants of {there.name}, a factor of two either way"

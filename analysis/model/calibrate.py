@@ -123,10 +123,10 @@ def calibrate_query(
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
-        pair_errors = _pair_errors(query.take(where), predicted, log_ratio, spread)
+        of_pairs = pair_errors(query.take(where), predicted, log_ratio, spread)
         aligned = all(query.problems[i].alignment >= WIDE_BYTES for i in where)
         fits[group] = replace(
-            _fit_with_errors(fitted, log_ratio, spread, pair_errors), aligned_only=aligned
+            _fit_with_errors(fitted, log_ratio, spread, of_pairs), aligned_only=aligned
         )
         # Back from the group's order to one array per fold, as the estimates are.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
@@ -221,7 +221,7 @@ def _leave_one_out_ranges(errors: Array) -> tuple[Array, Array]:
     return np.minimum(low, -_MIN_WIDTH), np.maximum(high, _MIN_WIDTH)
 
 
-def _pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
+def pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
     """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
 
     Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all

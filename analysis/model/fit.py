@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from analysis.model.residual import Residual
@@ -20,6 +20,24 @@ NEAR = 0.125
 
 
 @dataclass(frozen=True)
+class SoftwareRange:
+    """Nine in ten log ratios of other software's times to predictions, over their spreads.
+
+    As in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours,
+    where a spread counts as at least 1.
+    """
+
+    low: float
+    high: float
+    pair_low: float
+    pair_high: float
+
+    def to_json(self) -> dict[str, float]:
+        """By name; the same names as a fit's."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Fit:
     """One group's constants and what they are worth.
 
@@ -29,6 +47,8 @@ class Fit:
     of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same, over the root
     of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
     that all rows had sizes in multiples of 16 bytes: what others cost is then assumed.
+    ``min_spread`` is what a spread counts as at least where measured shapes are compared: the trees
+    agree about those, but another software differs there, too.
     """
 
     constants: Constants
@@ -43,10 +63,22 @@ class Fit:
     mean: float | None = None
     p95: float | None = None
     aligned_only: bool = False
+    min_spread: float = 0.0
+
+    def for_software(self, software: SoftwareRange) -> Fit:
+        """The same, for whoever runs another software than the rows came from."""
+        return replace(
+            self,
+            low=min(self.low, software.low),
+            high=max(self.high, software.high),
+            pair_low=min(self.pair_low, software.pair_low),
+            pair_high=max(self.pair_high, software.pair_high),
+            min_spread=1.0,
+        )
 
     def spread(self, lo: float, hi: float) -> float:
-        """The spread of a prediction, from its 90 % interval."""
-        return math.log(hi / lo) / (self.high - self.low)
+        """The spread of a prediction, from its 90 % interval; at least ``min_spread``."""
+        return max(math.log(hi / lo) / (self.high - self.low), self.min_spread)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
         """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes.

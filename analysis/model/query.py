@@ -30,14 +30,15 @@ class Query:
 
         Operands come from memory or, ``warm``, from the cache where they fit it.
         """
-        n = len(problems)
-        return cls(problems, [implementation] * n, [""] * n, [warm] * n, [False] * n)
+        return cls.each(problems, [implementation] * len(problems), warm)
 
     @classmethod
-    def each(cls, problems: Sequence[Problem], implementations: Sequence[str]) -> Query:
+    def each(
+        cls, problems: Sequence[Problem], implementations: Sequence[str], warm: bool = False
+    ) -> Query:
         """As :meth:`plain`, each problem on its implementation."""
         n = len(problems)
-        return cls(problems, implementations, [""] * n, [False] * n, [False] * n)
+        return cls(problems, implementations, [""] * n, [warm] * n, [False] * n)
 
     @classmethod
     def of_rows(cls, rows: pd.DataFrame) -> Query:

@@ -39,7 +39,7 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """``cheat-sheet.png`` and ``.svg`` beside the verdicts; none where no effect is certain."""
-    figure = draw_sheet(rows, inputs.machine)
+    figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
 
 

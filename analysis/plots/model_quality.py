@@ -157,4 +157,5 @@ def _predicted_between(
     problem, name = validation.tested.problems[first], validation.tested.implementations[first]
     assert isinstance(problem, Gemm)
     gemms = [replace(problem, m=int(size)) for size in sizes]
-    return sizes, validation.model.predict(Query.each(gemms, [name] * len(gemms))).estimate.time
+    query = Query.plain(gemms, name, validation.source.warm)
+    return sizes, validation.model.predict(query).estimate.time

@@ -22,6 +22,7 @@ from sweeps.store import make_folder, write_run, write_whole
 
 PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
+VALIDATION = "validation.json"  # written last: where it is, an import is complete
 CACHE = "warm"
 """The tables' replays flush nothing, so that operands which fit the cache come from it."""
 
@@ -67,7 +68,8 @@ def _run(table: Table, machine: Machine, rows: int) -> dict[str, Any]:
         "published": False,
         "public": {
             "source": table.source, "package": table.package, "framework": table.framework,
-            "version": table.version, "device": table.device, "file": table.path.name,
+            "version": table.version, "also_for": list(table.also_for),
+            "complete": table.complete, "device": table.device, "file": table.path.name,
             "rows": rows, "licence": table.licence, "how": _HOW, "cache": CACHE,
         },
         "software": {table.framework: table.version},

@@ -61,15 +61,25 @@ class Recording:
         return rows[rows["op"].isin(PRODUCTS) & ordinary]
 
     @property
+    def public(self) -> bool:
+        """Whether it is an imported table of others."""
+        return "public" in self.run
+
+    @property
     def cache(self) -> str:
         """How most of its cases are timed: from memory, but others' tables from a warm cache."""
-        return str(self.run["public"]["cache"]) if "public" in self.run else "cold"
+        return str(self.run["public"]["cache"]) if self.public else "cold"
+
+    @property
+    def source(self) -> str:
+        """Whose table it is; empty for our own measurements."""
+        of = self.run.get("public")
+        return ", ".join(filter(None, (of["source"], of["package"]))) if of else ""
 
     def caption(self) -> str:
         """Machine, versions and date, for below a plot."""
-        if "public" in self.run:
-            of = self.run["public"]
-            return f"{self.machine.name}  ·  {of['source']}, {of['package']}  ·  {of['cache']}"
+        if self.public:
+            return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)

@@ -37,7 +37,8 @@ class Source:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
     ``seconds`` is the time of a launch; ``kernels`` has the names of all its kernels, empty where
-    the table has none. ``skipped`` counts what was left out and why.
+    the table has none. ``skipped`` counts what was left out and why. ``warm`` says whether operands
+    came from the cache where they fit it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Source:
     seconds: Array
     kernels: Sequence[tuple[str, ...]]
     skipped: dict[str, int]
+    warm: bool = False
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -86,6 +88,7 @@ class Source:
             self.seconds[index],
             [self.kernels[i] for i in index],
             self.skipped,
+            self.warm,
         )
 
 
@@ -99,6 +102,8 @@ class _Rows:
     seconds: Sequence[float]
     implementations: Sequence[str]
     kernels: Sequence[tuple[str, ...]]
+    warm: bool = False
+    name: str = ""  # the file's where empty
 
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Source:
@@ -130,7 +135,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     of_dtype = dtypes == chosen
     keep = [int(i) for i in np.flatnonzero(here & readable & of_dtype)]
     return Source(
-        name=path.name,
+        name=rows.name or path.name,
         dtype=chosen,
         problems=[rows.problems[i] for i in keep],  # type: ignore[misc]
         implementations=[rows.implementations[i] for i in keep],
@@ -141,6 +146,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
             "other_dtypes": int((here & ~of_dtype).sum()),
             "unreadable": int((here & of_dtype & ~readable).sum()),
         },
+        warm=rows.warm,
     )
 
 
@@ -166,9 +172,9 @@ def _read(path: Path) -> _Rows:
 
 
 def _ours(folder: Path) -> _Rows:
-    """Cold bursts of the library, which is what others' tables have too."""
+    """Bursts of the library, which is what others' tables have too."""
     recording = load(folder)
-    rows = library_rows(bursts(recording.products))
+    rows = library_rows(bursts(recording.products, recording.cache))
     return _Rows(
         devices=[None] * len(rows),
         dtypes=rows["dtype"].tolist(),
@@ -176,11 +182,16 @@ def _ours(folder: Path) -> _Rows:
         seconds=(rows["time_us"] * 1e-6).tolist(),
         implementations=rows["implementation"].tolist(),
         kernels=kernels_of(rows),
+        warm=recording.cache == "warm",
+        name=recording.source,
     )
 
 
 def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
-    """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds."""
+    """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds.
+
+    Nothing is flushed between its replays, so that operands may come from the cache.
+    """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
         Gemm(int(m), int(n), int(k), dtype) if dtype in DTYPE_BYTES else None
@@ -193,6 +204,7 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
         seconds=(frame["latency"] * 1e-3).tolist(),
         implementations=["cublas"] * len(frame),
         kernels=[()] * len(frame),
+        warm=True,
     )
 
 

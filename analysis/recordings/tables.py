@@ -27,6 +27,7 @@ from kernels.machine import slug_of_device
 PACKAGE = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
 _FILE = "gemm_perf.parquet"
+_TABLE = "gemm_perf"  # as the files beside it call it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # by how well a framework's tables repeat themselves
@@ -39,7 +40,9 @@ class Table:
     """One collection: the GEMMs of one GPU as one version of one framework ran them.
 
     ``rows`` counts those in bf16. ``package`` is the name and version of the package that the file
-    comes with and ``licence`` its licence, both empty of a file by itself.
+    comes with and ``licence`` its licence, both empty of a file by itself. ``complete`` says
+    whether its publishers call it so, and ``also_for`` are later versions that they declare it for,
+    in whose place they publish nothing else.
     """
 
     path: Path
@@ -49,6 +52,8 @@ class Table:
     rows: int
     package: str
     licence: str
+    complete: bool = True
+    also_for: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -94,18 +99,58 @@ def read_table(path: Path, package: str = "", licence: str = "") -> Table:
             missing = ", ".join(sorted(_NEEDED - columns))
             raise UserError(f"{path} lacks the columns {missing}: it is no table of GEMMs.")
         table = parquet.read_table(path, columns=["framework", "version", "device", "gemm_dtype"])
+        if not len(table):
+            raise UserError(f"{path} has no rows.")
     except FileNotFoundError:
         raise UserError(f"{path} is not there; give a gemm_perf.parquet.") from None
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({reason}).") from None
-    if not len(table):
-        raise UserError(f"{path} has no rows.")
     first = table.slice(0, 1).to_pylist()[0]
-    rows = sum(value == BF16 for value in table.column("gemm_dtype").to_pylist())
     return Table(
-        path, first["device"], first["framework"], first["version"], rows, package, licence
+        path=path,
+        device=first["device"],
+        framework=first["framework"],
+        version=first["version"],
+        rows=sum(value == BF16 for value in table.column("gemm_dtype").to_pylist()),
+        package=package,
+        licence=licence,
+        complete=_is_complete(path.parent),
+        also_for=_later_versions(path.parent),
     )
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether the file beside a table calls it complete; a table without such a file is."""
+    told = _read_yaml(folder / "collection_meta.yaml").get("tables", {}).get(_TABLE, {})
+    return bool(told.get("status", "complete") == "complete")
+
+
+def _later_versions(folder: Path) -> tuple[str, ...]:
+    """The versions whose folders, beside a table's, hold only a pointer to it."""
+    pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
+    here = {"table": _TABLE, "from_version": folder.name}
+    return tuple(
+        version
+        for version, told in sorted(pointers.items(), key=lambda item: version_numbers(item[0]))
+        if any(here.items() <= entry.items() for entry in told.get("reuse", []))
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """A file beside a table; empty where there is none, or where it says nothing readable.
+
+    PyYAML comes with the package of tables. Where a table is given by itself, neither may be there.
+    """
+    if not path.is_file() or importlib.util.find_spec("yaml") is None:
+        return {}
+    import yaml
+
+    try:
+        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def choose_tables(tables: Sequence[Table]) -> dict[str, Table]:
@@ -124,7 +169,7 @@ def _rank(table: Table, group: Sequence[Table]) -> tuple[Any, ...]:
     enough = table.rows >= _ENOUGH * max(other.rows for other in group)
     name = table.framework.lower()
     order = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
-    return enough, order, version_numbers(table.version)
+    return enough, table.complete, order, version_numbers(table.version)
 
 
 def version_numbers(text: str) -> tuple[int, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.recordings.load import Recording, find_recording, load
-from analysis.rules.judge import Evidence, RuleResult, judge_all
+from analysis.recordings.imported import folder_of
+from analysis.recordings.load import Recording, find_recording, load, load_run
+from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
 from kernels.errors import UserError
 from kernels.machine import Machine
@@ -33,8 +35,15 @@ class RuleInputs:
         return self.recordings[0].machine
 
     @property
+    def public(self) -> bool:
+        """Whether this is others' table, which can answer few rules."""
+        return self.recordings[0].public
+
+    @property
     def caption(self) -> str:
         """Machine, versions and all dates."""
+        if self.public:
+            return self.recordings[0].caption()
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
         return f"{self.recordings[0].caption().rpartition(' ')[0]} {' and '.join(dates)}"
 
@@ -59,7 +68,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     ]  # fmt: skip
     steps = [step for r in same for step in read_models(r.folder)]
     unmixed = len({bool(r.run["published"]) for r in same}) == 1
-    main = next((r.folder for r in same if r.folder.parent == results), None)
+    places = (results, folder_of(results, newest.machine.slug).parent)
+    main = next((r.folder for r in same if r.folder.parent in places), None)
     folder = main if main and unmixed else folder_for(results, newest.machine.slug)
     return RuleInputs(same, steps, folder)
 
@@ -80,3 +90,26 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """A row for every rule; pairs of two recordings are never mixed."""
     evidence = [Evidence.of_recording(recording) for recording in inputs.recordings]
     return judge_all(evidence, model_rules(inputs.steps))
+
+
+def imported_rules(results: Path) -> list[dict[str, Any]]:
+    """What every imported table says of the rules that it can answer.
+
+    Each has the machine's slug and name, the table's source and package, and the rows of rules.json
+    with a verdict.
+
+    Raises:
+        UserError: nothing is imported.
+    """
+    documents: list[dict[str, Any]] = []
+    for path in sorted(folder_of(results, "*").parent.glob("*/rules.json")):
+        run = load_run(path.parent)
+        rows = json.loads(path.read_bytes())
+        documents.append({
+            "machine": path.parent.name, "name": run["machine"]["name"],
+            "source": run["public"]["source"], "package": run["public"]["package"],
+            "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
+        })  # fmt: skip
+    if not any(document["rules"] for document in documents):
+        raise UserError("no imported table answers a rule; run `make import` first.")
+    return documents

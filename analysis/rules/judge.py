@@ -6,11 +6,12 @@ are of one run, and verdicts come from their intervals alone (:mod:`analysis.rul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.stats import norm
 
 from analysis.model.calibrate import calibrate
@@ -22,6 +23,7 @@ from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
 from kernels.config import HAND_WRITTEN
+from kernels.errors import UserError
 from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
@@ -71,6 +73,8 @@ class Evidence:
 
         Products are predicted by constants that had not seen them.
         """
+        if recording.public:
+            return cls._of_imported(recording)
         products = recording.products
         modelled = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
@@ -100,10 +104,28 @@ class Evidence:
         return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
 
     @classmethod
+    def _of_imported(cls, recording: Recording) -> Evidence:
+        """An imported table: as :meth:`of_source`, but predicted by fits that had not seen a row.
+
+        Raises:
+            UserError: its import was not completed.
+        """
+        products = recording.products
+        try:
+            predicted = pd.read_csv(recording.folder / "predicted.csv", usecols=["time_us"])
+        except FileNotFoundError:
+            raise UserError(
+                f"{recording.folder} is half an import; `python -m analysis import` completes it."
+            ) from None
+        seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
+        cases = _untold_cases(workloads_of(products), products["implementation"], seconds)
+        times = predicted["time_us"].to_numpy(dtype=float) * 1e-6
+        return cls(recording.machine, cases, times, public=True)
+
+    @classmethod
     def of_source(cls, source: Source, model: Model) -> Evidence:
         """Others' measurements: one time per case, without an interval."""
-        rows = zip(source.problems, source.implementations, source.seconds, strict=True)
-        cases = [TimedCase(p, name, "", "cold", "", float(s), np.nan) for p, name, s in rows]
+        cases = _untold_cases(source.problems, source.implementations, source.seconds)
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
@@ -115,6 +137,14 @@ class Evidence:
         cases = [self.cases[i] for i in where]
         matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
         return cases, matches, self.predicted[where]
+
+
+def _untold_cases(
+    workloads: Sequence[Workload], implementations: Iterable[str], seconds: Array
+) -> list[TimedCase]:
+    """Cases of which nothing is told but a time: no sweep, no configuration, no interval."""
+    rows = zip(workloads, implementations, seconds, strict=True)
+    return [TimedCase(what, name, "", "", "", float(time), np.nan) for what, name, time in rows]
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:

@@ -115,7 +115,7 @@ def _figures(errors: Errors) -> dict[str, float | None]:
 def validate(
     source: Source,
     machine: Machine,
-    calibrate: int = 256,
+    calibrate: int | None = 256,
     seed: int = 0,
     holdout: str = "rows",
     constants: str | None = None,
@@ -125,7 +125,8 @@ def validate(
     Args:
         source: the measured rows.
         machine: their machine.
-        calibrate: how many rows to calibrate on; 0 for constants of another machine alone.
+        calibrate: how many rows to calibrate on; None for all that the hold-out leaves, 0 for
+            constants of another machine alone.
         seed: breaks ties in the choice of rows, and chooses the levels that are withheld.
         holdout: ``rows``: all rows not calibrated on are tested. ``levels``: 30 % of the values of
             M, of N and of K are withheld; rows with none of them may be calibrated on, rows with
@@ -136,10 +137,10 @@ def validate(
     Raises:
         UserError: there are too few rows, or no constants of another machine.
     """
-    query = Query.each(source.problems, source.implementations)
+    query = Query.each(source.problems, source.implementations, source.warm)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = _split(source, holdout, seed)
-    if holdout == "folds":
+    if holdout == "folds" or calibrate is None:
         calibrate = len(pool)
     if calibrate > len(pool):
         raise UserError(

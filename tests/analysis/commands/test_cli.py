@@ -1,30 +1,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import analysis
 from synthetic import recorded
 
 from analysis.commands.app import parse_share
 from analysis.model.fitted import analyse, write_predictions
+from analysis.recordings.load import load
 from kernels.errors import UserError
 from kernels.machine import known_machines
 
-ROOT = Path(__file__).resolve().parents[3]
 PREDICT_KEYS = {
     "time_us", "tflops", "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency",
     "bytes", "lo_us", "hi_us", "explanation",
 }  # fmt: skip
-
-
-def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "analysis", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +35,31 @@ def test_predict_for_machines_with_and_without_a_recording(results: Path) -> Non
         assert set(row) >= PREDICT_KEYS
         assert row["lo_us"] < row["time_us"] < row["hi_us"]
     assert "nvidia-v100-pcie-32gb" in known_machines()
+
+
+def test_what_was_measured_is_answered_as_measured_and_machines_stand_side_by_side(
+    results: Path, tmp_path: Path
+) -> None:
+    row = load(results / "nvidia-h100-sxm").products.iloc[0]
+    known = f"{row.m},{row.n},{row.k},bf16"
+    file = tmp_path / "shapes.csv"
+    file.write_text(f"m,n,k,dtype\n{known}\n{row.m + 1},{row.n},{row.k},bf16\n")
+    asked = ("--machine", "nvidia-h100-sxm", "--machine", "nvidia-b200", "--results", results)
+    told = json.loads(analysis("predict", "--file", file, *asked, "--json").stdout)
+    evidence = [(r["problem"].split(",")[0], r["machine"], r["evidence"]) for r in told]
+    assert evidence == [
+        (str(row.m), "nvidia-h100-sxm", "measured"), (str(row.m), "nvidia-b200", "predicted"),
+        (str(row.m + 1), "nvidia-h100-sxm", "predicted"),
+        (str(row.m + 1), "nvidia-b200", "predicted"),
+    ]  # fmt: skip
+    ends = row["time_us"], row["time_lo_us"], row["time_hi_us"]
+    assert [told[0][name] for name in ("time_us", "lo_us", "hi_us")] == pytest.approx(ends)
+    text = analysis("predict", "--gemm", known, *asked).stdout
+    assert f"nvidia-h100-sxm: {known},nt,1: measured {row['time_us']:.2f} µs" in text
+    assert text.splitlines()[1].startswith(f"nvidia-b200: {known},nt,1: ")
+    only = ("--file", file, "--machine", "nvidia-h100-sxm", "--results", results, "--json")
+    advice = json.loads(analysis("recommend", *only).stdout)
+    assert [answer["shape"] for answer in advice] == [told[0]["problem"], told[2]["problem"]]
 
 
 def test_predict_takes_convolutions_and_prints_a_line(results: Path) -> None:

@@ -1,34 +1,27 @@
 from __future__ import annotations
 
+import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
+from command_line import analysis
 from synthetic import H100, model_law, random_sizes
 
 from kernels.problem import Gemm
 
-ROOT = Path(__file__).resolve().parents[3]
 
-
-def analysis(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "analysis", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-
-
-def a_file(folder: Path) -> Path:
+def a_file(folder: Path, framework: str = "TRTLLM", factor: float = 1.0) -> Path:
     """A small table of an H100, as a framework's collector writes it."""
-    sizes = sorted(set(random_sizes(300, 0)))
+    doubled = itertools.product((512, 1024, 2048, 4096), repeat=3)
+    sizes = sorted({*random_sizes(300, 0), *doubled})
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
     frame = pd.DataFrame(sizes, columns=list("mnk")).assign(
-        framework="TRTLLM", version="1.3.0rc20", device=H100.name, gemm_dtype="bfloat16",
-        latency=seconds * 1e3,
+        framework=framework, version="1.3.0rc20", device=H100.name, gemm_dtype="bfloat16",
+        latency=seconds * factor * 1e3,
     )  # fmt: skip
-    path = folder / "gemm_perf.parquet"
+    path = folder / f"{framework}.parquet"
     frame.to_parquet(path)
     return path
 
@@ -37,13 +30,20 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     tmp_path: Path,
 ) -> None:
     path, place = a_file(tmp_path), ("--results", str(tmp_path))
-    first = analysis("import", str(path), *place)
+    slower = a_file(tmp_path, "SGLANG", 1.25)
+    first = analysis("import", path, slower, *place)
     assert first.returncode == 0, first.stderr
     assert "TensorRT-LLM 1.3.0rc20; on rows not seen" in first.stdout
     folder = tmp_path / "public" / "nvidia-h100-sxm"
-    assert (folder / "plots" / "accuracy.png").exists()
+    for name in ("plots/accuracy.png", "recommendations.md", "rules.md", "predicted.csv"):
+        assert (folder / name).exists()
+    judged = json.loads((folder / "validation.json").read_text())
+    assert judged["same"]["median"] < 0.05
+    (other,) = judged["other"]
+    assert other["source"] == "SGLang 1.3.0rc20"
+    assert other["median"] == pytest.approx(1 - 1 / 1.25, abs=0.03)
     before = (folder / "run.json").stat().st_mtime_ns
-    again = analysis("import", str(path), *place)
+    again = analysis("import", path, slower, *place)
     assert "imported already" in again.stderr
     assert (folder / "run.json").stat().st_mtime_ns == before
 
@@ -58,7 +58,13 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
         "slug", "name", "basis", "rows", "source", "median", "mean", "p95",
     }  # fmt: skip
     assert rows["nvidia-h100-sxm"]["basis"] == "public"
-    assert (rows["nvidia-h200"]["basis"], rows["nvidia-h200"]["rows"]) == ("generation", None)
+    kinds = {slug: row["basis"] for slug, row in rows.items()}
+    assert (kinds["nvidia-h200"], kinds["nvidia-a100-pcie-80gb"]) == ("shipped", "generation")
+    assert kinds["nvidia-t4"] == "none"  # nothing carries over from one generation to another
+
+    told = analysis("rules", "--imported", *place, "--plots", tmp_path)
+    assert "\n  twice the size takes less than twice the time: " in told.stdout
+    assert (tmp_path / "rules-public.png").exists()
 
 
 def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,26 @@ def test_rows_of_another_dtype_and_times_that_are_none_are_left_out(tmp_path: Pa
     assert read["time_us"].tolist() == pytest.approx((rows["latency"][3:] * 1e3).tolist())
 
 
+def test_the_files_beside_a_table_say_whether_it_is_complete_and_what_else_it_is_for(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("yaml")
+    here = tmp_path / "1.3.0rc20"
+    here.mkdir()
+    path = written(here, frame())
+    assert (read_table(path).complete, read_table(path).also_for) == (True, ())
+    (here / "collection_meta.yaml").write_text("tables:\n  gemm_perf:\n    status: partial\n")
+    for version, source in (("1.3.0rc23", "1.3.0rc20"), ("1.3.0rc5", "1.2.0")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "reuse.yaml").write_text(
+            f"reuse:\n- table: gemm_perf\n  from_version: {source}\n"
+        )
+    table = read_table(path)
+    assert (table.complete, table.also_for) == (False, ("1.3.0rc23",))
+    (here / "collection_meta.yaml").write_text("]: no YAML")
+    assert read_table(path).complete
+
+
 def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "gemm_perf.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(UserError, match="is not a table that can be read"):
@@ -94,6 +115,7 @@ def test_the_preferred_framework_s_latest_is_taken_unless_it_knows_few_shapes() 
     few = a_table("TRTLLM", "1.3.0rc20", 100)
     assert choose_tables([few, sglang, vllm]) == {"nvidia-h200": sglang}
     assert choose_tables([a_table("TRTLLM", "1.3.0", 0)]) == {}
+    assert choose_tables([replace(new, complete=False), vllm]) == {"nvidia-h200": vllm}
     assert version_numbers("1.3.0rc20") > version_numbers("1.3.0rc9")
 
 
@@ -128,6 +150,8 @@ def test_the_package_has_a_table_of_every_gpu_that_it_is_known_for() -> None:
         assert table.rows > 30_000
         assert table.licence == "Apache-2.0"
         assert importlib.metadata.version(PACKAGE) in table.package
+        assert table.complete
+    assert tables["nvidia-b200"].also_for  # the newest folders hold a pointer alone
     rows = read_rows(tables["nvidia-h200"])
     assert len(rows) == tables["nvidia-h200"].rows
     assert (rows[["n", "k"]] % 8 == 0).all().all()  # so they can say nothing of alignment

@@ -1,0 +1,79 @@
+"""How long problems take on a machine: as it was measured where it was, else as predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis.advice.measurements import (
+    MeasuredTime,
+    Measurements,
+    read_measurements,
+    rows_near,
+)
+from analysis.model.basis import Basis
+from analysis.model.fit import Fit
+from analysis.model.predict import explain
+from analysis.model.query import Query, group_of
+from analysis.recordings.load import load
+from kernels.problem import Problem
+
+_PREDICTED = (
+    "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency", "bytes",
+)  # fmt: skip
+
+
+def measurements_near(
+    basis: Basis, problems: Sequence[Problem], factor: float = 1.0
+) -> Measurements:
+    """What was measured there of problems, and of shapes that are larger or smaller by a factor.
+
+    Raises:
+        UserError: the recording cannot be read.
+    """
+    if basis.folder is None:
+        return Measurements({}, basis.warm)
+    recording = load(basis.folder)
+    return read_measurements(rows_near(recording.products, problems, factor), recording.cache)
+
+
+def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
+    """A row per problem, as promised of ``predict --json``.
+
+    ``time_us`` is the library's measured time where this very problem was measured; ``evidence``
+    says so. Its interval then is the measured one. Others' tables have none: there it is as wide,
+    relative to the time, as that of a prediction, since another software takes another time.
+    """
+    measured = measurements_near(basis, problems)
+    libraries = [basis.library(problem) for problem in problems]
+    frame = basis.model.predict(Query.each(problems, libraries, basis.warm)).frame()
+    rows = []
+    for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
+        known = measured.of(problem).get(library)
+        fit = basis.model.fit(group_of(library, problem))
+        time = _predicted(row) if known is None else _measured(known, row, fit)
+        kind, source = basis.of(problem)
+        rows.append({
+            "problem": problem.spec(), "machine": basis.model.machine.slug,
+            "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
+            **{name: row[name] for name in _PREDICTED},
+            "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6, "explanation": explain(row),
+            "evidence": "predicted" if known is None else "measured",
+            "basis": kind, "source": source,
+        })  # fmt: skip
+    return rows
+
+
+def _predicted(row: Mapping[str, Any]) -> MeasuredTime:
+    """A prediction's time and interval, as if it were a measurement."""
+    return MeasuredTime(*(row[f"{name}_us"] * 1e-6 for name in ("time", "lo", "hi")))
+
+
+def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
+    """A measured time, with the interval of a prediction where it has none of its own."""
+    if not math.isnan(known.lo):
+        return known
+    spread = fit.spread(row["lo_us"], row["hi_us"])
+    ends = (known.time * math.exp(end * spread) for end in (fit.low, fit.high))
+    return MeasuredTime(known.time, *ends)

@@ -1,0 +1,107 @@
+"""What is shipped for those who measured and imported nothing: constants, and how sure they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from analysis.recordings.imported import VALIDATION, folder_of
+from analysis.recordings.tables import Table, choose_tables, find_tables
+from kernels.cli import JsonOption, note, print_json
+from kernels.errors import UserError
+from kernels.machine import known_machine, known_machines
+from sweeps.store import RESULTS, write_whole
+
+if TYPE_CHECKING:
+    from analysis.validation.software import Collection, ShippedFit
+
+
+@app.command("ship")
+def ship_command(
+    results: ResultsOption = RESULTS,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write what is shipped, kernels/shipped.json.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit the shipped constants to the imported tables, and judge answers on other software."""
+    from analysis.validation.software import (
+        advised_moves,
+        judge_model,
+        judge_moves,
+        judge_shipped,
+        other_collections,
+        shipped_fit,
+    )
+
+    tables = find_tables()
+    chosen = _imported(choose_tables(tables), results)
+    collections: list[Collection] = []
+    moves, shipped = [], {}
+    for slug, table in chosen.items():
+        note(f"{slug} …")
+        folder = folder_of(results, slug)
+        collections += other_collections(folder, table, tables)
+        moves += advised_moves(folder, table, tables)
+        shipped[slug] = shipped_fit(known_machine(slug), table, tables)
+    if write is not None:
+        write_whole(write, _shipped_text(chosen, shipped, collections))
+    judged = {
+        "model": judge_model(collections),
+        "shipped": [row for one in shipped.values() for row in judge_shipped(one)],
+        "advice": judge_moves(moves),
+    }
+    if as_json:
+        print_json(judged)
+        return
+    print(_errors_text("model", judged["model"]))
+    print(_errors_text("shipped", judged["shipped"]))
+    for row in judged["advice"]:
+        print(
+            f"to {row['question']}: of {row['moves']} moves {row['faster']:.0%} are faster with "
+            f"other software; promised {row['median_claimed']:.0%}, there "
+            f"{row['median_gained']:.0%} in the median"
+        )
+
+
+def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
+    """The tables of all machines; each must have been imported."""
+    known = {slug: table for slug, table in sorted(tables.items()) if slug in known_machines()}
+    for slug in known:
+        if not (folder_of(results, slug) / VALIDATION).exists():
+            raise UserError(f"{slug} is not imported yet; run `make import` first.")
+    return known
+
+
+def _shipped_text(
+    chosen: Mapping[str, Table], shipped: Mapping[str, ShippedFit],
+    collections: Sequence[Collection],
+) -> str:  # fmt: skip
+    """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
+    from analysis.validation.software import GROUP, software_range
+
+    document = {
+        "source": next(iter(chosen.values())).package,
+        "software": software_range(collections).to_json(),
+        "machines": {
+            slug: {"source": chosen[slug].source, "groups": {GROUP: one.fit.to_json()}}
+            for slug, one in shipped.items()
+        },
+    }
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _errors_text(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"{title:54} median    mean     p95  in the 90 % interval, its width"]
+    for row in rows:
+        errors = "".join(f"{row[column]:8.1%}" for column in ("median", "mean", "p95"))
+        lines.append(
+            f"{row['machine']:26} {row['source']:26} {errors}{row['coverage_90']:8.1%}"
+            f"{row['median_width']:9.1%}"
+        )
+    return "\n".join(lines)

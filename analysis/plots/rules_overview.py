@@ -1,0 +1,70 @@
+"""One picture of what others' tables say of the field's rules: a panel per rule, a line per GPU."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.plots.style import NEUTRAL, panels, save, verbatim
+
+_VERDICT_STYLE = {
+    "holds": ("#0072B2", "o"),
+    "holds, weaker": ("#009E73", "s"),
+    "depends": ("#CC79A7", "^"),
+    "no effect": (NEUTRAL, "D"),
+    "no longer": ("#D55E00", "v"),
+}
+_TITLE_WIDTH = 28  # characters of a panel's title
+
+
+def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """A row per rule and machine: ``statement, name, verdict, effect, lo, hi``."""
+    return pd.DataFrame(
+        [
+            {"name": document["name"], **{key: rule[key] for key in
+             ("statement", "effect", "lo", "hi")}, "verdict": rule["verdict"].split(":")[0]}
+            for document in documents
+            for rule in document["rules"]
+        ]
+    )  # fmt: skip
+
+
+def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
+    """``rules-public.png`` and ``.svg``: the rules that others' tables can answer, on every GPU."""
+    data = overview_data(documents)
+    packages = sorted({document["package"] for document in documents})
+    caption = f"GEMMs in bf16, {', '.join(packages)}  ·  the line is the 95 % interval"
+    return save(draw_overview(data), caption, folder, "rules-public")
+
+
+def draw_overview(data: pd.DataFrame) -> Figure:
+    """Effects over machines, by rule."""
+    rules, names = data["statement"].unique(), data["name"].unique()
+    size = (4.0 + 3.2 * len(rules), 2.6 + 0.42 * len(names))
+    title = f"{len(rules)} rules on {len(names)} GPUs: right of the line, following them pays"
+    figure, axes = panels(len(rules), title, size, share_y=True)
+    places = {name: -place for place, name in enumerate(names)}
+    for panel, rule in zip(axes, rules, strict=True):
+        rows = data[data["statement"] == rule]
+        for verdict, (color, marker) in _VERDICT_STYLE.items():
+            some = rows[rows["verdict"] == verdict]
+            effect = some["effect"].to_numpy(dtype=float)
+            ends = [np.abs(some[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
+            panel.errorbar(effect, some["name"].map(places), xerr=ends, fmt=marker, color=color,
+                           capsize=3, label=verdict)  # fmt: skip
+        panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
+        panel.set_title(verbatim(textwrap.fill(rule, _TITLE_WIDTH)), loc="left", fontsize=12)
+        panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (max(rows["hi"].max(), 1.1) - 1))
+        panel.set_xlabel("effect, as a ratio")
+    axes[0].set_yticks(list(places.values()), [verbatim(name) for name in places])
+    handles, labels = axes[0].get_legend_handles_labels()
+    shown = [i for i, label in enumerate(labels) if (data["verdict"] == label).any()]
+    figure.legend([handles[i] for i in shown], [labels[i] for i in shown], loc="upper right",
+                  ncols=len(shown))  # fmt: skip
+    return figure

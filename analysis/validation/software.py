@@ -1,0 +1,266 @@
+"""What other software does to the answers that rest on one framework's table.
+
+A table is of one framework and one version of cuBLAS. Whoever asks runs another: its heuristics
+choose other kernels, and its operands other values. So the interval of such an answer is learned
+from collections that the model was not made of, and judged on those of machines (of collections,
+where constants are shipped) that it was not learned from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.model.calibrate import fit_constants, pair_errors
+from analysis.model.features import Inputs
+from analysis.model.fit import Fit, SoftwareRange
+from analysis.model.query import Query
+from analysis.recordings.imported import VALIDATION
+from analysis.recordings.tables import Table, read_rows
+from analysis.validation.errors import Errors
+from kernels.constants import foreign_constants, shipped_fits
+from kernels.estimate import Array
+from kernels.machine import Machine
+from kernels.problem import Gemm
+from sweeps.store import write_whole
+
+FITTED_ROWS = 1500
+"""Rows of a table that shipped constants are fitted to; more move their errors by 0.1 points."""
+
+_LIBRARY, _DTYPE = "cublas", "bf16"
+GROUP = f"{_LIBRARY} gemm {_DTYPE}"
+_TAIL = 0.05
+_SIZES = ["m", "n", "k"]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """How one collection's times differ from predictions that had not seen it.
+
+    ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
+    ``pair_errors`` those of the time ratios of neighbouring shapes (see
+    :func:`analysis.model.calibrate.pair_errors`), where a spread counts as at least 1. ``repeated``
+    are the errors of taking the table's own time of the very shape, None where there is none.
+    """
+
+    slug: str
+    source: str
+    errors: Errors
+    log_ratios: Array
+    spreads: Array
+    pair_errors: Array
+    repeated: Errors | None = None
+
+    @classmethod
+    def of(
+        cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
+    ) -> Collection:
+        """Compare measured seconds with predicted ones."""
+        log_ratios = np.log(seconds / predicted)
+        pairs = pair_errors(query, predicted, log_ratios, np.maximum(spreads, 1.0))
+        return cls(slug, source, Errors.of(predicted, seconds), log_ratios, spreads, pairs)
+
+    def covered(self, software: SoftwareRange) -> float:
+        """The share of its rows that lie inside the interval."""
+        relative = self.log_ratios / self.spreads
+        return float(((software.low <= relative) & (relative <= software.high)).mean())
+
+    def width(self, software: SoftwareRange) -> float:
+        """Median width of the interval, as a share of the predicted time."""
+        ends = np.exp(software.high * self.spreads) - np.exp(software.low * self.spreads)
+        return float(np.median(ends))
+
+
+def software_range(collections: Sequence[Collection]) -> SoftwareRange:
+    """The range of nine in ten errors; every machine weighs as much, on it every collection."""
+
+    def ends(parts: Sequence[Array]) -> tuple[float, float]:
+        slugs = [c.slug for c in collections]
+        weights = [
+            np.full(len(part), 1 / slugs.count(slug) / max(len(part), 1))
+            for slug, part in zip(slugs, parts, strict=True)
+        ]
+        values, weight = np.concatenate(parts), np.concatenate(weights)
+        low, high = np.quantile(values, [_TAIL, 1 - _TAIL], weights=weight, method="inverted_cdf")
+        return float(low), float(high)
+
+    times = ends([c.log_ratios / c.spreads for c in collections])
+    pairs = [c.pair_errors for c in collections]
+    # A coarse grid has no neighbours. The errors of two unlike shapes are independent: relative to
+    # the root of the sum of both spreads' squares, as wide as one's own.
+    return SoftwareRange(*times, *(ends(pairs) if any(map(len, pairs)) else times))
+
+
+def other_collections(folder: Path, table: Table, tables: Iterable[Table]) -> list[Collection]:
+    """The other collections of an imported table's machine, at the shapes that both have.
+
+    Args:
+        folder: the imported table's recording; each of its predictions is by a fit that had seen
+            neither that shape nor another collection.
+        table: what it is of.
+        tables: all that there are.
+    """
+    predictions = _held_back(folder).join(_median_times(table), on=_SIZES)
+    return [_compared(predictions, other) for other in _beside(table, tables)]
+
+
+def _beside(table: Table, tables: Iterable[Table]) -> list[Table]:
+    """The other tables of its machine."""
+    return [t for t in tables if t.slug == table.slug and t.path != table.path and t.rows]
+
+
+def _held_back(folder: Path) -> pd.DataFrame:
+    """Each shape's prediction by a fit that had not seen it, and the spread of that."""
+    calibration = json.loads((folder / "calibration.json").read_bytes())
+    fit = calibration["groups"][GROUP]
+    columns = [*_SIZES, "time_us", "lo_us", "hi_us"]
+    rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
+    # Each row's interval leaves out its own error, which moves it by one rank of thousands.
+    spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
+    return rows.assign(spread=spread).drop_duplicates(_SIZES)
+
+
+def _median_times(table: Table) -> pd.Series:
+    """Microseconds of each shape; of one that was measured twice, the median."""
+    return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
+
+
+def _compared(predictions: pd.DataFrame, table: Table) -> Collection:
+    """At the shapes that both have."""
+    rows = predictions.join(_median_times(table), on=_SIZES, how="inner", rsuffix="_there")
+    names = ("measured_us_there", "measured_us", "time_us")
+    seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
+    spreads = rows["spread"].to_numpy()
+    one = Collection.of(table.slug, table.source, _query(rows), predicted, seconds, spreads)
+    return replace(one, repeated=Errors.of(repeated, seconds))
+
+
+def _query(rows: pd.DataFrame) -> Query:
+    """The shapes as others time them: operands from the cache where they fit it."""
+    sizes = zip(rows["m"], rows["n"], rows["k"], strict=True)
+    return Query.plain([Gemm(int(m), int(n), int(k), _DTYPE) for m, n, k in sizes], _LIBRARY, True)
+
+
+@dataclass(frozen=True)
+class ShippedFit:
+    """Constants to be shipped; the first collection is of the rows beside those fitted to."""
+
+    fit: Fit
+    collections: Sequence[Collection]
+
+
+def shipped_fit(machine: Machine, table: Table, tables: Iterable[Table]) -> ShippedFit:
+    """Constants fitted to a sample of a table, judged on its other rows and other collections."""
+    rows = read_rows(table)
+    chosen = np.zeros(len(rows), dtype=bool)
+    chosen[np.random.default_rng(0).permutation(len(rows))[:FITTED_ROWS]] = True
+    sample = rows[chosen]
+    start, _ = foreign_constants(machine, _DTYPE)
+    inputs = Inputs.of(machine, _query(sample))
+    constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
+
+    def judged(source: str, part: pd.DataFrame) -> Collection:
+        query, seconds = _query(part), part["time_us"].to_numpy() * 1e-6
+        predicted = Inputs.of(machine, query).estimate(constants).time
+        ones = np.ones(len(part))
+        return Collection.of(machine.slug, source, query, predicted, seconds, ones)
+
+    collections = [judged(table.source, rows[~chosen])]
+    collections += [judged(t.source, read_rows(t)) for t in _beside(table, tables)]
+    own = collections[0].errors
+    software = software_range(collections)
+    fit = Fit(
+        constants, low=software.low, high=software.high, pair_low=software.pair_low,
+        pair_high=software.pair_high, rows=len(sample),
+        pairs=sum(len(c.pair_errors) for c in collections), median=own.median, mean=own.mean,
+        p95=own.p95, aligned_only=True,
+    )  # fmt: skip
+    return ShippedFit(fit, collections)
+
+
+def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> None:
+    """validation.json: how wrong an imported table's model is on rows that it has not seen.
+
+    ``same`` are rows of its own table, predicted by a fit to other rows; ``other`` the collections
+    of other software, with the share that lies in the interval which answers give.
+    """
+    software = SoftwareRange(**shipped_fits()["software"])
+    fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
+    document = {
+        "source": table.source,
+        "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
+        "other": [_row(one, software) for one in other_collections(folder, table, tables)],
+    }
+    write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
+    """Each collection's errors, and its coverage by the interval of all other machines."""
+    return [
+        _row(one, software_range([c for c in collections if c.slug != one.slug]))
+        for one in collections
+    ]
+
+
+def judge_shipped(shipped: ShippedFit) -> list[dict[str, Any]]:
+    """Each collection's errors, and its coverage by the interval of the machine's others."""
+    return [
+        _row(one, software_range([c for c in shipped.collections if c is not one]))
+        for one in shipped.collections
+    ]
+
+
+def _row(one: Collection, software: SoftwareRange) -> dict[str, Any]:
+    row = {
+        "machine": one.slug, "source": one.source, **asdict(one.errors),
+        "coverage_90": one.covered(software), "median_width": one.width(software),
+    }  # fmt: skip
+    return row if one.repeated is None else {**row, "repeated": asdict(one.repeated)}
+
+
+@dataclass(frozen=True)
+class Move:
+    """Advice to move, and what it gained in another collection; gains are fractions."""
+
+    question: str
+    claimed: float
+    claimed_lo: float
+    gained: float
+
+
+def advised_moves(folder: Path, table: Table, tables: Iterable[Table]) -> list[Move]:
+    """An imported table's advice to move, once per other collection that timed both shapes."""
+    told = json.loads((folder / "recommendations.json").read_bytes())
+    moves = []
+    for times in (_median_times(other).to_dict() for other in _beside(table, tables)):
+        for answer in told:
+            before, after = (Gemm.parse(answer[name]) for name in ("shape", "instead"))
+            here, there = (times.get((gemm.m, gemm.n, gemm.k)) for gemm in (before, after))
+            if answer["verdict"] == "leave it" or here is None or there is None:
+                continue
+            # To choose is to compare speeds, to pad is to compare times.
+            work = after.flops / before.flops if answer["question"] == "choose" else 1.0
+            claimed = answer["predicted_gain"], answer["predicted_lo"]
+            moves.append(Move(answer["question"], *claimed, here / there * work - 1))
+    return moves
+
+
+def judge_moves(moves: Sequence[Move]) -> list[dict[str, Any]]:
+    """By question: how many moves other software timed, and what came of them."""
+    return [
+        {
+            "question": question,
+            "moves": len(rows),
+            "faster": float((rows["gained"] > 0).mean()),
+            "reached_lower_end": float((rows["gained"] >= rows["claimed_lo"]).mean()),
+            "median_claimed": float(rows["claimed"].median()),
+            "median_gained": float(rows["gained"].median()),
+        }
+        for question, rows in pd.DataFrame(map(asdict, moves)).groupby("question", sort=True)
+    ]

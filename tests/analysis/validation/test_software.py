@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import H100, model_law, random_sizes
+
+from analysis.model.basis import find_basis
+from analysis.model.fit import UNCALIBRATED
+from analysis.model.query import Query
+from analysis.recordings.tables import Table, choose_tables, find_tables, read_rows, read_table
+from analysis.validation.software import (
+    FITTED_ROWS,
+    Collection,
+    Move,
+    advised_moves,
+    judge_model,
+    judge_moves,
+    judge_shipped,
+    shipped_fit,
+    software_range,
+)
+from kernels.constants import physical_bounds, shipped_fits
+from kernels.machine import known_machine
+from kernels.problem import Gemm
+
+
+def collection(slug: str, scatter: float, rows: int = 4000, spread: float = 1.0) -> Collection:
+    """Random shapes whose times scatter about the predictions, in proportion to their spread."""
+    rng = np.random.default_rng(rows)
+    problems = [Gemm(m, n, k, "bf16") for m, n, k in random_sizes(rows, rows)]
+    predicted = model_law()(problems)
+    spreads = spread * rng.uniform(1, 3, rows)
+    measured = predicted * np.exp(scatter * spreads * rng.standard_normal(rows))
+    query = Query.plain(problems, "cublas", warm=True)
+    return Collection.of(slug, "made up", query, predicted, measured, spreads)
+
+
+def test_the_interval_of_other_machines_holds_nine_in_ten_rows_of_a_like_one() -> None:
+    alike = [collection(slug, 0.05, rows) for slug, rows in (("a", 3000), ("b", 4000), ("c", 5000))]
+    for row in judge_model(alike):
+        assert row["coverage_90"] == pytest.approx(0.9, abs=0.02)
+        assert row["median_width"] == pytest.approx(2 * np.sinh(1.645 * 0.05 * 2), rel=0.1)
+    *_, wild = judge_model([*alike, collection("d", 0.15, 3500)])
+    assert wild["coverage_90"] < 0.6
+
+
+def test_every_machine_weighs_as_much_however_many_rows_and_collections_it_has() -> None:
+    calm, wild = collection("a", 0.02, 500), collection("b", 0.2, 3000)
+    once = software_range([calm, wild])
+    again = software_range([calm, wild, wild, wild])
+    assert again.low == pytest.approx(once.low, rel=0.01)
+    assert again.high == pytest.approx(once.high, rel=0.01)
+
+
+def test_between_neighbours_no_spread_counts_as_less_than_one() -> None:
+    narrow, typical = (collection("a", 0.05, spread=spread) for spread in (0.01, 1.0))
+    assert np.std(narrow.pair_errors) < 0.1 * np.std(typical.pair_errors)
+    assert software_range([narrow]).high == pytest.approx(software_range([typical]).high, rel=0.01)
+
+
+def table(folder: Path, framework: str, factor: float) -> Table:
+    """The law's times of one framework, all slower by a factor, with 2 % of noise."""
+    sizes = sorted(set(random_sizes(2 * FITTED_ROWS, 0)))
+    seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
+    noise = np.exp(0.02 * np.random.default_rng(0).standard_normal(len(sizes)))
+    frame = pd.DataFrame(sizes, columns=list("mnk")).assign(
+        framework=framework, version="1.0", device=H100.name, gemm_dtype="bfloat16",
+        latency=seconds * factor * noise * 1e3,
+    )  # fmt: skip
+    path = folder / framework / "gemm_perf.parquet"
+    path.parent.mkdir(parents=True)
+    frame.to_parquet(path)
+    return read_table(path)
+
+
+def test_shipped_constants_are_as_sure_as_they_are_right_about_other_software(
+    tmp_path: Path,
+) -> None:
+    tables = [table(tmp_path, *of) for of in (("TRTLLM", 1.0), ("SGLANG", 1.2), ("VLLM", 1.15))]
+    shipped = shipped_fit(H100, tables[0], tables)
+    assert shipped.fit.rows == FITTED_ROWS
+    assert [c.source for c in shipped.collections] == [t.source for t in tables]
+    own, slower, other = judge_shipped(shipped)
+    assert own["median"] < 0.03
+    assert slower["median"] == pytest.approx(1 - 1 / 1.2, abs=0.02)
+    # What is shipped covers the slower software; an interval that knows only faster one does not.
+    assert np.exp(shipped.fit.high) > 1.15
+    assert slower["coverage_90"] < 0.7
+    assert other["coverage_90"] > 0.9
+
+
+def test_moves_are_judged_by_what_other_software_took(tmp_path: Path) -> None:
+    first, second = (table(tmp_path, name, 1.0) for name in ("TRTLLM", "VLLM"))
+    rows = read_rows(second)
+    shapes = [",".join(map(str, row)) + ",bf16" for row in rows[["m", "n", "k"]].to_numpy()[:3]]
+    unknown = "7777,7777,7777,bf16"
+    told = [
+        {"question": "pad", "verdict": "pad", "shape": shapes[0], "instead": shapes[1]},
+        {"question": "choose", "verdict": "choose", "shape": shapes[0], "instead": shapes[2]},
+        {"question": "pad", "verdict": "leave it", "shape": shapes[0], "instead": shapes[0]},
+        {"question": "pad", "verdict": "pad", "shape": shapes[0], "instead": unknown},
+    ]
+    answers = [{**answer, "predicted_gain": 0.2, "predicted_lo": 0.1} for answer in told]
+    (tmp_path / "recommendations.json").write_text(json.dumps(answers))
+    pad, choose = advised_moves(tmp_path, first, [first, second])
+    time = rows["time_us"].to_numpy()
+    assert pad.gained == pytest.approx(time[0] / time[1] - 1)
+    flops = [Gemm.parse(shape).flops for shape in shapes]
+    assert choose.gained == pytest.approx(flops[2] / time[2] / (flops[0] / time[0]) - 1)
+    judged = judge_moves([pad, Move("pad", 0.3, 0.1, 0.05), Move("pad", 0.3, 0.1, -0.5)])
+    assert judged[0]["moves"] == 3
+    assert judged[0]["median_claimed"] == 0.3
+
+
+def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) -> None:
+    machines = shipped_fits()["machines"]
+    assert len(machines) == 9
+    for slug in machines:
+        basis = find_basis(slug, tmp_path)
+        assert (basis.kind, basis.warm) == ("shipped", True)
+        (fit,) = basis.model.fits.values()
+        assert fit.low < 0 < fit.high < UNCALIBRATED[1]
+        for name, (low, high) in physical_bounds(basis.model.machine).items():
+            assert low <= getattr(fit.constants, name) <= high, (slug, name)
+        assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra `public`"
+)
+def test_the_shipped_constants_are_what_the_tables_give() -> None:
+    tables = find_tables()
+    slug = "nvidia-h200"
+    again = shipped_fit(known_machine(slug), choose_tables(tables)[slug], tables).fit
+    (shipped,) = shipped_fits()["machines"][slug]["groups"].values()
+    for name in ("median", "mean", "p95", "low", "high", "pair_low", "pair_high"):
+        assert getattr(again, name) == pytest.approx(shipped[name], rel=0.02)
