@@ -221,13 +221,16 @@ def _leave_one_out_ranges(errors: Array) -> tuple[Array, Array]:
     return np.minimum(low, -_MIN_WIDTH), np.maximum(high, _MIN_WIDTH)
 
 
-def pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array) -> Array:
+def pair_errors(
+    query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
+) -> Array:
     """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
 
     Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all
     measured paddings of a shape, the one that is predicted to be fastest makes the pair, because
-    advice chooses it too, and with it errors that flatter it. An error is relative to the spreads
-    of both predictions, as if they were independent.
+    advice chooses it too, and with it errors that flatter it. Pairs that promise less than
+    ``min_gain`` are left out: the more is promised, the more it is flattered. An error is relative
+    to the spreads of both predictions, as if they were independent.
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ in size alone
     for index, problem in enumerate(query.problems):
@@ -238,6 +241,8 @@ def pair_errors(query: Query, predicted: Array, log_ratio: Array, spread: Array)
     for members in kinds.values():
         sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
         small, large = _best_pads(sizes, predicted[members])
+        promised = predicted[members][small] > (1 + min_gain) * predicted[members][large]
+        small, large = small[promised], large[promised]
         error, width = log_ratio[members], spread[members]
         errors.append((error[small] - error[large]) / np.hypot(width[small], width[large]))
     return np.concatenate(errors)

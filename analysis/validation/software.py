@@ -36,6 +36,7 @@ FITTED_ROWS = 1500
 _LIBRARY, _DTYPE = "cublas", "bf16"
 GROUP = f"{_LIBRARY} gemm {_DTYPE}"
 _TAIL = 0.05
+_PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
 
 
@@ -45,8 +46,8 @@ class Collection:
 
     ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
     ``pair_errors`` those of the time ratios of neighbouring shapes (see
-    :func:`analysis.model.calibrate.pair_errors`), where a spread counts as at least 1. ``repeated``
-    are the errors of taking the table's own time of the very shape, None where there is none.
+    :func:`analysis.model.calibrate.pair_errors`) that promise a gain, where a spread counts as at
+    least 1. ``repeated`` are the errors of the table's own time of the very shape, if it has one.
     """
 
     slug: str
@@ -63,7 +64,8 @@ class Collection:
     ) -> Collection:
         """Compare measured seconds with predicted ones."""
         log_ratios = np.log(seconds / predicted)
-        pairs = pair_errors(query, predicted, log_ratios, np.maximum(spreads, 1.0))
+        floored = np.maximum(spreads, 1.0)
+        pairs = pair_errors(query, predicted, log_ratios, floored, _PROMISED)
         return cls(slug, source, Errors.of(predicted, seconds), log_ratios, spreads, pairs)
 
     def covered(self, software: SoftwareRange) -> float:

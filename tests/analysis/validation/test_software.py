@@ -33,7 +33,8 @@ def collection(slug: str, scatter: float, rows: int = 4000, spread: float = 1.0)
     """Random shapes whose times scatter about the predictions, in proportion to their spread."""
     rng = np.random.default_rng(rows)
     problems = [Gemm(m, n, k, "bf16") for m, n, k in random_sizes(rows, rows)]
-    predicted = model_law()(problems)
+    # Jittered, so that among neighbours many a larger one is predicted to be the faster.
+    predicted = model_law()(problems) * np.exp(0.2 * rng.standard_normal(rows))
     spreads = spread * rng.uniform(1, 3, rows)
     measured = predicted * np.exp(scatter * spreads * rng.standard_normal(rows))
     query = Query.plain(problems, "cublas", warm=True)
