@@ -7,6 +7,7 @@ run in a copy of the checkout, because some of them write beside the results tha
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import shlex
@@ -14,13 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
+         ROOT / "analysis" / "validation" / "README.md",
          ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
 RECORDED = "cpu-amd-epyc-2t"
 MOST_LINES, MOST_NUMBERS, MOST_COLUMNS = 120, 150, 100
@@ -38,6 +40,7 @@ ELSEWHERE = {
     "lint": "CI",
     "compile-check": "CI, which also compares what it writes",
     "record": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
+    "import": "before the examples that ask an imported table",
     "rules": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
     "attacks": "by hand before a release; its short part is in tests/attacks",
     "rehearse": "by hand before a release",
@@ -48,11 +51,15 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Example:
-    """A command as a page shows it, and the output below it, empty where the page has none."""
+    """A command as a page shows it, and the output below it, empty where the page has none.
+
+    ``imported`` is the machine whose table is imported by an earlier line of the block.
+    """
 
     page: Path
     command: str
     output: str
+    imported: str = ""
 
     @property
     def name(self) -> str:
@@ -84,15 +91,18 @@ def examples(page: Path) -> list[Example]:
     for block in blocks(page):
         lines = "\n".join(block).replace("\\\n", " ").splitlines()
         open_ = False  # whether lines that follow are a command's output
+        imported = ""
         for line in lines:
             text = line.removeprefix("$ ").strip()
             if line.startswith("$ ") or re.match(r"(make|python3?|\.ci/run)\b", text):
                 open_ = line.startswith("$ ")
                 command = re.sub(r"\s+# .*", "", text)
-                found.append(Example(page, " ".join(command.split()), ""))
+                found.append(Example(page, " ".join(command.split()), "", imported))
+                if command.startswith("make import"):
+                    imported = command.partition("MACHINE=")[2]
             elif open_:
                 last = found[-1]
-                found[-1] = Example(page, last.command, f"{last.output} {text}".strip())
+                found[-1] = replace(last, output=f"{last.output} {text}".strip())
     return found
 
 
@@ -145,6 +155,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
+def make_import(machine: str) -> subprocess.CompletedProcess[str]:
+    """Others' table of a machine, calibrated: a minute or two."""
+    if importlib.util.find_spec("aiconfigurator_core") is None:
+        pytest.skip("needs the extra `public`")
+    return run(sys.executable, "-m", "analysis", "import", "--machine", machine)
+
+
+@functools.cache
 def made(target: str) -> subprocess.CompletedProcess[str]:
     """A target of ``REAL``, run once however many tests look at it."""
     return run("make", target, f"PYTHON={sys.executable}", *REAL[target])
@@ -160,6 +178,8 @@ def test_examples_are_found() -> None:
 @COMMANDS
 @pytest.mark.parametrize("example", MODULES, ids=lambda example: example.name)
 def test_a_command_does_what_the_page_shows(example: Example) -> None:
+    if example.imported:
+        assert make_import(example.imported).returncode == 0
     answer = run(sys.executable, *shlex.split(example.command)[1:])
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
@@ -177,6 +197,13 @@ def test_a_target_exists_and_takes_what_the_page_gives_it(example: Example) -> N
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for word in words[2:]:  # make takes any variable, also one that no recipe reads
         assert re.search(rf"^{word.partition('=')[0]} \?=", makefile, re.MULTILINE), word
+
+
+@COMMANDS
+def test_an_import_prints_what_the_page_shows() -> None:
+    (example,) = (e for e in TARGETS if e.command.startswith("make import MACHINE=") and e.output)
+    answer = make_import(example.command.partition("=")[2])
+    assert masked(answer.stdout) == masked(example.output)
 
 
 @MAKE
