@@ -180,6 +180,7 @@ def doctor_command(
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Say what this machine is and what may spoil its timings; changes nothing."""
@@ -189,9 +190,10 @@ def doctor_command(
     findings = examine(select_device(device, gpu), results)
     if json:
         print_json([asdict(finding) for finding in findings])
-        return
-    for finding in findings:
+    for finding in [] if json else findings:
         print(f"{'warning: ' if finding.warning else ''}{finding.text}")
+    if strict and any(finding.warning for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("run")
@@ -217,6 +219,7 @@ def run_command(
     stop_after: Annotated[
         str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     began = time.monotonic()
@@ -249,6 +252,9 @@ def run_command(
             exit_code=1,
         )
     note(f"Results are in {started.folder}")
+    if json:
+        told = {name: record[name] for name in ("run", "counts", "spent_s")}
+        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **told})
 
 
 @app.command("profile")

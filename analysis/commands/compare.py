@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from analysis.commands.app import MachineOption, ResultsOption, app, load_machine, recording_at
+from analysis.commands.app import (
+    MachineOption,
+    ResultsOption,
+    app,
+    load_machine,
+    parse_share,
+    recording_at,
+)
 from kernels.cli import JsonOption, print_json
 from sweeps.store import RESULTS
 
@@ -15,18 +22,25 @@ from sweeps.store import RESULTS
 def compare_command(
     old: Annotated[str, typer.Argument(help="Folder of the earlier recording, or its slug.")],
     new: Annotated[str, typer.Argument(help="Folder of the later recording, or its slug.")],
+    fail_ambiguous: Annotated[
+        str | None,
+        typer.Option("--fail-ambiguous", help="Exit 1, too, if more than this share is ambiguous."),
+    ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
     """Compare two recordings of one machine; exits 1 if any case is slower or lost its time."""
     from analysis.recordings.compare import compare, comparison_json, comparison_text
 
+    share = 1.0 if fail_ambiguous is None else parse_share(fail_ambiguous, "fail-ambiguous")
     comparison = compare(*(recording_at(place, results) for place in (old, new)))
     if json:
         print_json(comparison_json(comparison))
     else:
         print(comparison_text(comparison))
-    if comparison.counts()["slower"] or len(comparison.lost):
+    counts = comparison.counts()
+    unclear = counts["ambiguous"] > share * len(comparison.table)
+    if counts["slower"] or len(comparison.lost) or unclear:
         raise typer.Exit(1)
 
 

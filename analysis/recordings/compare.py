@@ -154,7 +154,7 @@ def comparison_text(comparison: Comparison) -> str:
         f"versions: {', '.join(versions) or 'the same'}",
         f"{len(table)} cases in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        + f"; median ratio {table['ratio'].median():.3f}",
+        + f"; ratio {geometric_mean(table['ratio']):.3f} in geometric mean",
         f"only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
         f"no longer timed: {len(comparison.lost)}",
     ]

@@ -58,6 +58,8 @@ def test_list_and_show_and_doctor() -> None:
     assert shown["expected_s"] > 0
     findings = json.loads(sweeps("doctor", "--device", "cpu", "--json").stdout)
     assert any("free" in finding["text"] for finding in findings)
+    strict = sweeps("doctor", "--device", "cpu", "--strict", "--json")
+    assert strict.returncode == any(finding["warning"] for finding in json.loads(strict.stdout))
 
 
 def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import analysis
 from synthetic import gemm_cases, record
 
 from analysis.recordings.compare import (
@@ -26,7 +25,6 @@ from sweeps.cases.case import Case
 from sweeps.store import write_table
 from sweeps.timing.statistics import finished, median, median_interval
 
-ROOT = Path(__file__).resolve().parents[3]
 CASES = gemm_cases([(4096, 4096, 4096), (1024, 1024, 1024), (16, 4096, 4096), (2048, 2048, 512)])
 SECONDS = [200e-6, 10e-6, 12e-6, 20e-6]
 
@@ -142,24 +140,35 @@ def test_other_machines_and_strangers_are_refused(tmp_path: Path) -> None:
         compare(load(old), load(stranger))
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "analysis", "compare", *arguments], cwd=ROOT, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-
-
 def test_the_command_exits_1_only_if_something_is_slower(tmp_path: Path) -> None:
     old, new = two(tmp_path, [1.08, 1.0, 1.0, 1.0])
-    worse = command(str(old), str(new), "--json")
+    worse = analysis("compare", old, new, "--json")
     assert worse.returncode == 1
     document = json.loads(worse.stdout)
     assert document["counts"]["slower"] == 1
     assert document["software"] == {"torch": ["2.13.0", "2.14.0"]}
     assert document == comparison_json(compare(load(old), load(new)))
-    better = command(str(new), str(old))
+    better = analysis("compare", new, old)
     assert better.returncode == 0
     assert "faster: 1" in better.stdout
-    missing = command(str(tmp_path / "nowhere"), str(new))
+    missing = analysis("compare", tmp_path / "nowhere", new)
     assert missing.returncode == 2
     assert missing.stderr.strip().endswith("has no run.json; give the folder of a recording.")
+
+
+def test_too_many_ambiguous_cases_may_fail_it_too(tmp_path: Path) -> None:
+    old, new = two(tmp_path, [1.02, 1.02, 1.0, 1.0], half_width=0.012)
+    counts = compare(load(old), load(new)).counts()
+    assert (counts["ambiguous"], counts["slower"]) == (2, 0)
+    codes = {
+        share: analysis("compare", old, new, "--fail-ambiguous", share).returncode
+        for share in ("60%", "50%", "40%", "much")
+    }
+    assert codes == {"60%": 0, "50%": 0, "40%": 1, "much": 2}
+
+
+def test_the_head_s_ratio_is_that_of_all_classes(tmp_path: Path) -> None:
+    old, new = two(tmp_path, [1.3, 1.0, 1.0, 1.0])
+    text = comparison_text(compare(load(old), load(new)))
+    assert "; ratio 1.068 in geometric mean" in text
+    assert text.splitlines()[-1].split()[-2] == "1.068"
