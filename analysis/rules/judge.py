@@ -60,12 +60,17 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cases of one run on one machine that rules may pair, and the model's seconds of each."""
+    """The cases of one run on one machine that rules may pair, and the model's seconds of each.
+
+    ``planned`` are the sweeps that the run was to measure, of which its budget may have left out
+    the cases that a rule needs.
+    """
 
     machine: Machine
     cases: Sequence[TimedCase]
     predicted: Array
     public: bool = False
+    planned: frozenset[str] = frozenset()
 
     @classmethod
     def of_recording(cls, recording: Recording) -> Evidence:
@@ -101,7 +106,9 @@ class Evidence:
         predicted[rest] = predicted_seconds([cases[i] for i in rest], model)
         library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
         keep = np.flatnonzero(library & np.isfinite(error))  # at least six samples
-        return cls(recording.machine, [cases[i] for i in keep], predicted[keep])
+        planned = frozenset(recording.run["plan"]["sweeps"])
+        kept = [cases[i] for i in keep]
+        return cls(recording.machine, kept, predicted[keep], planned=planned)
 
     @classmethod
     def _of_imported(cls, recording: Recording) -> Evidence:
@@ -192,7 +199,8 @@ def judge_all(
         best = max(candidates, key=lambda item: _strength(item[2]), default=None)
         if best is None or not best[2]:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
-            rows.append(not_measured(rule, on_gpu))
+            planned = any(e.planned & set(rule.sweeps) for e in evidence)
+            rows.append(not_measured(rule, on_gpu, planned))
         else:
             rows.append(_judged(rule, *best))
     return rows
@@ -203,9 +211,13 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
     return any(match.control is not None for match in matches), len(matches)
 
 
-def not_measured(rule: Rule, on_gpu: bool = False) -> RuleResult:
-    """The row of a rule without evidence: what it needs, here or on another machine."""
-    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: run `make rules`"
+def not_measured(rule: Rule, on_gpu: bool = False, planned: bool = False) -> RuleResult:
+    """The row of a rule without evidence: what it needs, here or on another machine.
+
+    Where a run had ``planned`` its sweeps, it is time that was lacking.
+    """
+    how = "run `make rules` with more BUDGET" if planned else "run `make rules`"
+    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
     needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
     return RuleResult(
         rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0,

@@ -285,6 +285,18 @@ def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
     assert row.reason == "needs pairs of the sweeps sources, steps: run `make rules`"
 
 
+def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
+    tmp_path: Path,
+) -> None:
+    plan = {"sweeps": ["sources", "square"], "cases": []}
+    cases = gemm_cases([(512, 512, 512), (640, 640, 640)], "square")
+    folder = record(tmp_path, cases, [1e-4, 2e-4], plan=plan)
+    rows = {row.id: row for row in judge_all([Evidence.of_recording(load(folder))])}
+    how = "needs pairs of the sweeps sources, steps: run `make rules` with more BUDGET"
+    assert rows["wave"].reason == how
+    assert rows["nhwc"].reason.endswith(": run `make rules`")  # nobody planned that
+
+
 def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) -> None:
     results = tmp_path / "deep" / "results"
     evil = replace(H100, slug="../../escaped")
