@@ -95,7 +95,7 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
                 note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
                 make_folder(folder / "samples")
             write_run(folder, record)
-        elif request.add:
+        elif _adds(request, sweeps, record["plan"]):
             budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
             spent = spent_seconds(read_events(folder)[0])
             record = _extend_record(record, sweeps, budget, spent + budget, request, device)
@@ -108,7 +108,7 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
             write_run(folder, record)
     plan = record["plan"]
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
-    if request.add:
+    if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
     index, count = request.shard
     return Run(
@@ -232,30 +232,35 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
 def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
     """Refuse what is asked for if it is not a way to go on with the plan.
 
-    A larger budget is one, and so are sweeps that are to be added.
+    A larger budget is one, and so are sweeps that are added.
     """
     shares = plan["shards"]
-    if request.add and (shares > 1 or request.shard != (1, 1)):
-        raise UserError("--add is for runs without shards; use --fresh to keep the old run aside.")
+    adds = _adds(request, choose_sweeps(request.sweeps), plan)
+    if adds and (shares > 1 or request.shard != (1, 1)):
+        raise UserError(
+            "sweeps are added to runs without shards alone; use --fresh to keep the old run aside."
+        )
     if request.shard[1] != shares:
         option = f"give --shard I/{shares}" if shares > 1 else "leave --shard out"
         raise UserError(
             f"the run in this folder is planned for {shares} shard(s); {option} to go on "
             "with it, or use --fresh to keep it aside and start anew."
         )
-    if request.add:
-        return
-    smaller = (request.budget or math.inf) < plan["budget_s"]
-    other = bool(request.sweeps) and sorted(request.sweeps) != plan["sweeps"]
-    for key, wanted, wrong in (
-        ("sweeps", sorted(request.sweeps), other), ("budget_s", request.budget, smaller),
-    ):  # fmt: skip
-        if wrong:
-            raise UserError(
-                f"the run in this folder was planned with {key} = {plan[key]}, not {wanted}; "
-                "leave the option out to go on with it, or use --fresh (FRESH=1 with make) to keep "
-                "it aside and start anew."
-            )
+    if not adds and (request.budget or math.inf) < plan["budget_s"]:
+        raise UserError(
+            f"the run in this folder was planned with a budget of {plan['budget_s']:g} s, not "
+            f"{request.budget:g}; leave the option out to go on with it, or use --fresh (FRESH=1 "
+            "with make) to keep it aside and start anew."
+        )
+
+
+def _adds(request: Request, sweeps: Mapping[str, Sweep], plan: Mapping[str, Any]) -> bool:
+    """Whether the sweeps are measured in addition to a plan, with a budget from now on.
+
+    So are those that it lacks, be they named or the default ones, and some of its own by name.
+    """
+    some = bool(request.names) and set(sweeps) != set(plan["sweeps"])
+    return request.add or some or not set(sweeps) <= set(plan["sweeps"])
 
 
 def _extend_record(

@@ -17,7 +17,7 @@ from kernels.problem import Gemm
 from sweeps.__main__ import parse_shard, run_command
 from sweeps.cases.spec import read_sweep
 from sweeps.running import resume as start
-from sweeps.running.resume import Request, begin, choose_sweeps
+from sweeps.running.resume import DEFAULT_BUDGET, Request, begin, choose_sweeps
 from sweeps.running.runner import Run
 from sweeps.store import SampleLog, read_run, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
@@ -59,18 +59,38 @@ def test_a_new_run_has_a_plan_and_says_nothing_of_the_place(tmp_path: Path) -> N
 def test_the_same_command_goes_on_with_the_plan(tmp_path: Path) -> None:
     first = begin(request(tmp_path), quiet)
     again = begin(request(tmp_path), quiet)
-    bare = begin(Request(results=tmp_path, device="cpu"), quiet)  # options left out: go on too
-    for other in (again, bare):
-        assert [e.case for e in other.planned] == [e.case for e in first.planned]
-        assert other.budget == 20.0
+    assert ids(again) == ids(first)
+    assert again.budget == 20.0
+    assert not (first.folder / "runs").exists()
+
+
+def test_the_plain_command_means_all_default_sweeps_whatever_was_measured_before(
+    tmp_path: Path,
+) -> None:
+    first = begin(request(tmp_path), quiet)
+    bare = begin(Request(results=tmp_path, device="cpu"), quiet)
+    assert ids(bare)[: len(first.planned)] == ids(first)
+    assert set(choose_sweeps(())) <= set(read_run(bare.folder)["plan"]["sweeps"])
+    assert bare.budget == DEFAULT_BUDGET["cpu"]
+    assert ids(begin(Request(results=tmp_path, device="cpu"), quiet)) == ids(bare)  # once
+
+
+def test_named_sweeps_add_to_the_recording_and_are_measured_alone(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    mine = begin(Request(("depthwise",), 5.0, tmp_path, device="cpu"), quiet)
+    assert {entry.case.sweep for entry in mine.planned} == {"depthwise"}
+    plan = read_run(first.folder)["plan"]
+    assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
+    assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(mine)]
+    again = begin(Request((NAMES[0],), 5.0, tmp_path, device="cpu"), quiet)
+    assert {entry.case.sweep for entry in again.planned} == {NAMES[0]}  # of the plan, by name
     assert not (first.folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"budget": 10.0}, "planned with budget_s = 20.0, not 10.0"),
-        ({"names": ("square",)}, "planned with sweeps"),
+        ({"budget": 10.0}, "planned with a budget of 20 s, not 10"),
         ({"shard": (1, 2)}, "planned for 1 shard(s); leave --shard out"),
     ],
 )
@@ -120,9 +140,7 @@ def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
     assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
     assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(more)]
     assert ids(begin(added, quiet)) == ids(more)
-    everything = begin(Request(results=tmp_path, device="cpu"), quiet)
-    assert ids(everything) == [*ids(first), *ids(more)]  # the plain command goes on with all
-    with pytest.raises(UserError, match="--add is for runs without shards"):
+    with pytest.raises(UserError, match="added to runs without shards alone"):
         begin(replace(added, shard=(1, 2)), quiet)
 
 
