@@ -77,14 +77,15 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         "A row is here only if its whole interval is above 1 %.",
         "",
     ]
+    drawn = "of the table, drawn by chance, " if analysis.recording.public else ""
     for question, text in _QUESTION_TEXT.items():
         answers = [answer for answer in advice if answer.question == question]
         changes = sum(answer.verdict != "leave it" for answer in answers)
         lines += [
             f"## {question.capitalize()}: {text}",
             "",
-            f"{len(answers)} problems were looked at, within {ALLOWANCE[question]:.1%} of each "
-            f"dimension. {changes} have a better one nearby beyond doubt; leave the others. "
+            f"{len(answers)} problems {drawn}were looked at, within {ALLOWANCE[question]:.1%} of "
+            f"each dimension. {changes} have a better one nearby beyond doubt; leave the others. "
             f"{_GAINS[question]}",
             "",
         ]

@@ -15,7 +15,7 @@ from analysis.advice.measurements import (
 from analysis.model.basis import Basis
 from analysis.model.fit import Fit
 from analysis.model.predict import explain
-from analysis.model.query import Query, group_of
+from analysis.model.query import group_of
 from analysis.recordings.load import load
 from kernels.problem import Problem
 
@@ -47,7 +47,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]
-    frame = basis.model.predict(Query.each(problems, libraries, basis.warm)).frame()
+    frame = basis.model.predict(basis.query(problems)).frame()
     rows = []
     for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
         known = measured.of(problem).get(library)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,10 +14,11 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.model.basis import find_basis
-from analysis.recordings.imported import VALIDATION, folder_of, write_imported
+from analysis.recordings.imported import VALIDATION, folder_of, is_complete, write_imported
 from analysis.recordings.load import load, load_run, recorded_machines
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from kernels.cli import JsonOption, note, print_json
+from kernels.constants import shipped_fits
 from kernels.errors import UserError, nearest
 from kernels.machine import known_machine, known_machines
 from sweeps.store import RESULTS
@@ -50,12 +52,14 @@ def import_command(
 
 
 def _is_imported(table: Table, folder: Path) -> bool:
-    """Whether the folder was made of this very table, and everything in it was written."""
-    if not (folder / "run.json").exists() or not (folder / VALIDATION).exists():
+    """Whether the folder was made to the end, of this very table, for the intervals of today."""
+    if not is_complete(folder):
         return False
     public: dict[str, Any] = load_run(folder).get("public", {})
-    told = (table.package, table.framework, table.version)
-    return tuple(public.get(name) for name in ("package", "framework", "version")) == told
+    of_table = (table.package, table.framework, table.version)
+    judged = json.loads((folder / VALIDATION).read_bytes())
+    same = tuple(public.get(name) for name in ("package", "framework", "version")) == of_table
+    return same and judged["software"] == shipped_fits()["software"]
 
 
 def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Path) -> None:

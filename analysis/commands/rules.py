@@ -47,6 +47,8 @@ def rules_command(
         print(" ".join(rule_sweeps()))
         return
     if imported:
+        if machine is not None or table is not None:
+            raise UserError("--imported shows all imported tables; give no --machine or --table.")
         _show_imported(results, plots, json)
         return
     if plots is not None and table is None:

@@ -109,7 +109,7 @@ def _parse_count(text: str) -> int | None:
     """A number of rows; None for ``all`` that the hold-out leaves."""
     if text == "all":
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError(f"--calibrate takes a number of rows or all, not {text!r}.")
     return int(text)
 

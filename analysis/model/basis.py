@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.model.fit import SoftwareRange
 from analysis.model.predict import Model, model_from_json
-from analysis.model.query import group_of
+from analysis.model.query import Query, group_of
 from analysis.recordings.load import find_recording, load_run, recorded_machines
 from kernels.config import HAND_WRITTEN
 from kernels.constants import measured_on, shipped_fits
@@ -51,9 +52,21 @@ class Basis:
 
         Where nobody measured its operation and dtype, constants of the generation are all there is.
         """
-        if group_of(self.library(problem), problem) in self.model.fits:
-            return self.kind, self.source
-        return _generation(self.model.machine, problem.dtype)
+        if not self.has(problem):
+            return _generation(self.model.machine, problem.dtype)
+        like = self.model.fit(group_of(self.library(problem), problem)).has_like(problem)
+        unlike = "" if like else "; none of its alignment or layout, so a factor of two either way"
+        return self.kind, self.source + unlike
+
+    def has(self, problem: Problem) -> bool:
+        """Whether its operation and dtype were measured by the library."""
+        return group_of(self.library(problem), problem) in self.model.fits
+
+    def query(self, problems: Sequence[Problem]) -> Query:
+        """The problems on the library, from the cache where those that were measured are."""
+        libraries = [self.library(problem) for problem in problems]
+        warm = [self.warm and self.has(problem) for problem in problems]
+        return replace(Query.each(problems, libraries), cached=warm)
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:

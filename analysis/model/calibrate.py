@@ -124,9 +124,11 @@ def calibrate_query(
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
         of_pairs = pair_errors(query.take(where), predicted, log_ratio, spread)
-        aligned = all(query.problems[i].alignment >= WIDE_BYTES for i in where)
+        problems = [query.problems[i] for i in where]
         fits[group] = replace(
-            _fit_with_errors(fitted, log_ratio, spread, of_pairs), aligned_only=aligned
+            _fit_with_errors(fitted, log_ratio, spread, of_pairs),
+            aligned_only=all(problem.alignment >= WIDE_BYTES for problem in problems),
+            layout=_only_layout(problems),
         )
         # Back from the group's order to one array per fold, as the estimates are.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
@@ -137,6 +139,12 @@ def calibrate_query(
         ]
     held_back = Prediction.joined(len(seconds), parts)
     return Calibration(Model(machine, fits), held_back)
+
+
+def _only_layout(problems: Sequence[Problem]) -> str:
+    """The layout that all problems have, if they are single products; else empty."""
+    layouts = {p.layout if isinstance(p, Gemm) and p.batch == 1 else "" for p in problems}
+    return layouts.pop() if len(layouts) == 1 else ""
 
 
 def _fold_of(problem: Problem, folds: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.model.residual import Residual
 from kernels.constants import Constants
+from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 UNCALIBRATED = (-0.7, 0.7)
 """Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:
@@ -19,12 +20,19 @@ NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""
 
 
+MIN_SOFTWARE_SPREAD = 1.2
+"""What a prediction's spread counts as at least, for those who run another software than the rows
+came from. The trees agree about the very shapes that they grew from (0.45 in the median), and about
+others less (0.9); other software differs at both by about as much. From 0.7 to 2 the interval holds
+as many rows of other collections, but with less it holds too few at the shapes that were seen."""
+
+
 @dataclass(frozen=True)
 class SoftwareRange:
     """Nine in ten log ratios of other software's times to predictions, over their spreads.
 
-    As in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours,
-    where a spread counts as at least 1.
+    As in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours. A
+    spread counts as at least :data:`MIN_SOFTWARE_SPREAD`.
     """
 
     low: float
@@ -46,9 +54,9 @@ class Fit:
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
     of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same, over the root
     of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
-    that all rows had sizes in multiples of 16 bytes: what others cost is then assumed.
-    ``min_spread`` is what a spread counts as at least where measured shapes are compared: the trees
-    agree about those, but another software differs there, too.
+    that all rows had sizes in multiples of 16 bytes: what others cost is then assumed. ``layout``
+    is that of all rows, which then are single products; empty where there are several. A spread
+    counts as at least ``min_spread``.
     """
 
     constants: Constants
@@ -63,7 +71,15 @@ class Fit:
     mean: float | None = None
     p95: float | None = None
     aligned_only: bool = False
+    layout: str = ""
     min_spread: float = 0.0
+
+    def has_like(self, problem: Problem) -> bool:
+        """Whether rows like this problem were measured: as aligned, of its layout and batch."""
+        if self.aligned_only and problem.alignment < WIDE_BYTES:
+            return False
+        single = isinstance(problem, Gemm) and problem.batch == 1
+        return not self.layout or (single and problem.layout == self.layout)
 
     def for_software(self, software: SoftwareRange) -> Fit:
         """The same, for whoever runs another software than the rows came from."""
@@ -73,7 +89,7 @@ class Fit:
             high=max(self.high, software.high),
             pair_low=min(self.pair_low, software.pair_low),
             pair_high=max(self.pair_high, software.pair_high),
-            min_spread=1.0,
+            min_spread=MIN_SOFTWARE_SPREAD,
         )
 
     def spread(self, lo: float, hi: float) -> float:

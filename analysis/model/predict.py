@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.features import Inputs
-from analysis.model.fit import Fit
+from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.query import Query
 from kernels.constants import default_constants
 from kernels.estimate import (
@@ -55,7 +55,12 @@ class Model:
             fit = self.fit(group)
             inputs = Inputs.of(self.machine, query.take(where))
             guess, spread = inputs.predict(fit.constants, fit.residual)
-            parts.append(Part(where, guess, fit.low * spread, fit.high * spread))
+            spread = np.maximum(spread, fit.min_spread)
+            like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
+            # Of what nobody measured, nothing is known better than without any measurement.
+            low = np.where(like, fit.low * spread, np.minimum(fit.low * spread, UNCALIBRATED[0]))
+            high = np.where(like, fit.high * spread, np.maximum(fit.high * spread, UNCALIBRATED[1]))
+            parts.append(Part(where, guess, low, high))
         return Prediction.joined(len(groups), parts)
 
 

@@ -43,6 +43,11 @@ def folder_of(results: Path, slug: str) -> Path:
     return results / PLACE / slug
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a table was imported to the end; its folder is not looked at before."""
+    return (folder / "run.json").exists() and (folder / VALIDATION).exists()
+
+
 def write_imported(table: Table, machine: Machine, results: Path) -> Path:
     """Write a table's bf16 rows and what they are; returns the folder.
 
@@ -51,11 +56,11 @@ def write_imported(table: Table, machine: Machine, results: Path) -> Path:
     """
     folder = folder_of(results, machine.slug)
     make_folder(folder)
+    (folder / VALIDATION).unlink(missing_ok=True)  # until everything was written anew
     rows = read_rows(table)
     buffer = io.BytesIO()
     parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
     write_whole(folder / MEASUREMENTS, buffer.getvalue())
-    # run.json is written last: where it is, the import was completed.
     write_run(folder, _run(table, machine, len(rows)))
     return folder
 

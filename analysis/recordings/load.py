@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from analysis.markdown import printable
-from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, read_imported
+from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, is_complete, read_imported
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
@@ -100,9 +100,11 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
         if not folders:
             raise UserError("nothing is recorded yet; run `make sweep` first.")
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
-    for folder in (results / f"{machine}-local", results / machine, folder_of(results, machine)):
+    for folder in (results / f"{machine}-local", results / machine):
         if (folder / "run.json").exists():
             return folder
+    if is_complete(folder_of(results, machine)):
+        return folder_of(results, machine)
     known = [folder.name for folder in folders]
     hint = nearest(machine, known) if known else "nothing is recorded yet; run `make sweep` first."
     raise UserError(f"no results of machine {machine!r}; {hint}")
@@ -110,8 +112,9 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 def recorded_machines(results: Path) -> set[str]:
     """The slugs of all machines that :func:`find_recording` knows: own runs, imported tables."""
-    paths = [*results.glob("*/run.json"), *folder_of(results, "*").parent.glob("*/run.json")]
-    return {path.parent.name.removesuffix("-local") for path in paths}
+    folders = [path.parent for path in results.glob("*/run.json")]
+    folders += [path for path in folder_of(results, "*").parent.glob("*") if is_complete(path)]
+    return {folder.name.removesuffix("-local") for folder in folders}
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:

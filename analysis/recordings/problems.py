@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from kernels.errors import UserError, nearest
 from kernels.operation import as_problem
@@ -37,18 +38,25 @@ def read_problems(path: Path) -> list[Problem]:
             header = reader.fieldnames or []
             if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
                 raise UserError(f"{path} does not begin with the columns {_HEADER}.")
+            if len(set(header)) < len(header):
+                raise UserError(f"{path} has a column twice.")
             if unknown := [name for name in header if name not in COLUMNS]:
                 raise UserError(
                     f"{path} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}"
                 )
-            return [_problem(path, reader.line_num, row) for row in reader]
+            problems = [_problem(path, reader.line_num, row) for row in reader]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file ({error}).") from None
+    if not problems:
+        raise UserError(f"{path} has no line below its header.")
+    return problems
 
 
-def _problem(path: Path, line: int, cells: dict[str, str | None]) -> Problem:
+def _problem(path: Path, line: int, cells: dict[Any, Any]) -> Problem:
+    if None in cells:  # where the reader puts what is too much
+        raise UserError(f"line {line} of {path} has more cells than the header has columns.")
     told = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = told.get("op", "gemm")
     if op not in _NEEDED:
@@ -57,5 +65,7 @@ def _problem(path: Path, line: int, cells: dict[str, str | None]) -> Problem:
         raise UserError(f"line {line} of {path} has no {missing[0]}.")
     try:
         return as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **told}))
-    except (UserError, ValueError) as error:
+    except UserError as error:
         raise UserError(f"line {line} of {path}: {error}") from None
+    except ValueError:
+        raise UserError(f"line {line} of {path} has a size that is no whole number.") from None

@@ -122,18 +122,21 @@ def read_table(path: Path, package: str = "", licence: str = "") -> Table:
 
 def _is_complete(folder: Path) -> bool:
     """Whether the file beside a table calls it complete; a table without such a file is."""
-    told = _read_yaml(folder / "collection_meta.yaml").get("tables", {}).get(_TABLE, {})
-    return bool(told.get("status", "complete") == "complete")
+    tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
+    entry = tables.get(_TABLE) if isinstance(tables, dict) else None
+    return not isinstance(entry, dict) or entry.get("status", "complete") == "complete"
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
     """The versions whose folders, beside a table's, hold only a pointer to it."""
     pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
     here = {"table": _TABLE, "from_version": folder.name}
+    reused = {version: told.get("reuse") for version, told in pointers.items()}
     return tuple(
         version
-        for version, told in sorted(pointers.items(), key=lambda item: version_numbers(item[0]))
-        if any(here.items() <= entry.items() for entry in told.get("reuse", []))
+        for version, entries in sorted(reused.items(), key=lambda item: version_numbers(item[0]))
+        if isinstance(entries, list)
+        and any(isinstance(entry, dict) and here.items() <= entry.items() for entry in entries)
     )
 
 

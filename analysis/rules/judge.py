@@ -118,12 +118,12 @@ class Evidence:
             UserError: its import was not completed.
         """
         products = recording.products
-        try:
-            predicted = pd.read_csv(recording.folder / "predicted.csv", usecols=["time_us"])
-        except FileNotFoundError:
+        path = recording.folder / "predicted.csv"
+        predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
+        if len(predicted) != len(products):
             raise UserError(
                 f"{recording.folder} is half an import; `python -m analysis import` completes it."
-            ) from None
+            )
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
         cases = _untold_cases(workloads_of(products), products["implementation"], seconds)
         times = predicted["time_us"].to_numpy(dtype=float) * 1e-6

@@ -19,14 +19,15 @@ import pandas as pd
 
 from analysis.model.calibrate import fit_constants, pair_errors
 from analysis.model.features import Inputs
-from analysis.model.fit import Fit, SoftwareRange
+from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query
 from analysis.recordings.imported import VALIDATION
 from analysis.recordings.tables import Table, read_rows
 from analysis.validation.errors import Errors
 from kernels.constants import foreign_constants, shipped_fits
 from kernels.estimate import Array
-from kernels.machine import Machine
+from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm
 from sweeps.store import write_whole
 
@@ -46,8 +47,9 @@ class Collection:
 
     ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
     ``pair_errors`` those of the time ratios of neighbouring shapes (see
-    :func:`analysis.model.calibrate.pair_errors`) that promise a gain, where a spread counts as at
-    least 1. ``repeated`` are the errors of the table's own time of the very shape, if it has one.
+    :func:`analysis.model.calibrate.pair_errors`) that promise a gain. ``repeated`` are the errors
+    of the table's own time of the very shape, if it has one. ``seen`` has the log ratios and
+    spreads of predictions by the model that answers, which was fitted to all shapes.
     """
 
     slug: str
@@ -57,26 +59,33 @@ class Collection:
     spreads: Array
     pair_errors: Array
     repeated: Errors | None = None
+    seen: tuple[Array, Array] | None = None
 
     @classmethod
     def of(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> Collection:
         """Compare measured seconds with predicted ones."""
-        log_ratios = np.log(seconds / predicted)
-        floored = np.maximum(spreads, 1.0)
-        pairs = pair_errors(query, predicted, log_ratios, floored, _PROMISED)
+        spreads, log_ratios = np.maximum(spreads, MIN_SOFTWARE_SPREAD), np.log(seconds / predicted)
+        pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
         return cls(slug, source, Errors.of(predicted, seconds), log_ratios, spreads, pairs)
 
     def covered(self, software: SoftwareRange) -> float:
         """The share of its rows that lie inside the interval."""
-        relative = self.log_ratios / self.spreads
-        return float(((software.low <= relative) & (relative <= software.high)).mean())
+        return _share_inside(self.log_ratios / self.spreads, software)
+
+    def covered_where_seen(self, software: SoftwareRange) -> float | None:
+        """Likewise, of the model that was fitted to all shapes; None where there is no other."""
+        return None if self.seen is None else _share_inside(self.seen[0] / self.seen[1], software)
 
     def width(self, software: SoftwareRange) -> float:
         """Median width of the interval, as a share of the predicted time."""
         ends = np.exp(software.high * self.spreads) - np.exp(software.low * self.spreads)
         return float(np.median(ends))
+
+
+def _share_inside(relative: Array, software: SoftwareRange) -> float:
+    return float(((software.low <= relative) & (relative <= software.high)).mean())
 
 
 def software_range(collections: Sequence[Collection]) -> SoftwareRange:
@@ -109,7 +118,9 @@ def other_collections(folder: Path, table: Table, tables: Iterable[Table]) -> li
         tables: all that there are.
     """
     predictions = _held_back(folder).join(_median_times(table), on=_SIZES)
-    return [_compared(predictions, other) for other in _beside(table, tables)]
+    calibration = json.loads((folder / "calibration.json").read_bytes())
+    model = model_from_json(known_machine(table.slug), calibration)
+    return [_compared(model, predictions, other) for other in _beside(table, tables)]
 
 
 def _beside(table: Table, tables: Iterable[Table]) -> list[Table]:
@@ -133,14 +144,18 @@ def _median_times(table: Table) -> pd.Series:
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
-def _compared(predictions: pd.DataFrame, table: Table) -> Collection:
+def _compared(model: Model, predictions: pd.DataFrame, table: Table) -> Collection:
     """At the shapes that both have."""
-    rows = predictions.join(_median_times(table), on=_SIZES, how="inner", rsuffix="_there")
-    names = ("measured_us_there", "measured_us", "time_us")
+    there = _median_times(table).rename("there_us")
+    rows = predictions.join(there, on=_SIZES, how="inner")
+    names = ("there_us", "measured_us", "time_us")
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
     spreads = rows["spread"].to_numpy()
-    one = Collection.of(table.slug, table.source, _query(rows), predicted, seconds, spreads)
-    return replace(one, repeated=Errors.of(repeated, seconds))
+    query, fit = _query(rows), model.fits[GROUP]
+    one = Collection.of(table.slug, table.source, query, predicted, seconds, spreads)
+    guess, spread = Inputs.of(model.machine, query).predict(fit.constants, fit.residual)
+    seen = np.log(seconds / guess.time), np.maximum(spread, MIN_SOFTWARE_SPREAD)
+    return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
 
 
 def _query(rows: pd.DataFrame) -> Query:
@@ -170,8 +185,8 @@ def shipped_fit(machine: Machine, table: Table, tables: Iterable[Table]) -> Ship
     def judged(source: str, part: pd.DataFrame) -> Collection:
         query, seconds = _query(part), part["time_us"].to_numpy() * 1e-6
         predicted = Inputs.of(machine, query).estimate(constants).time
-        ones = np.ones(len(part))
-        return Collection.of(machine.slug, source, query, predicted, seconds, ones)
+        spreads = np.full(len(part), MIN_SOFTWARE_SPREAD)  # all alike, as without trees
+        return Collection.of(machine.slug, source, query, predicted, seconds, spreads)
 
     collections = [judged(table.source, rows[~chosen])]
     collections += [judged(t.source, read_rows(t)) for t in _beside(table, tables)]
@@ -181,7 +196,7 @@ def shipped_fit(machine: Machine, table: Table, tables: Iterable[Table]) -> Ship
         constants, low=software.low, high=software.high, pair_low=software.pair_low,
         pair_high=software.pair_high, rows=len(sample),
         pairs=sum(len(c.pair_errors) for c in collections), median=own.median, mean=own.mean,
-        p95=own.p95, aligned_only=True,
+        p95=own.p95, aligned_only=True, layout="nt", min_spread=MIN_SOFTWARE_SPREAD,
     )  # fmt: skip
     return ShippedFit(fit, collections)
 
@@ -190,12 +205,14 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
     """validation.json: how wrong an imported table's model is on rows that it has not seen.
 
     ``same`` are rows of its own table, predicted by a fit to other rows; ``other`` the collections
-    of other software, with the share that lies in the interval which answers give.
+    of other software, with the share that lies in the range of other ``software``, by which answers
+    are widened.
     """
     software = SoftwareRange(**shipped_fits()["software"])
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {
         "source": table.source,
+        "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
         "other": [_row(one, software) for one in other_collections(folder, table, tables)],
     }
@@ -223,7 +240,10 @@ def _row(one: Collection, software: SoftwareRange) -> dict[str, Any]:
         "machine": one.slug, "source": one.source, **asdict(one.errors),
         "coverage_90": one.covered(software), "median_width": one.width(software),
     }  # fmt: skip
-    return row if one.repeated is None else {**row, "repeated": asdict(one.repeated)}
+    if one.repeated is None:
+        return row
+    seen = one.covered_where_seen(software)
+    return {**row, "coverage_90_seen": seen, "repeated": asdict(one.repeated)}
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,12 @@ def test_the_files_beside_a_table_say_whether_it_is_complete_and_what_else_it_is
         )
     table = read_table(path)
     assert (table.complete, table.also_for) == (False, ("1.3.0rc23",))
-    (here / "collection_meta.yaml").write_text("]: no YAML")
-    assert read_table(path).complete
+    for text in ("]: no YAML", "tables:\n", "tables: [1]\n", "tables: {gemm_perf: partial}\n"):
+        (here / "collection_meta.yaml").write_text(text)
+        assert read_table(path).complete
+    for text in ("reuse:\n", "reuse: [gemm_perf]\n", "- reuse\n"):
+        (tmp_path / "1.3.0rc23" / "reuse.yaml").write_text(text)
+        assert read_table(path).also_for == ()
 
 
 def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
@@ -121,8 +125,11 @@ def test_the_preferred_framework_s_latest_is_taken_unless_it_knows_few_shapes() 
 
 def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Path) -> None:
     rows = frame()
-    write_imported(read_table(written(tmp_path, rows)), H100, tmp_path)
-    folder = find_recording("nvidia-h100-sxm", tmp_path)
+    folder = write_imported(read_table(written(tmp_path, rows)), H100, tmp_path)
+    with pytest.raises(UserError, match="no results of machine"):  # it is not complete yet
+        find_recording("nvidia-h100-sxm", tmp_path)
+    (folder / "validation.json").write_text("{}")
+    assert find_recording("nvidia-h100-sxm", tmp_path) == folder
     assert folder == tmp_path / "public" / "nvidia-h100-sxm"
     recording = load(folder)
     assert list(recording.rows.columns) == list(COLUMNS)
