@@ -33,7 +33,7 @@ def measurements_near(
         UserError: the recording cannot be read.
     """
     if basis.folder is None:
-        return Measurements({}, basis.warm)
+        return Measurements({}, warm=all(basis.query(problems).cached))
     recording = load(basis.folder)
     return read_measurements(rows_near(recording.products, problems, factor), recording.cache)
 

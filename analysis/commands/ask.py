@@ -17,7 +17,7 @@ from analysis.commands.app import (
     problems,
 )
 from analysis.units import rate
-from kernels.cli import ConvOption, GemmOption, JsonOption, print_json
+from kernels.cli import ConvOption, GemmOption, JsonOption, note, print_json
 from kernels.errors import UserError
 from sweeps.store import RESULTS
 
@@ -59,6 +59,8 @@ def predict_command(
             f"{where}{row['problem']}: {measured}{row['time_us']:.2f} µs ({row['lo_us']:.2f} to "
             f"{row['hi_us']:.2f}), {rate(row['tflops'])}, {row['explanation']}."
         )
+    for machine, source in dict.fromkeys((row["machine"], row["source"]) for row in rows):
+        note(f"{machine}: {source}.")
 
 
 @app.command("recommend")
@@ -102,6 +104,8 @@ def recommend_command(
         print_json(documents if len(documents) > 1 or file else documents[0])
         return
     _print_answers(answers)
+    for source in dict.fromkeys(basis.of(problem)[1] for problem in asked):
+        note(f"{basis.model.machine.slug}: {source}.")
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
