@@ -13,12 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.model.basis import find_basis
+from analysis.model.basis import find_basis, software_of
 from analysis.recordings.imported import VALIDATION, folder_of, is_complete, write_imported
 from analysis.recordings.load import load, load_run, recorded_machines
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from kernels.cli import JsonOption, note, print_json
-from kernels.constants import shipped_fits
 from kernels.errors import UserError, nearest
 from kernels.machine import known_machine, known_machines
 from sweeps.store import RESULTS
@@ -59,7 +58,7 @@ def _is_imported(table: Table, folder: Path) -> bool:
     of_table = (table.package, table.framework, table.version)
     judged = json.loads((folder / VALIDATION).read_bytes())
     same = tuple(public.get(name) for name in ("package", "framework", "version")) == of_table
-    return same and judged["software"] == shipped_fits()["software"]
+    return same and judged["software"] == software_of(table.slug).to_json()
 
 
 def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Path) -> None:

@@ -89,7 +89,11 @@ def _shipped_text(
         "source": next(iter(chosen.values())).package,
         "software": software_range(collections).to_json(),
         "machines": {
-            slug: {"source": chosen[slug].source, "groups": {GROUP: one.fit.to_json()}}
+            slug: {
+                "source": chosen[slug].source,
+                "software": software_range([c for c in collections if c.slug == slug]).to_json(),
+                "groups": {GROUP: one.fit.to_json()},
+            }
             for slug, one in shipped.items()
         },
     }

@@ -113,9 +113,17 @@ def _of_recording(folder: Path) -> Basis:
 
 def for_any_software(model: Model) -> Model:
     """A model of others' table, which is of one framework, for those who may run another."""
-    software = SoftwareRange(**shipped_fits()["software"])
+    software = software_of(model.machine.slug)
     fits = {group: fit.for_software(software) for group, fit in model.fits.items()}
     return Model(model.machine, fits)
+
+
+def software_of(slug: str) -> SoftwareRange:
+    """How far software lies apart on a machine: as on all machines, or as there if that is more."""
+    shipped = shipped_fits()
+    software = SoftwareRange(**shipped["software"])
+    here = shipped["machines"].get(slug)
+    return software.joined(SoftwareRange(**here["software"])) if here else software
 
 
 def _of_constants(machine: Machine) -> Basis:

@@ -40,6 +40,13 @@ class SoftwareRange:
     pair_low: float
     pair_high: float
 
+    def joined(self, other: SoftwareRange) -> SoftwareRange:
+        """The range that contains both."""
+        return SoftwareRange(
+            min(self.low, other.low), max(self.high, other.high),
+            min(self.pair_low, other.pair_low), max(self.pair_high, other.pair_high),
+        )  # fmt: skip
+
     def to_json(self) -> dict[str, float]:
         """By name; the same names as a fit's."""
         return asdict(self)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.model.basis import software_of
 from analysis.model.calibrate import fit_constants, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
@@ -25,7 +26,7 @@ from analysis.model.query import Query
 from analysis.recordings.imported import VALIDATION
 from analysis.recordings.tables import Table, read_rows
 from analysis.validation.errors import Errors
-from kernels.constants import foreign_constants, shipped_fits
+from kernels.constants import foreign_constants
 from kernels.estimate import Array
 from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm
@@ -208,7 +209,7 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
     of other software, with the share that lies in the range of other ``software``, by which answers
     are widened.
     """
-    software = SoftwareRange(**shipped_fits()["software"])
+    software = software_of(table.slug)
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {
         "source": table.source,
@@ -220,11 +221,18 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
 
 
 def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
-    """Each collection's errors, and its coverage by the interval of all other machines."""
-    return [
-        _row(one, software_range([c for c in collections if c.slug != one.slug]))
-        for one in collections
-    ]
+    """Each collection's errors, and its coverage by an interval that had not seen it.
+
+    That is the one of all other machines, joined with that of the machine's other collections, as
+    answers have it (:func:`analysis.model.basis.software_of`).
+    """
+    return [_row(one, _range_without(one, collections)) for one in collections]
+
+
+def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
+    elsewhere = software_range([c for c in collections if c.slug != one.slug])
+    here = [c for c in collections if c.slug == one.slug and c is not one]
+    return elsewhere.joined(software_range(here)) if here else elsewhere
 
 
 def judge_shipped(shipped: ShippedFit) -> list[dict[str, Any]]:

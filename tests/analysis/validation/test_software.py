@@ -48,6 +48,9 @@ def test_the_interval_of_other_machines_holds_nine_in_ten_rows_of_a_like_one() -
         assert row["median_width"] == pytest.approx(2 * np.sinh(1.645 * 0.05 * 2), rel=0.1)
     *_, wild = judge_model([*alike, collection("d", 0.15, 3500)])
     assert wild["coverage_90"] < 0.6
+    # Where software is known to lie further apart, the interval is wider.
+    *_, known = judge_model([*alike, collection("d", 0.15, 3000), collection("d", 0.15, 3500)])
+    assert known["coverage_90"] == pytest.approx(0.9, abs=0.02)
 
 
 def test_every_machine_weighs_as_much_however_many_rows_and_collections_it_has() -> None:
