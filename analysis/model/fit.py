@@ -22,9 +22,9 @@ NEAR = 0.125
 
 MIN_SOFTWARE_SPREAD = 1.2
 """What a prediction's spread counts as at least, for those who run another software than the rows
-came from. The trees agree about the very shapes that they grew from (0.45 in the median), and about
-others less (0.9); other software differs at both by about as much. From 0.7 to 2 the interval holds
-as many rows of other collections, but with less it holds too few at the shapes that were seen."""
+came from. The trees agree about the very shapes that they grew from, more than about others, but
+other software differs at both by about as much: with less, an interval holds too few rows at the
+shapes that were seen (``coverage_90_seen`` in tests/recordings/software.json)."""
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,14 @@ def read_problems(path: Path) -> list[Problem]:
 def _problem(path: Path, line: int, cells: dict[Any, Any]) -> Problem:
     if None in cells:  # where the reader puts what is too much
         raise UserError(f"line {line} of {path} has more cells than the header has columns.")
-    told = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
-    op = told.get("op", "gemm")
+    given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
+    op = given.get("op", "gemm")
     if op not in _NEEDED:
         raise UserError(f"line {line} of {path}: op is {op!r}; {nearest(op, _NEEDED)}")
-    if missing := [name for name in _NEEDED[op] if name not in told]:
+    if missing := [name for name in _NEEDED[op] if name not in given]:
         raise UserError(f"line {line} of {path} has no {missing[0]}.")
     try:
-        return as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **told}))
+        return as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **given}))
     except UserError as error:
         raise UserError(f"line {line} of {path}: {error}") from None
     except ValueError:

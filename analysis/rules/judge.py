@@ -125,14 +125,14 @@ class Evidence:
                 f"{recording.folder} is half an import; `python -m analysis import` completes it."
             )
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
-        cases = _untold_cases(workloads_of(products), products["implementation"], seconds)
+        cases = _cases_with_times(workloads_of(products), products["implementation"], seconds)
         times = predicted["time_us"].to_numpy(dtype=float) * 1e-6
         return cls(recording.machine, cases, times, public=True)
 
     @classmethod
     def of_source(cls, source: Source, model: Model) -> Evidence:
         """Others' measurements: one time per case, without an interval."""
-        cases = _untold_cases(source.problems, source.implementations, source.seconds)
+        cases = _cases_with_times(source.problems, source.implementations, source.seconds)
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
@@ -146,7 +146,7 @@ class Evidence:
         return cases, matches, self.predicted[where]
 
 
-def _untold_cases(
+def _cases_with_times(
     workloads: Sequence[Workload], implementations: Iterable[str], seconds: Array
 ) -> list[TimedCase]:
     """Cases of which nothing is told but a time: no sweep, no configuration, no interval."""
