@@ -29,7 +29,7 @@ _GAINS = {
     "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
 }
 _MAX_LISTED = 40
-_MAX_DRAWN = 500  # problems of others' table: half a minute
+_MAX_DRAWN = 500  # problems of others' table: nobody reads more
 
 
 def build_table(analysis: Analysis) -> list[Advice]:

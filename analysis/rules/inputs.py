@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.recordings.imported import folder_of
+from analysis.recordings.imported import folder_of, is_complete
 from analysis.recordings.load import Recording, find_recording, load, load_run
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
@@ -99,14 +99,14 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
     with a verdict.
 
     Raises:
-        UserError: nothing is imported.
+        UserError: nothing is imported, or nothing that answers a rule.
     """
     documents: list[dict[str, Any]] = []
-    for path in sorted(folder_of(results, "*").parent.glob("*/rules.json")):
-        run = load_run(path.parent)
-        rows = json.loads(path.read_bytes())
+    for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):
+        run = load_run(folder)
+        rows = json.loads((folder / "rules.json").read_bytes())
         documents.append({
-            "machine": path.parent.name, "name": run["machine"]["name"],
+            "machine": folder.name, "name": run["machine"]["name"],
             "source": run["public"]["source"], "package": run["public"]["package"],
             "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
         })  # fmt: skip

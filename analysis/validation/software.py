@@ -33,7 +33,7 @@ from kernels.problem import Gemm
 from sweeps.store import write_whole
 
 FITTED_ROWS = 1500
-"""Rows of a table that shipped constants are fitted to; more move their errors by 0.1 points."""
+"""Rows of a table that shipped constants are fitted to; the others judge them."""
 
 _LIBRARY, _DTYPE = "cublas", "bf16"
 GROUP = f"{_LIBRARY} gemm {_DTYPE}"
@@ -207,7 +207,7 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
 
     ``same`` are rows of its own table, predicted by a fit to other rows; ``other`` the collections
     of other software, with the share that lies in the range of other ``software``, by which answers
-    are widened.
+    are widened. That range was learned from them, too: :func:`judge_model` leaves them out.
     """
     software = software_of(table.slug)
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]

@@ -35,7 +35,9 @@ runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
 """
 
 
-def run_mine(folder: Path, sweep: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_mine(
+    folder: Path, sweep: str, *more: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a sweep of the test's own with more time than any machine needs for it.
 
     It ends when its cases are done, so that nothing depends on how fast they are. The results are
@@ -43,10 +45,22 @@ def run_mine(folder: Path, sweep: str, **environment: str) -> subprocess.Complet
     """
     (folder / "mine.toml").write_text(sweep)
     command = ("run", "mine", "--budget", "1000h", "--device", "cpu", "--results", str(folder))
+    command += more
     return subprocess.run(
         [sys.executable, "-c", MINE, str(folder), *command], cwd=ROOT, capture_output=True,
         text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
+
+
+def test_a_run_tells_a_script_what_became_of_it(tmp_path: Path) -> None:
+    sweep = 'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "fp32"\n'
+    answer = run_mine(tmp_path, sweep, "--json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    record = read_run(Path(document["folder"]))
+    assert document["machine"] == record["machine"]["slug"]
+    assert document["run"] == record["run"]
+    assert document["counts"]["measured"] == document["counts"]["planned"] == 1
 
 
 def test_list_and_show_and_doctor() -> None:
