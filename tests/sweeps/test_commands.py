@@ -45,9 +45,8 @@ def run_mine(
     """
     (folder / "mine.toml").write_text(sweep)
     command = ("run", "mine", "--budget", "1000h", "--device", "cpu", "--results", str(folder))
-    command += more
     return subprocess.run(
-        [sys.executable, "-c", MINE, str(folder), *command], cwd=ROOT, capture_output=True,
+        [sys.executable, "-c", MINE, str(folder), *command, *more], cwd=ROOT, capture_output=True,
         text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
