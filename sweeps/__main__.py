@@ -21,7 +21,7 @@ from kernels.cli import (
     run,
 )
 from kernels.errors import UserError
-from sweeps.cases.spec import all_sweeps
+from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.store import RESULTS
 
 app = new_app("What is timed, and how.")
@@ -33,6 +33,7 @@ ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all ma
 def list_command(json: JsonOption = False) -> None:
     """List the sweeps and the question that each answers."""
     sweeps = all_sweeps().values()
+    note_broken()
     if json:
         print_json([{"name": s.name, "question": s.question, "default": s.default} for s in sweeps])
         return
@@ -46,20 +47,22 @@ def show_command(
 ) -> None:
     """Show a sweep's cases on this machine, their memory and the time they should take."""
     from sweeps.running.ceilings import measured_device
+    from sweeps.running.choice import choose_sweeps, sweep_cases
     from sweeps.running.plan import expected_seconds, make_plan
-    from sweeps.running.resume import choose_sweeps, sweep_cases
 
-    sweep = choose_sweeps([name])[name]
+    (sweep,) = choose_sweeps([name]).values()
     selected = measured_device(device, gpu)
     cases = sweep_cases(sweep, selected.machine)
     seconds = expected_seconds([case.problem for case in cases], selected.machine)
-    total = sum(p.expected for p in make_plan({name: cases}, selected.machine, 1e9).planned)
+    total = sum(p.expected for p in make_plan({sweep.name: cases}, selected.machine, 1e9).planned)
     if json:
         rows: list[dict[str, Any]] = [
             {**case.columns(), "bytes": case.problem.bytes, "expected_us": each * 1e6}
             for case, each in zip(cases, seconds, strict=True)
         ]
-        print_json({"name": name, "question": sweep.question, "expected_s": total, "cases": rows})
+        print_json(
+            {"name": sweep.name, "question": sweep.question, "expected_s": total, "cases": rows}
+        )
         return
     print(sweep.question)
     for case, each in zip(cases, seconds, strict=True):
@@ -85,7 +88,8 @@ def plan_command(
     """Say what sweeps should take here, or on a GPU that is not here: cases and seconds."""
     from kernels.machine import known_machine
     from sweeps.running.ceilings import measured_device
-    from sweeps.running.resume import DEFAULT_BUDGET, plan_rows
+    from sweeps.running.choice import plan_rows
+    from sweeps.running.resume import DEFAULT_BUDGET
 
     facts = known_machine(machine) if machine else measured_device(device, gpu).machine
     budget_s = parse_seconds(budget) or DEFAULT_BUDGET[facts.kind]
@@ -200,7 +204,9 @@ def doctor_command(
 def run_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Sweeps, a,b if needed together; all defaults if none."),
+        typer.Argument(
+            help="Sweeps, or files of them; a,b if needed together; all defaults if none."
+        ),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
     results: ResultsOption = RESULTS,
@@ -223,6 +229,8 @@ def run_command(
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
     began = time.monotonic()
+    from kernels.device import select_device
+    from sweeps.health.doctor import examine
     from sweeps.progress import LiveReporter
     from sweeps.running.resume import Request, begin
     from sweeps.running.runner import carry_out
@@ -236,7 +244,11 @@ def run_command(
     )  # fmt: skip
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
+    note_broken()
     started = begin(request, note)
+    for finding in examine(select_device(device, gpu), results):
+        if finding.warning:
+            note(f"warning: {finding.text}")
     try:
         with LiveReporter() as live:
             end = carry_out(started, live, note)
@@ -245,6 +257,9 @@ def run_command(
         raise
     record = read_run(started.folder)
     report_counts(record)
+    told = record["health"]
+    reasons = "; ".join(told["reasons"])
+    note(f"Health: {told['verdict']}" + (f" ({reasons})" if reasons else "") + ".")
     if not record["counts"]["measured"] and end != "time":
         raise UserError(
             f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
@@ -253,8 +268,8 @@ def run_command(
         )
     note(f"Results are in {started.folder}")
     if json:
-        told = {name: record[name] for name in ("run", "counts", "spent_s")}
-        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **told})
+        parts = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
+        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **parts})
 
 
 @app.command("profile")
@@ -276,6 +291,12 @@ def profile_command(
         return
     make_folder(folder)
     note(f"Profiled models are in {write_models(folder, profile_models(selected, note))}")
+
+
+def note_broken() -> None:
+    """Say what is wrong with files of sweeps that cannot be read, and go on."""
+    for error in broken_sweeps().values():
+        note(f"warning: {error} The other sweeps are not affected.")
 
 
 def report_counts(record: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     run.json            the plan and the circumstances, written whole and renamed into place
     samples/I-of-N.jsonl one line per event of shard I, only ever appended to
     measurements.csv    one row per case, folded from the samples, renamed into place
+    rounds.csv          the samples behind each of its times, by the round that they were taken in
 
 An append is one write of one line. A line that a crash cut in half is skipped and named when the
 file is read, and ended before the next line is appended.
@@ -16,7 +17,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,8 @@ from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+ROUND_COLUMNS = ("case", "worker", "gpu", "rounds", "times_us")
 
 Event = dict[str, Any]
 
@@ -231,11 +234,20 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
 
 def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Fold rows into measurements.csv: floats by ``repr``, truth as true and false."""
+    _write_csv(folder / "measurements.csv", COLUMNS, rows)
+
+
+def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rounds.csv: of each case, the samples behind its time and the rounds they are of."""
+    _write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
+
+
+def _write_csv(path: Path, columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(row.get(name)) for name in COLUMNS] for row in rows)
-    write_whole(folder / "measurements.csv", buffer.getvalue())
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    write_whole(path, buffer.getvalue())
 
 
 def read_timed(folder: Path) -> set[str]:

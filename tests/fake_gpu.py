@@ -190,6 +190,7 @@ def install_rooftile() -> None:
     import sweeps.profiling.profile
     import sweeps.running.bench
     import sweeps.running.checking
+    import sweeps.running.choice
     import sweeps.running.resume
     import sweeps.timing.clock
     from kernels.correctness.verify import Verdict
@@ -230,7 +231,7 @@ def install_rooftile() -> None:
         def now(self) -> float:
             return device.host
 
-    all_cases = sweeps.running.resume.sweep_cases
+    all_cases = sweeps.running.choice.sweep_cases
 
     def some_cases(sweep: Any, machine: Any) -> list[Any]:
         cases = all_cases(sweep, machine)

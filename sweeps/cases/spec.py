@@ -93,10 +93,25 @@ class Sweep:
     blocks: tuple[Block, ...]
 
 
-@cache
 def all_sweeps() -> dict[str, Sweep]:
-    """Every sweep of ``sweeps/specs`` by name."""
-    return {path.stem: read_sweep(path) for path in sorted(FOLDER.glob("*.toml"))}
+    """Every sweep of ``sweeps/specs`` by name, without those that :func:`broken_sweeps` names."""
+    return {name: sweep for name, sweep in _read_folder().items() if isinstance(sweep, Sweep)}
+
+
+def broken_sweeps() -> dict[str, UserError]:
+    """What is wrong with each file of ``sweeps/specs`` that cannot be read, by the sweep's name."""
+    return {name: error for name, error in _read_folder().items() if isinstance(error, UserError)}
+
+
+@cache
+def _read_folder() -> dict[str, Sweep | UserError]:
+    sweeps: dict[str, Sweep | UserError] = {}
+    for path in sorted(FOLDER.glob("*.toml")):
+        try:
+            sweeps[path.stem] = read_sweep(path)
+        except UserError as error:
+            sweeps[path.stem] = error
+    return sweeps
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -107,6 +122,9 @@ def read_sweep(path: Path) -> Sweep:
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({why}).") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path.name} is not valid TOML: {error}.") from None
     _check_keys(table, _TOP_KEYS, path.name)

@@ -22,10 +22,9 @@ from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
 from kernels.timers import blocked_autorange, do_bench, graph_replays
 from sweeps.cases.case import Case
-from sweeps.cases.spec import all_sweeps
 from sweeps.process import die_with_parent
 from sweeps.running.bench import open_bench
-from sweeps.running.resume import sweep_cases
+from sweeps.running.choice import choose_sweeps, sweep_cases
 from sweeps.schema import SCHEMA
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
 from sweeps.timing.trace import trace_cpu, trace_gpu
@@ -182,7 +181,9 @@ def _replays(machine: Any, gpu: int, _: None) -> list[dict[str, Any]]:
     device = select_device("gpu", gpu).torch_name
     torch.cuda.set_device(gpu)
     problems = dict.fromkeys(
-        case.problem for case in sweep_cases(all_sweeps()["public-grid"], machine)
+        case.problem
+        for sweep in choose_sweeps(["public-grid"]).values()
+        for case in sweep_cases(sweep, machine)
     )
     rows = []
     for problem in problems:

@@ -18,7 +18,7 @@ from kernels.device import Device, clock_khz, software
 from kernels.machine import known_machines
 from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
-from sweeps.timing.telemetry import nvml_handle, open_nvml
+from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
 
 _MIN_DISK = 1 << 30
 _FACT_TOLERANCE = 0.05
@@ -134,7 +134,6 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
     ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     if ecc is not None:
         yield Finding(False, f"ECC {'on' if ecc[0] else 'off'}")
-    processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    other_count = sum(process.pid != os.getpid() for process in processes)
+    other_count = other_processes(nvml, handle)
     if other_count:
         yield Finding(True, f"{other_count} other processes use this GPU: timings will be wrong")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,8 @@ from sweeps.running.plan import PlanEntry
 from sweeps.schema import SCHEMA
 from sweeps.store import Event
 from sweeps.timing.sampler import MAX_EXPOSED
-from sweeps.timing.statistics import converged, finished, median, median_interval
+from sweeps.timing.speed import STEADY, MachineSpeed
+from sweeps.timing.statistics import finished, is_narrow, median
 
 CANARY = "canary"
 _MESSAGE_LENGTH = 300
@@ -35,6 +37,14 @@ class History:
     """By GPU: how many of its samples were taken before its latest right result."""
     confirmed: dict[int | None, int] = field(default_factory=dict)
     """Likewise, before its latest right result on inputs that no launch had seen."""
+
+    repeats: list[Event] = field(default_factory=list)
+    """Samples of another process, which tell how well medians repeat; they enter no time."""
+
+    @property
+    def every_sample(self) -> Iterator[Event]:
+        """The samples of all GPUs."""
+        return itertools.chain.from_iterable(self.samples.values())
 
     @property
     def best(self) -> list[Event]:
@@ -76,6 +86,8 @@ class History:
                     self._mark_sound(event)
             case "sample":
                 self.exposed.append(event)
+            case "repeat":
+                self.repeats.append(event)
             case "right":
                 self._mark_sound(event)
                 self.confirmed[event.get("gpu")] = self.sound[event.get("gpu")]
@@ -110,12 +122,35 @@ def checking_seconds(events: Iterable[Event]) -> float:
     return sum(event.get("checking", 0.0) for event in events)
 
 
+def timed(events: Iterable[Event]) -> Iterator[Event]:
+    """The samples whose time counts: no launch gaps show in them."""
+    return (e for e in events if e["event"] == "sample" and e.get("hidden", True))
+
+
+Place = tuple[str, int | None]
+"""A worker and the GPU that it measured on: samples of different ones are not of one machine."""
+
+
+def place_of(event: Event) -> Place:
+    """Where a sample was taken."""
+    return event["worker"], event.get("gpu")
+
+
 def fold_rows(
-    run: str, planned: Sequence[PlanEntry], events: Iterable[Event], machine: Machine | None = None
+    run: str,
+    planned: Sequence[PlanEntry],
+    events: Sequence[Event],
+    machine: Machine | None = None,
+    speeds: Mapping[Place, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per case of the plan that was timed, refused or failed, in the plan's order.
 
-    A time that ``machine`` cannot reach becomes an error.
+    Args:
+        run: the run's name.
+        planned: its cases.
+        events: all of its events.
+        machine: its facts; a time that it cannot reach becomes an error.
+        speeds: the machine's speed over the run, for which intervals are widened; steady if None.
     """
     known = histories(events)
     rows = []
@@ -129,8 +164,28 @@ def fold_rows(
         elif history.only_exposed:
             rows.append({**row, **_failed_columns(_exposed_outcome(history))})
         else:
-            rows.append({**row, **_measured_columns(entry, history, machine)})
+            rows.append({**row, **_measured_columns(entry, history, machine, speeds or {})})
     return rows
+
+
+def rounds_table(
+    planned: Sequence[PlanEntry], known: Mapping[str, History]
+) -> list[dict[str, Any]]:
+    """The samples behind each case's time that are known to be of a round.
+
+    Two cases' samples of one round, by one worker on one GPU, were taken in one pass over all open
+    cases: their ratio feels less of how fast the machine was than samples of two passes.
+    """
+    table = []
+    for case in dict.fromkeys(entry.case.id for entry in planned):
+        samples = [s for s in known[case].trusted if "r" in s] if case in known else []
+        if samples:
+            table.append({
+                "case": case, "worker": samples[0]["worker"], "gpu": samples[0].get("gpu"),
+                "rounds": " ".join(str(s["r"]) for s in samples),
+                "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
+            })  # fmt: skip
+    return table
 
 
 def _exposed_outcome(history: History) -> Event:
@@ -152,11 +207,15 @@ def _failed_columns(outcome: Event) -> dict[str, Any]:
 
 
 def _measured_columns(
-    entry: PlanEntry, history: History, machine: Machine | None
+    entry: PlanEntry,
+    history: History,
+    machine: Machine | None,
+    speeds: Mapping[Place, MachineSpeed],
 ) -> dict[str, Any]:
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
-    middle, interval = median(seconds), median_interval(seconds)
+    speed = speeds.get(place_of(samples[-1]), STEADY)
+    middle, interval = median(seconds), speed.interval(seconds, [s["at"] for s in samples])
     problem = entry.case.problem
     impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
     if impossible:
@@ -172,7 +231,7 @@ def _measured_columns(
         "gpu": samples[-1].get("gpu"),
         "time_us": middle * 1e6,
         "samples": len(samples),
-        "converged": converged(seconds),
+        "converged": is_narrow(middle, interval),
         "tflops": problem.flops / middle / 1e12,
         "gbps": problem.bytes / middle / 1e9,
         "throttled": ";".join(sorted(reasons)),
@@ -183,33 +242,6 @@ def _measured_columns(
         values = [sample[name] for sample in samples if sample.get(name) is not None]
         row[name] = median(values) if values else None
     return row
-
-
-def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
-    """How steady the machine was: the canary's spread, and its last quarter over its first.
-
-    ``certain`` says whether those quarters' intervals leave no doubt that it drifted. Samples of
-    several shards or GPUs do not mix: those of the one that took most are reported.
-    """
-    by_place: dict[Any, list[float]] = defaultdict(list)
-    samples = (e for e in events if e["event"] == "sample" and e.get("hidden", True))
-    for event in sorted((e for e in samples if e["case"] == CANARY), key=lambda e: e["at"]):
-        by_place[event["worker"], event.get("gpu")].append(event["s"])
-    seconds = max(by_place.values(), key=len, default=[])
-    if len(seconds) < 8:
-        return None
-    ordered = sorted(seconds)
-    quarter, tenth = len(seconds) // 4, len(seconds) // 10
-    first, last = seconds[:quarter], seconds[-quarter:]
-    before, after = median_interval(first), median_interval(last)
-    apart = before and after and (before[1] < after[0] or after[1] < before[0])
-    return {
-        "samples": len(seconds),
-        "median_us": median(seconds) * 1e6,
-        "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
-        "drift": median(last) / median(first) - 1,
-        "certain": bool(apart),
-    }
 
 
 def _utc(moment: float) -> str:

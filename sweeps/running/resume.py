@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels import implementations
 from kernels.device import Device, select_device, software
-from kernels.errors import UserError, nearest
+from kernels.errors import UserError
 from kernels.machine import Machine
-from kernels.operation import Workload
-from kernels.registry import library_for
 from sweeps.cases.case import Case
-from sweeps.cases.expand import expand
 from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.running.ceilings import measure_ceilings
+from sweeps.running.choice import choose_sweeps, is_file, sweep_cases, sweep_name
 from sweeps.running.fold import spent_seconds
 from sweeps.running.plan import PlanEntry, make_plan
 from sweeps.running.runner import Run
@@ -41,8 +37,6 @@ from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
-EXPERIMENTAL = "experimental"
-"""A sweep's word for the candidates that an implementation leaves out by default."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,10 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
     with _planning_lock(folder):
         record, why_not = _record_to_resume(folder, request, device)
         if record is None:
-            record = _new_record(request, sweeps, device, note)
+            record = {
+                **_new_record(request, sweeps, device, note),
+                "earlier_ceilings": _ceilings_of_run(folder),
+            }
             if why_not:
                 note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
                 make_folder(folder / "samples")
@@ -103,7 +100,9 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
         elif request.budget and request.budget > record["plan"]["budget_s"]:
             before = record["plan"]
             more = request.budget - before["budget_s"]
-            same = choose_sweeps(before["sweeps"])
+            # A sweep of the user's own file is known only where it is named again.
+            known = {**all_sweeps(), **sweeps}
+            same = {name: known[name] for name in before["sweeps"] if name in known}
             record = _extend_record(record, same, more, request.budget, request, device)
             write_run(folder, record)
     plan = record["plan"]
@@ -126,79 +125,16 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
     )
 
 
-def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
-    """The named sweeps, or the default ones."""
-    known = all_sweeps()
-    for name in names:
-        if name not in known:
-            raise UserError(f"sweep {name!r} is not known; {nearest(name, known)}")
-    if names:
-        return {name: known[name] for name in names}
-    return {name: sweep for name, sweep in known.items() if sweep.default}
-
-
-def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
-    """The cases of a sweep here, with the configs that the implementations choose."""
-
-    def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
-        implementation = implementations().get(name)
-        if implementation is None:
-            raise UserError(
-                f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
-            )
-        count = _candidate_count(declared)
-        if count == 0:
-            try:
-                implementation.parse_config(declared)
-            except UserError as error:
-                raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
-            return [declared]
-        if implementation.supports(problem, machine) is not None:
-            return [""]  # becomes one row that says why
-        experimental = declared == EXPERIMENTAL
-        configs = implementation.configs(problem, machine, experimental)[:count]
-        if experimental:
-            configs = [config for config in configs if config and config.experimental]
-        return ["" if config is None else str(config) for config in configs]
-
-    return expand(sweep, machine, library_for, configured)
-
-
-def plan_rows(
-    names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
-) -> list[dict[str, Any]]:
-    """Of each sweep: its cases on a machine, and what of them a plan of ``budget`` seconds has.
-
-    ``cores`` are those of its host, which compile; None: as many as here.
-
-    Returns:
-        ``name``, ``cases``, ``planned``, ``expected_s`` for six samples of each planned case, and
-        ``checking_s``, those of them in which results are checked.
-    """
-    cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
-    plan = make_plan(cases, machine, budget, cores=cores)
-    rows: dict[str, dict[str, Any]]
-    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0,
-                   "checking_s": 0.0}
-            for name, all_ in cases.items()}  # fmt: skip
-    for entry in plan.planned:
-        row = rows[entry.case.sweep]
-        row["planned"] += 1
-        row["expected_s"] += entry.expected
-        row["checking_s"] += entry.checking
-    return list(rows.values())
-
-
-def _candidate_count(declared: str) -> int | None:
-    """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
-
-    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all`` and
-    ``experimental`` (None) every one.
-    """
-    match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
-    if match is None:
-        return 0
-    return int(match.group(1)) if match.group(1) else None if declared else 1
+def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
+    """What a quiet run in a folder measured as the CPU's ceilings; None if there is none."""
+    try:
+        run = read_run(folder)
+        machine = run["machine"]
+        if machine["kind"] != "cpu" or run["health"]["verdict"] != "quiet":
+            return None
+        return {name: machine[name] for name in ("peaks", "bandwidth")}
+    except (UserError, KeyError, TypeError):
+        return None
 
 
 def _record_to_resume(
@@ -257,10 +193,13 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
 def _adds(request: Request, sweeps: Mapping[str, Sweep], plan: Mapping[str, Any]) -> bool:
     """Whether the sweeps are measured in addition to a plan, with a budget from now on.
 
-    So are those that it lacks, be they named or the default ones, and some of its own by name.
+    So are those that it lacks, be they named or the default ones, some of its own by name, and a
+    file's.
     """
     some = bool(request.names) and set(sweeps) != set(plan["sweeps"])
-    return request.add or some or not set(sweeps) <= set(plan["sweeps"])
+    # The user's own file may have other cases than it had then; shards keep to their plan.
+    own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
+    return request.add or some or own or not set(sweeps) <= set(plan["sweeps"])
 
 
 def _extend_record(
@@ -368,7 +307,8 @@ def _recorded_sweeps(
         if (folder / "run.json").exists() and not _why_outdated(read_run(folder), device):
             timed = read_timed(folder)
             lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
-            needed = {s for group in request.groups if lacking & {*group} for s in group}
+            groups = [{*map(sweep_name, group)} for group in request.groups]
+            needed = {s for group in groups if lacking & group for s in group}
             return [s for s, wanted in cases.items() if wanted and s not in needed]
     return []
 

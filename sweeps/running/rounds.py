@@ -1,4 +1,4 @@
-"""The loop of a run: prepare a chunk of cases, sample all open ones in shuffled order, repeat.
+"""The loop of a run: prepare cases chunk by chunk and sample each once, then all in rounds.
 
 It has a bench (which turns cases into subjects), a sampler and a budget, and reports what happens
 as events. The bench may be a GPU or a fake of a test.
@@ -28,9 +28,11 @@ CHUNK = 64
 FIRST_CHUNK = 8
 """The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
 preparing is slow, the first cases have their samples before the time is up."""
+_MAX_OPEN = 500  # cases prepared and not finished: what a crash loses, and memory of the host
 _CANARY_SECONDS = 2.0
 _ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
+_MARGIN = 0.02  # share of the time kept when cases are admitted: samples vary in what they cost
 _MISTAKEN = 2.5  # times the plan's seconds from which a case is too long
 _MAX_SHARE = 0.05
 """Share of the budget that one case may take. The plan leaves out cases expected to take over 2 %;
@@ -137,11 +139,15 @@ class Rounds:
         self._sampler = bench.sampler
         self._worker = worker
         self._left = min(budget - spent, limit)
+        self._margin = _MARGIN * self._left
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget
         self._tell = tell
         self._visit = visit
         self._random = random.Random(seed)
+        # Rounds are numbered over the whole run: two cases' samples of one round belong together.
+        earlier = (e.get("r", 0) for h in known.values() for e in h.every_sample)
+        self._round = max(earlier, default=0)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
@@ -164,6 +170,7 @@ class Rounds:
 
     def _measure(self) -> str:
         while self._spare_seconds > 0:
+            before = len(self._open)
             admitted = self._admit()
             if not self._open:
                 if admitted:
@@ -172,10 +179,14 @@ class Rounds:
             # Preparing compiles and loads on the host, and the device's clocks drop meanwhile.
             if admitted:
                 self._run_outside_cases(None, self._sampler.wake)
-            due = [subject for subject in self._due_subjects() if not subject.finished]
+            # While cases are still admitted, only new ones are sampled, once: the later samples of
+            # each then lie far from the first, and the machine's speed may change in between.
+            subjects = self._open[before:] if admitted else self._due_subjects()
+            due = [subject for subject in subjects if not subject.finished]
             # In a new order each round: a disturbance of a second then hits different cases, and
             # the samples of one case are spread over the run.
             self._random.shuffle(due)
+            self._round += 1
             for subject in due:
                 if self._spare_seconds <= 0:
                     break
@@ -217,8 +228,23 @@ class Rounds:
         # narrowing the intervals of cases that have theirs.
         extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
         short = self._promised_seconds() + extra > self._spare_seconds
-        few = [s for s in self._open if len(s.samples) < _MIN_SAMPLES] if short else []
-        return few or list(self._open)
+        if not short:
+            return list(self._open)
+        few = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
+        return few or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES] or list(self._open)
+
+    def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
+        """Those whose six samples still fit the time left, the furthest first.
+
+        If the machine has become slower, all of them together would end without an interval.
+        """
+        chosen, left = [], self._spare_seconds
+        for subject in sorted(subjects, key=lambda s: -len(s.samples)):
+            needed = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
+            if needed <= left:
+                left -= needed
+                chosen.append(subject)
+        return chosen
 
     def _pace(self) -> float:
         """Seconds of the cases so far over the plan's, at least 1: a forecast for the next."""
@@ -233,9 +259,10 @@ class Rounds:
         pace = self._pace()
         chosen: list[PlanEntry] = []
         skipped: deque[PlanEntry] = deque()
-        while self._waiting and len(chosen) < self._chunk:
+        room = min(self._chunk, _MAX_OPEN - len(self._open))
+        while self._waiting and len(chosen) < room:
             entry = self._waiting.popleft()
-            if promised + entry.expected * pace > self._spare_seconds:
+            if promised + entry.expected * pace > self._spare_seconds - self._margin:
                 skipped.append(entry)  # a cheaper case later in the plan may still fit
                 continue
             promised += entry.expected * pace
@@ -293,6 +320,7 @@ class Rounds:
             "throttled": list(reading.throttled),
         }  # fmt: skip
         self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
+                     r=self._round,
                      **({} if sample.hidden else {"hidden": False}),
                      **({"checking": round(sample.checking, 6)} if sample.checked else {}),
                      **{name: value for name, value in sensors.items() if value})  # fmt: skip
@@ -340,22 +368,3 @@ def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **
         "event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
         "worker": worker, **where,
     }  # fmt: skip
-
-
-def name_kernels(
-    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
-) -> None:
-    """Report the names of the cases' kernels. This loads a profiler: time nothing afterwards.
-
-    Args:
-        cases: those that have times and no names yet.
-        bench: where they run.
-        worker: the shard's name, for the events.
-        tell: called with every event.
-        visit: called before every visit.
-    """
-    begin = bench.sampler.now()
-    for case, facts in bench.name(cases, visit):
-        now = bench.sampler.now()
-        tell(make_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
-        begin = now

@@ -1,7 +1,7 @@
 """The parent of a run: it owns the plan, the files, and a child process that may crash.
 
-It never touches a device. The child runs the cases and sends events; the parent writes them down,
-watches the time, and starts another child after a crash. The case in flight is retried once.
+It never measures on a device. The child runs the cases and sends events; the parent writes them
+down, watches the time, and starts another child after a crash. The case in flight is retried once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,17 @@ from typing import Any
 
 from kernels.config import experimental_feature
 from kernels.errors import UserError
-from kernels.machine import Machine
 from sweeps.cases.case import Case
 from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.compiling import compiling
-from sweeps.running.fold import canary_report, checking_seconds, fold_rows, histories, spent_seconds
+from sweeps.running.folding import fold
 from sweeps.running.plan import PlanEntry, naming_reserve
-from sweeps.running.tally import Tally, count_by_sweep
+from sweeps.running.steadiness import choose_repeats
+from sweeps.running.tally import Tally
+from sweeps.running.watch import Watch
 from sweeps.running.worker import Order, work
-from sweeps.store import (
-    Event,
-    SampleLog,
-    folding,
-    read_events,
-    read_run,
-    write_run,
-    write_table,
-)  # fmt: skip
+from sweeps.store import Event, SampleLog, read_events
 
 _LISTENING_STEP = 1.0  # seconds; a stop of this process uses up at most this much patience
 _START_SECONDS = 300.0  # for a child to import, fill its arena and compile
@@ -44,6 +37,7 @@ _MIN_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
 _MAX_CRASHES = 2  # per case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
+_BESIDE = {"repeat": "times cases again", "name": "names kernels"}  # what else processes do
 _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
@@ -103,31 +97,6 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
                     fold(run.folder)
 
 
-def fold(folder: Path) -> dict[str, Any]:
-    """Fold all shards' samples into the table and the counts of run.json; returns run.json."""
-    with folding(folder):
-        record = read_run(folder)
-        planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
-        events, damaged = read_events(folder)
-        machine = Machine.from_json(record["machine"]) if record["machine"] else None
-        rows = fold_rows(record["run"], planned, events, machine)
-        write_table(folder, rows)
-        statuses = [row["status"] for row in rows]
-        record["counts"] = {
-            "planned": len(planned),
-            "measured": statuses.count("ok"),
-            "not_reached": len(planned) - len(rows),
-            **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
-            "damaged_lines": len(damaged),
-        }
-        record["sweeps"] = count_by_sweep(planned, rows, histories(events))
-        record["spent_s"] = round(spent_seconds(events), 3)
-        record["checking_s"] = round(checking_seconds(events), 3)
-        record["canary"] = canary_report(events)
-        write_run(folder, record)
-        return record
-
-
 class _Supervisor:
     """Children, one after another, until the work of the shard is done."""
 
@@ -143,13 +112,17 @@ class _Supervisor:
         self._idle_crashes = 0
         self._starting = 0.0  # seconds that the last child took until its first message
         self._careful: set[str] = set()
+        self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"))
         self._measured = any(event["event"] == "sample" for event in events)
 
     def supervise(self) -> str:
         self._refuse_crashed_features()
         beside = self._waiting() if self._run.compile_beside else []
+        self._watch.look_at_gpu()
         with compiling(self._run.arguments, beside):
             end = self._measure()
+        self._watch.look_at_gpu()
+        self._repeat()
         self._name()
         return end
 
@@ -183,6 +156,22 @@ class _Supervisor:
                 return end
         return "done"
 
+    def _repeat(self) -> None:
+        """Time some cases again, in another process: how well does a median repeat?
+
+        Once in a run: what it tells is the machine's, not a case's.
+        """
+        chosen = choose_repeats(self._run.planned, self._tally.histories, self._run.budget)
+        if not chosen:
+            return
+        if self._run.stop_at is not None:
+            left = self._run.stop_at - time.monotonic()
+            left -= naming_reserve([entry.case for entry in self._run.planned], left)
+            if left < self._starting + 2 * sum(entry.expected for entry in chosen):
+                return
+        self._note(f"Timing {len(chosen)} cases again in another process …")
+        self._run_child(self._order(chosen, self._run.budget, work="repeat"))
+
     def _name(self) -> None:
         """Name the kernels of what was timed, in processes that time nothing.
 
@@ -197,7 +186,7 @@ class _Supervisor:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
-            self._run_child(self._order(entries, self._run.budget, naming=True))
+            self._run_child(self._order(entries, self._run.budget, work="name"))
             left = set(self._tally.unnamed())
             futile, unnamed = (futile + 1 if left == unnamed else 0), left
         if unnamed:
@@ -214,19 +203,19 @@ class _Supervisor:
         planned: Sequence[PlanEntry],
         budget: float,
         until: float = math.inf,
-        naming: bool = False,
+        work: str = "measure",
     ) -> Order:
         run = self._run
         return Order(
             run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
-            self._tally.spent, until, frozenset(self._careful), naming,
+            self._tally.spent, until, frozenset(self._careful), work,
         )  # fmt: skip
 
     def _run_child(self, order: Order) -> str | None:
         """Run one child to its end; None: it died, and another should go on."""
         child = self._start(order)
         try:
-            return self._listen(child, order.naming)
+            return self._listen(child, order.work)
         finally:
             child.connection.close()
             child.process.kill()
@@ -240,10 +229,15 @@ class _Supervisor:
         )
         process.start()
         theirs.close()  # an open copy here would hide the child's death from recv()
+        if order.work == "measure":
+            self._watch.begin(process.pid)
         return _Child(process, ours)
 
-    def _listen(self, child: _Child, naming: bool) -> str | None:
-        crashed = self._crashed_naming if naming else self._crashed
+    def _listen(self, child: _Child, work: str) -> str | None:
+        crashed = {
+            "measure": self._crashed, "repeat": self._crashed_repeating,
+            "name": self._crashed_naming,
+        }[work]  # fmt: skip
         while True:
             if not self._wait_for_message(child):
                 child.process.kill()
@@ -267,13 +261,17 @@ class _Supervisor:
                 case "event":
                     child.samples += content[0]["event"] == "sample"
                     self._record(content[0])
+                    if work == "measure":
+                        self._watch.look_now_and_then()
                 case "end":
+                    if work == "measure":  # the child is still there to be asked about
+                        self._watch.look()
                     return str(content[0])
                 case "poisoned":
                     crashed(child, str(content[0]))
                     return None
-                case _ if naming:  # a run without kernel names is still complete
-                    self._note(f"The process that names kernels stopped: {content[0]}")
+                case _ if work != "measure":  # without it a run is still complete
+                    self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
                     return None
                 case _:
                     what = (
@@ -335,7 +333,10 @@ class _Supervisor:
     def _crashed_naming(self, child: _Child, how: str) -> None:
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
-        self._note(f"the process that names kernels ended: {how}.")
+        self._note(f"the process that {_BESIDE['name']} ended: {how}.")
+
+    def _crashed_repeating(self, child: _Child, how: str) -> None:
+        self._note(f"the process that {_BESIDE['repeat']} ended: {how}.")
 
     def _feature_of_id(self, case: str) -> tuple[str, str] | None:
         """:func:`_feature_of_case` of the planned case with this id."""

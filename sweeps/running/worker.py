@@ -16,9 +16,10 @@ from typing import Any
 
 from kernels.errors import UserError
 from sweeps.process import die_with_parent
+from sweeps.running.beside import name_kernels, repeat_cases
 from sweeps.running.fold import History
 from sweeps.running.plan import PlanEntry
-from sweeps.running.rounds import Bench, PoisonedError, Rounds, name_kernels
+from sweeps.running.rounds import Bench, PoisonedError, Rounds
 from sweeps.store import Event
 
 
@@ -35,7 +36,8 @@ class Order:
     spent: float
     until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
     careful: frozenset[str] = frozenset()
-    naming: bool = False  # name the planned cases' kernels instead of timing the cases
+    work: str = "measure"
+    """Or ``repeat``: time the planned cases again; or ``name``: name their kernels."""
 
 
 def work(connection: Connection, order: Order) -> None:
@@ -65,9 +67,9 @@ def work(connection: Connection, order: Order) -> None:
 
     try:
         bench = _make_bench(order)
-        if order.naming:
-            cases = [entry.case for entry in order.planned]
-            name_kernels(cases, bench, order.worker, tell, visit)
+        beside = {"repeat": repeat_cases, "name": name_kernels}.get(order.work)
+        if beside is not None:
+            beside([entry.case for entry in order.planned], bench, order.worker, tell, visit)
             send("end", "done")
             return
         # The budget counts measuring alone; ``until`` is a moment, from which starting this process

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from math import comb
 
 LEVEL = 0.95
+Z95 = 1.959964
+"""Standard errors of a normal deviate on either side of it that make its 95 % interval."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 37)
 """Sample counts at which a case may be finished; at the last it is finished in any case.
 
@@ -53,11 +55,14 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def converged(samples: Sequence[float]) -> bool:
-    """Whether both ends of the interval are within ±1 % of the median."""
-    interval = median_interval(samples)
+    """Whether both ends of the samples' interval are within ±1 % of their median."""
+    return is_narrow(median(samples), median_interval(samples))
+
+
+def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
+    """Whether there is an interval, both ends of which are within ±1 % of the median."""
     if interval is None:
         return False
-    middle = median(samples)
     return max(interval[1] - middle, middle - interval[0]) <= TOLERANCE * middle
 
 

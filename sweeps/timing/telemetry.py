@@ -7,6 +7,7 @@ is empty and nothing else changes.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -178,6 +179,26 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
             continue
         return handle
     return None
+
+
+def other_processes(nvml: Any, handle: Any) -> int:
+    """How many other processes compute on a GPU; 0 where NVML does not tell."""
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return 0
+    return sum(process.pid != os.getpid() for process in processes)
+
+
+def other_processes_on(gpu: int | None) -> int:
+    """As :func:`other_processes`, of the GPU of an ordinal; 0 on a CPU and without NVML."""
+    if gpu is None:
+        return 0
+    import torch
+
+    nvml = open_nvml()
+    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+    return other_processes(nvml, handle) if nvml and handle is not None else 0
 
 
 def is_shared(gpu: int) -> bool:

@@ -32,7 +32,7 @@ def carry(run: Run) -> tuple[str, list[str]]:
     """How it ended, and what was said beside the announcement of its beginning."""
     said: list[str] = []
     end = carry_out(run, Silent(), said.append)
-    return end, [text for text in said if not text.startswith(("Measuring ", "Naming "))]
+    return end, [text for text in said if not text.startswith(("Measuring ", "Naming ", "Timing "))]
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:

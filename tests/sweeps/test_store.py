@@ -12,7 +12,8 @@ from fakes import planned
 
 from kernels.errors import UserError
 from sweeps import store
-from sweeps.running.fold import canary_report, fold_rows, spent_seconds
+from sweeps.running.fold import fold_rows, spent_seconds
+from sweeps.running.steadiness import canary_report
 from sweeps.schema import COLUMNS, IDENTITY
 from sweeps.store import (
     Event,

@@ -8,7 +8,7 @@ from pathlib import Path
 from fakes import planned
 from runs import a_run, carry, rows_of
 
-from sweeps.running.runner import fold
+from sweeps.running.folding import fold
 from sweeps.store import read_events, read_run
 
 

@@ -17,7 +17,8 @@ from kernels.problem import Gemm
 from sweeps.__main__ import parse_shard, run_command
 from sweeps.cases.spec import read_sweep
 from sweeps.running import resume as start
-from sweeps.running.resume import DEFAULT_BUDGET, Request, begin, choose_sweeps
+from sweeps.running.choice import choose_sweeps, sweep_cases
+from sweeps.running.resume import DEFAULT_BUDGET, Request, begin
 from sweeps.running.runner import Run
 from sweeps.store import SampleLog, read_run, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
@@ -350,7 +351,7 @@ def test_a_sweep_may_time_the_best_candidates_or_all(
         f'implementation = "triton-tiled"\nconfig = "{word}"\n'
     )
     machine = known_machine("nvidia-h200")
-    configs = [case.config for case in start.sweep_cases(read_sweep(path), machine)]
+    configs = [case.config for case in sweep_cases(read_sweep(path), machine)]
     family = implementations()["triton-tiled"]
     ranked = [str(c) for c in family.configs(Gemm(512, 512, 512, "bf16"), machine)]
     assert configs == ([word] if "=" in word else ranked[:count])
@@ -363,7 +364,7 @@ def test_a_config_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
         'implementation = "triton-tiled"\nconfig = "best"\n'
     )
     with pytest.raises(UserError, match=r"mine.toml: config is 'best': config key 'best'"):
-        start.sweep_cases(read_sweep(path), known_machine("nvidia-h200"))
+        sweep_cases(read_sweep(path), known_machine("nvidia-h200"))
 
 
 def test_a_sweep_for_gpus_says_so_on_a_cpu(tmp_path: Path) -> None:
@@ -408,5 +409,5 @@ def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) ->
         'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "bf16"\n'
         'implementation = "triton-tiled"\nconfig = "all"\n'
     )
-    (case,) = start.sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
+    (case,) = sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
     assert case.config == ""  # its row says that sm_80 is needed

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeBench, planned
+from fakes import case as fake_case
 
 from sweeps.cases.case import Case
 from sweeps.running import rounds as rounds_module
@@ -14,6 +15,7 @@ from sweeps.running.fold import CANARY, fold_rows, histories
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK, FIRST_CHUNK, PoisonedError, Rounds
 from sweeps.store import Event
+from sweeps.timing.clock import LaunchCall
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading, Telemetry
@@ -72,6 +74,19 @@ def test_cases_are_prepared_in_chunks_in_the_plans_order_and_the_device_woken_af
     # The first samples come soon, however slow preparing is.
     assert chunks == [FIRST_CHUNK, 16, 32, CHUNK, CHUNK, 8]
     assert len(device.clock.waking) == 6
+
+
+def test_all_cases_are_sampled_once_before_any_is_twice() -> None:
+    """So that a case's samples lie far apart; but not more are open than a crash may lose."""
+    _, events, _ = go(planned(3 * CHUNK), canary="raise")
+    order = [e["case"] for e in events if e["event"] == "sample"]
+    assert len(set(order[: 3 * CHUNK])) == 3 * CHUNK
+    _, events, _ = go(planned(700, expected=1e-6), canary="raise")
+    open_, most = 0, 0
+    for event in events:
+        open_ += (event["event"] == "facts") - (event["event"] == "right")
+        most = max(most, open_)
+    assert most == rounds_module._MAX_OPEN
 
 
 def test_the_budget_ends_the_run_and_is_kept() -> None:
@@ -319,3 +334,32 @@ def test_a_case_whose_last_sample_was_checked_is_still_checked_after_its_samples
     assert [e["event"] for e in more if e["case"] == cases[0].case.id][-1] == "right"
     assert not samples_of(more)
     assert histories([*killed, *more])[cases[0].case.id].closed
+
+
+def test_where_the_machine_becomes_slower_some_cases_still_get_their_interval() -> None:
+    """Four times slower from 0.4 s on: the six samples of all cases would no longer fit."""
+
+    class Slowing(FakeBench):
+        def _launch(self, one: Case, behaviour: str) -> LaunchCall:
+            quick = super()._launch(one, behaviour)
+
+            def launch(index: int) -> object:
+                seconds = quick(index)
+                assert isinstance(seconds, float)
+                return seconds if self.clock.seconds < 0.4 else 4 * seconds
+
+            return launch
+
+    # A sample of case m takes 2 m × 0.1 ms, its warm-up included.
+    cases = [PlanEntry(fake_case(m), 12e-4 * m) for m in range(10, 40)]
+    events: list[Event] = []
+    bench = Slowing([entry.case for entry in cases], canary="raise")
+    budget = 1.1 * sum(entry.expected for entry in cases)
+    rounds = Rounds(
+        cases, {}, bench, "1/1", budget, 0.0, events.append, lambda ids, s: None, seed=0
+    )
+    assert rounds.run() == "budget"
+    counts = samples_of(events)
+    assert len(counts) == len(cases)
+    whole = sum(count >= 6 for count in counts.values())
+    assert 5 <= whole < len(cases)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import signal
+import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.running import runner as runner_module
+from sweeps.running.fold import histories
+from sweeps.running.folding import fold
+from sweeps.running.health import VERDICTS
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK
-from sweeps.running.runner import Run, carry_out, fold
+from sweeps.running.runner import Run, carry_out
 from sweeps.store import SampleLog, read_events, read_run, write_run
 from sweeps.timing.statistics import CHECKPOINTS
 
@@ -236,3 +242,48 @@ def test_a_child_that_is_stopped_does_not_hang(
     carry(a_run(tmp_path, planned(1), 0.5, behaviours={1: "hang"}, canary="raise"))
     assert len(asked) >= 100
     assert rows_of(tmp_path)[1]["status"] == "error"
+
+
+def test_a_finished_run_is_timed_again_in_part_and_once(tmp_path: Path) -> None:
+    """By a process of its own; its samples enter no time."""
+    run = a_run(tmp_path, planned(60))
+    carry(run)
+    events, _ = read_events(tmp_path)
+    repeats = Counter(event["case"] for event in events if event["event"] == "repeat")
+    assert len(repeats) == 24
+    assert set(repeats.values()) == {8}
+    record = read_run(tmp_path)
+    assert record["repeats"]["cases"] == 24
+    assert record["repeats"]["between"] < 0.05
+    known = histories(events)
+    assert all(int(row["samples"]) == len(known[case].best) for case, row in by_case(tmp_path))
+    carry(run)
+    again, _ = read_events(tmp_path)
+    assert sum(event["event"] == "repeat" for event in again) == sum(repeats.values())
+
+
+def test_the_rounds_of_every_time_are_written(tmp_path: Path) -> None:
+    carry(a_run(tmp_path, planned(20)))
+    with open(tmp_path / "rounds.csv", encoding="utf-8", newline="") as file:
+        rows = {row["case"]: row for row in csv.DictReader(file)}
+    for case, row in by_case(tmp_path):
+        times = [float(text) for text in rows[case]["times_us"].split()]
+        numbers = [int(text) for text in rows[case]["rounds"].split()]
+        assert len(times) == len(set(numbers)) == int(row["samples"])
+        assert numbers == sorted(numbers)
+        assert statistics.median(times) == pytest.approx(float(row["time_us"]), rel=1e-5)
+
+
+def by_case(folder: Path) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a table by their cases' ids."""
+    text = (folder / "measurements.csv").read_text(encoding="utf-8")
+    return [(Case.from_columns(row).id, row) for row in csv.DictReader(text.splitlines())]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat here")
+def test_what_others_used_is_watched(tmp_path: Path) -> None:
+    carry(a_run(tmp_path, planned(10), real_seconds=0.002))
+    looks = [e for e in read_events(tmp_path)[0] if e["event"] == "host"]
+    assert looks
+    assert all(look["seconds"] > 0 for look in looks)
+    assert read_run(tmp_path)["health"]["verdict"] in VERDICTS

@@ -1,0 +1,49 @@
+"""Fold a run's samples into its table, its counts and its health. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kernels.machine import Machine
+from sweeps.running.fold import (
+    checking_seconds,
+    fold_rows,
+    histories,
+    rounds_table,
+    spent_seconds,
+)
+from sweeps.running.health import health
+from sweeps.running.plan import PlanEntry
+from sweeps.running.steadiness import canary_report, machine_speeds, repeats_report
+from sweeps.running.tally import count_by_sweep
+from sweeps.store import folding, read_events, read_run, write_rounds, write_run, write_table
+
+
+def fold(folder: Path) -> dict[str, Any]:
+    """Fold all shards' samples into the table and the counts of run.json; returns run.json."""
+    with folding(folder):
+        record = read_run(folder)
+        planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
+        events, damaged = read_events(folder)
+        machine = Machine.from_json(record["machine"]) if record["machine"] else None
+        speeds, known = machine_speeds(events), histories(events)
+        rows = fold_rows(record["run"], planned, events, machine, speeds)
+        write_table(folder, rows)
+        write_rounds(folder, rounds_table(planned, known))
+        statuses = [row["status"] for row in rows]
+        record["counts"] = {
+            "planned": len(planned),
+            "measured": statuses.count("ok"),
+            "not_reached": len(planned) - len(rows),
+            **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
+            "damaged_lines": len(damaged),
+        }
+        record["sweeps"] = count_by_sweep(planned, rows, known)
+        record["spent_s"] = round(spent_seconds(events), 3)
+        record["checking_s"] = round(checking_seconds(events), 3)
+        record["canary"] = canary_report(events)
+        record["repeats"] = repeats_report(known)
+        record["health"] = health(record, machine, planned, rows, events, speeds.values())
+        write_run(folder, record)
+        return record

@@ -1,0 +1,127 @@
+"""How steady a machine was over a run: by all samples, by the canary, and by another process."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.running.fold import CANARY, History, Place, place_of, timed
+from sweeps.running.plan import PlanEntry
+from sweeps.store import Event
+from sweeps.timing.speed import MachineSpeed, machine_speed
+from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
+
+_REPEATED = 24  # cases that are timed again at the end of a run
+_REPEATED_SHARE = 0.05  # of the budget, for that
+_MIN_REPEATED = 6
+_FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+
+
+def machine_speeds(events: Iterable[Event]) -> dict[Place, MachineSpeed]:
+    """How fast each place was over the run."""
+    samples: dict[Place, list[Event]] = defaultdict(list)
+    for event in timed(events):
+        samples[place_of(event)].append(event)
+    speeds = {}
+    for place, taken in samples.items():
+        number = {case: i for i, case in enumerate({event["case"]: None for event in taken})}
+        speeds[place] = machine_speed(
+            [number[e["case"]] for e in taken], [e["at"] for e in taken], [e["s"] for e in taken]
+        )
+    return speeds
+
+
+def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
+    """How steady the machine was: the canary's spread, and its last quarter over its first.
+
+    ``certain`` says whether those quarters' intervals leave no doubt that it drifted. Samples of
+    several shards or GPUs do not mix: those of the one that took most are reported.
+    """
+    by_place: dict[Place, list[float]] = defaultdict(list)
+    canaries = (event for event in timed(events) if event["case"] == CANARY)
+    for event in sorted(canaries, key=lambda e: e["at"]):
+        by_place[place_of(event)].append(event["s"])
+    seconds = max(by_place.values(), key=len, default=[])
+    if len(seconds) < 8:
+        return None
+    ordered = sorted(seconds)
+    quarter, tenth = len(seconds) // 4, len(seconds) // 10
+    first, last = seconds[:quarter], seconds[-quarter:]
+    before, after = median_interval(first), median_interval(last)
+    apart = before and after and (before[1] < after[0] or after[1] < before[0])
+    return {
+        "samples": len(seconds),
+        "median_us": median(seconds) * 1e6,
+        "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
+        "drift": median(last) / median(first) - 1,
+        "certain": bool(apart),
+    }
+
+
+def choose_repeats(
+    planned: Sequence[PlanEntry], known: Mapping[str, History], budget: float
+) -> list[PlanEntry]:
+    """Cases with an interval to be timed again: from the cheap half, all over the plan's order.
+
+    None if any was timed again before, or if too few have one.
+    """
+    if any(history.repeats for history in known.values()):
+        return []
+    usable = [
+        entry for entry in planned
+        if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
+    ]  # fmt: skip
+    dear = float(np.median([entry.expected for entry in usable])) if usable else 0.0
+    cheap = [entry for entry in usable if entry.expected <= dear]
+    if len(cheap) < _MIN_REPEATED:
+        return []
+    places = np.linspace(0, len(cheap) - 1, min(_REPEATED, len(cheap))).round().astype(int)
+    chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]
+    while chosen and sum(entry.expected for entry in chosen) > _REPEATED_SHARE * budget:
+        chosen.pop()
+    return chosen if len(chosen) >= _MIN_REPEATED else []
+
+
+def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
+    """How well medians repeat in another process: by cases that one timed again after the run.
+
+    ``ratio`` is the second median over the first in geometric mean, ``between`` the standard
+    deviation of the ratio's logarithm beyond what both medians' own intervals explain.
+    """
+    apart, own = [], []
+    for history in known.values():
+        if history.outcome is not None or not history.trusted:
+            continue
+        first = history.trusted
+        again = [s for s in history.repeats if s.get("gpu") == first[0].get("gpu")]
+        both = [[s["s"] for s in samples] for samples in (first, again)]
+        if min(map(len, both)) < CHECKPOINTS[0]:
+            continue
+        apart.append(math.log(median(both[1]) / median(both[0])))
+        own.append(sum(_variance_of_median(np.log(seconds)) for seconds in both))
+    if len(apart) < _MIN_REPEATED:
+        return None
+    between = float(np.mean(np.square(apart)) - np.mean(own))
+    return {
+        "cases": len(apart),
+        "ratio": math.exp(float(np.mean(apart))),
+        "between": math.sqrt(max(0.0, between)),
+    }
+
+
+def _variance_of_median(values: NDArray[np.float64]) -> float:
+    """Of a sample's median, by normal theory from the median absolute deviation.
+
+    With the correction for few values of Croux and Rousseeuw, "Time-efficient algorithms for two
+    highly robust estimators of scale" (1992). An order-statistic interval of six to eight values is
+    their whole range, which would say several times as much.
+    """
+    n = len(values)
+    deviation = float(np.median(np.abs(values - np.median(values))))
+    sigma = 1.4826 * _FEW.get(n, n / (n - 0.8)) * deviation
+    return math.pi / 2 * sigma**2 / n

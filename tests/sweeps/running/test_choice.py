@@ -1,0 +1,111 @@
+"""Sweeps by name and by file; a wrong file blocks itself alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.errors import UserError
+from sweeps.__main__ import note_broken
+from sweeps.cases import spec
+from sweeps.cases.spec import all_sweeps, broken_sweeps
+from sweeps.running.choice import choose_sweeps
+from sweeps.running.resume import Request, begin
+from sweeps.store import read_run
+
+MINE = """
+question = "How fast are mine?"
+op = "gemm"
+
+[[block]]
+m = [64, 96]
+n = 64
+k = 64
+dtype = "fp32"
+"""
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the folder of sweeps, for a test to break."""
+    folder = tmp_path / "specs"
+    shutil.copytree(spec.FOLDER, folder)
+    monkeypatch.setattr(spec, "FOLDER", folder)
+    spec._read_folder.cache_clear()
+    yield folder
+    spec._read_folder.cache_clear()
+
+
+def own(tmp_path: Path, text: str = MINE, name: str = "mine.toml") -> str:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def a_request(tmp_path: Path, *names: str, **more: Any) -> Request:
+    return Request(names=names, budget=20.0, results=tmp_path / "results", device="cpu", **more)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_every_sweep_here_can_be_read() -> None:
+    assert broken_sweeps() == {}
+
+
+def test_a_broken_sweep_blocks_only_itself(specs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {*all_sweeps()} - {"square"}
+    (specs / "square.toml").write_text("question = 3\n", encoding="utf-8")
+    spec._read_folder.cache_clear()
+    assert {*all_sweeps()} == good
+    assert "square" not in choose_sweeps(())
+    assert choose_sweeps(["plane"])
+    with pytest.raises(UserError, match=r"square\.toml"):
+        choose_sweeps(["square"])
+    note_broken()
+    said = capsys.readouterr().err
+    assert "warning: square.toml" in said
+    assert "The other sweeps are not affected." in said
+
+
+def test_a_file_is_a_sweep(tmp_path: Path) -> None:
+    (sweep,) = choose_sweeps(
+        [
+            own(tmp_path),
+        ]
+    ).values()
+    assert (sweep.name, sweep.question) == ("mine", "How fast are mine?")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("none.toml", r"none\.toml cannot be read \(No such file or directory\)"),
+     ("square.toml", "is named as a sweep that is there already; rename it")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) -> None:
+    if name == "square.toml":
+        own(tmp_path, name=name)
+    with pytest.raises(UserError, match=words):
+        choose_sweeps([str(tmp_path / name)])
+
+
+def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(tmp_path: Path) -> None:
+    begin(a_request(tmp_path, "cache"), quiet)
+    run = begin(a_request(tmp_path, own(tmp_path)), quiet)
+    assert [entry.case.sweep for entry in run.planned] == ["mine"] * 2
+    plan = read_run(run.folder)["plan"]
+    assert plan["sweeps"] == ["cache", "mine"]
+    assert str(tmp_path) not in (run.folder / "run.json").read_text(encoding="utf-8")
+    again = begin(a_request(tmp_path, own(tmp_path, MINE.replace("96]", "96, 128]"))), quiet)
+    assert sorted(e.case.problem.m for e in again.planned) == [64, 96, 128]  # type: ignore[union-attr]
+    # Plain `make sweep` then means the default sweeps, wherever the file is now.
+    (tmp_path / "mine.toml").unlink()
+    more = begin(a_request(tmp_path), quiet)
+    assert {*choose_sweeps(())} <= {*read_run(more.folder)["plan"]["sweeps"]}
+    wider = begin(Request(results=tmp_path / "results", budget=1e4, device="cpu"), quiet)
+    assert "mine" in read_run(wider.folder)["plan"]["sweeps"]
