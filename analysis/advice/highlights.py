@@ -10,12 +10,23 @@ import pandas as pd
 from analysis.advice.recommend import Advice
 from analysis.model.fitted import Analysis
 from analysis.model.series import alignment_series, layout_series
+from analysis.recordings.runs import health_lines
 from analysis.units import rate
+
+
+def health_of(analysis: Analysis) -> list[str]:
+    """How far the times can be trusted: the head of every report."""
+    return health_lines(analysis.recording, float(analysis.errors.median()))
+
+
+_UNUSABLE = "Nothing is concluded from times such as these: measure again on a quiet machine."
 
 
 def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:
     """At most five sentences, each from measured rows; one that has no rows is left out."""
     table = analysis.table
+    if analysis.recording.unusable:
+        return [_UNUSABLE]
     lines = (
         _peak(analysis),
         _alignment(table),
@@ -99,7 +110,7 @@ def _sizes(advice: Sequence[Advice]) -> str:
 
 def _accuracy(analysis: Analysis) -> str:
     """How good the predictions are, and how steady the machine was."""
-    error = (analysis.table["predicted_time_us"] / analysis.table["time_us"] - 1).abs()
+    error = analysis.errors
     canary = analysis.recording.run.get("canary")
     steady = ""
     if canary and canary.get("certain"):

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.advice.sizes import SizeIndex
-from analysis.recordings.load import bursts, problems_of, stored_ordinarily
+from analysis.recordings.load import Recording, bursts, problems_of, stored_ordinarily
+from analysis.recordings.repetition import (
+    MeasuredTime,
+    Rounds,
+    between_processes,
+    repeated_ratio,
+    rounds_of,
+)
 from kernels.problem import Problem
+from sweeps.cases.case import Case
+from sweeps.schema import IDENTITY
 
 _MANY = 64  # shapes, for which one pass over the rows per shape would take longer
-
-
-@dataclass(frozen=True)
-class MeasuredTime:
-    """A measured time and its interval, in seconds; the interval is NaN under six samples."""
-
-    time: float
-    lo: float
-    hi: float
-
-    @property
-    def width(self) -> float:
-        """Of the interval; infinite where there is none."""
-        return math.inf if math.isnan(self.lo) else self.hi - self.lo
 
 
 class Measurements:
@@ -61,8 +54,8 @@ class Measurements:
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def ratio(self, problem: Problem, option: Problem) -> tuple[float, float, float] | None:
-        """Time of ``problem`` over that of ``option`` and its interval, each by the fastest of the
-        implementations that computed both; None where no interval is known.
+        """Time of ``problem`` over that of ``option`` and the interval of a repetition, each by the
+        fastest of the implementations that computed both; None where no interval is known.
         """
         both = self.of(problem).keys() & self.of(option).keys()
         if not both:
@@ -71,17 +64,16 @@ class Measurements:
             min((self.of(p)[name] for name in both), key=lambda t: t.time)
             for p in (problem, option)
         )
-        if math.isnan(before.lo + after.lo):
-            return None
-        return before.time / after.time, before.lo / after.hi, before.hi / after.lo
+        return repeated_ratio(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
-        """The fastest implementation if its interval lies below the library's, else the library."""
+        """The fastest implementation if it is faster again, beyond doubt; else the library."""
         entry = self.of(problem)
         if library not in entry:
             return library
         name = min(entry, key=lambda key: entry[key].time)
-        return name if entry[name].hi < entry[library].lo else library
+        ratio = repeated_ratio(entry[library], entry[name])
+        return name if ratio is not None and ratio[1] > 1 else library
 
 
 def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) -> pd.DataFrame:
@@ -101,25 +93,30 @@ def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) ->
     return rows[near]
 
 
-def read_measurements(rows: pd.DataFrame, cache: str = "cold") -> Measurements:
-    """The measured times of ``ok`` rows: in bursts, of operands stored ordinarily.
-
-    Args:
-        rows: as loaded.
-        cache: where the operands came from; that of a recording's most cases.
+def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
+    """The measured times of ``ok`` rows of a recording: in bursts, of operands stored ordinarily,
+    which came from where they do in most of its cases.
     """
-    rows = bursts(rows[stored_ordinarily(rows)], cache)
-    columns = (
+    rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
+    times_s = (
         rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
         for name in ("time_us", "time_lo_us", "time_hi_us")
     )
+    between, rounds = between_processes(recording), rounds_of(recording)
+    samples = _samples(rows, rounds) if rounds else [{}] * len(rows)
     times: dict[Problem, dict[str, MeasuredTime]] = {}
-    for problem, name, *values in zip(
-        problems_of(rows), rows["implementation"], *columns, strict=True
-    ):
-        time = MeasuredTime(*values)
+    columns = (problems_of(rows), rows["implementation"], rows["run"].fillna(""), samples, *times_s)
+    for problem, name, run, taken, seconds, lo, hi in zip(*columns, strict=True):
+        time = MeasuredTime(seconds, lo, hi, taken, between.get(run, 0.0), run)
         known = times.setdefault(problem, {})
         # Of the same problem in two sweeps, the time with the narrower interval counts.
         if name not in known or time.width < known[name].width:
             known[name] = time
-    return Measurements(times, cache == "warm")
+    return Measurements(times, recording.cache == "warm")
+
+
+def _samples(rows: pd.DataFrame, rounds: Mapping[tuple[str, str], Rounds]) -> list[Rounds]:
+    """The samples of each row's case; empty where they are not recorded."""
+    identity = rows[["run", *IDENTITY]].astype(object)
+    records = identity.where(identity.notna(), "").to_dict("records")
+    return [rounds.get((row["run"], Case.from_columns(row).id), {}) for row in records]

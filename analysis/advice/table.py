@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from analysis.advice.highlights import health_of
 from analysis.advice.measurements import read_measurements
 from analysis.advice.recommend import Advice, advise_all
 from analysis.markdown import plain, table_row
@@ -36,15 +37,17 @@ def build_table(analysis: Analysis) -> list[Advice]:
     """Both questions' advice for every problem that the sweeps measured with the library.
 
     Those to *pad* first, then those to *choose*; of each the largest gains first. Of others' table,
-    which has tens of thousands of problems, some are drawn.
+    which has tens of thousands of problems, some are drawn. An unusable run gives no advice.
     """
     recording, model = analysis.recording, analysis.model
-    measured = read_measurements(library_rows(recording.products), recording.cache)
+    if recording.unusable:
+        return []
+    measured = read_measurements(library_rows(recording.products), recording)
     problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
     if recording.public:
         model = for_any_software(model)
         problems = _drawn(problems)
-    by_any = read_measurements(recording.products, recording.cache)
+    by_any = read_measurements(recording.products, recording)
     return [
         answer
         for question, allowance in ALLOWANCE.items()
@@ -73,10 +76,13 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         "",
         plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "In brackets: the 95 % interval of a measured gain, the 90 % interval of a predicted one. "
-        "A row is here only if its whole interval is above 1 %.",
+        *(line for text in health_of(analysis) for line in (plain(text), "")),
+        "In brackets: what a second run would measure, in 95 %; of a predicted gain its 90 % "
+        "interval. A row is here only if its whole interval is above 1 %.",
         "",
     ]
+    if analysis.recording.unusable:
+        return "\n".join([*lines[:-2], "Nothing is advised from times such as these.", ""])
     drawn = "of the table, drawn by chance, " if analysis.recording.public else ""
     for question, text in _QUESTION_TEXT.items():
         answers = [answer for answer in advice if answer.question == question]

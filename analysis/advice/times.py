@@ -6,17 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.advice.measurements import (
-    MeasuredTime,
-    Measurements,
-    read_measurements,
-    rows_near,
-)
+from analysis.advice.measurements import Measurements, read_measurements, rows_near
 from analysis.model.basis import Basis
 from analysis.model.fit import Fit
 from analysis.model.predict import explain
 from analysis.model.query import group_of
-from analysis.recordings.load import load
+from analysis.recordings.repetition import MeasuredTime
+from analysis.recordings.runs import load_runs
 from kernels.problem import Problem
 
 _PREDICTED = (
@@ -34,15 +30,15 @@ def measurements_near(
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
-    recording = load(basis.folder)
-    return read_measurements(rows_near(recording.products, problems, factor), recording.cache)
+    recording = load_runs(basis.folder)
+    return read_measurements(rows_near(recording.products, problems, factor), recording)
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """A row per problem, as promised of ``predict --json``.
 
     ``time_us`` is the library's measured time where this very problem was measured; ``evidence``
-    says so. Its interval then is the measured one. Others' tables have none: there it is as wide,
+    says so. Its interval then is of a second run. Others' tables have none: there it is as wide,
     relative to the time, as that of a prediction, since another software takes another time.
     """
     measured = measurements_near(basis, problems)
@@ -71,9 +67,9 @@ def _predicted(row: Mapping[str, Any]) -> MeasuredTime:
 
 
 def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """A measured time, with the interval of a prediction where it has none of its own."""
+    """A measured time with the interval of a repetition, or of a prediction where it has none."""
     if not math.isnan(known.lo):
-        return known
+        return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])
-    ends = (known.time * math.exp(end * spread) for end in (fit.low, fit.high))
-    return MeasuredTime(known.time, *ends)
+    lo, hi = (known.time * math.exp(end * spread) for end in (fit.low, fit.high))
+    return MeasuredTime(known.time, lo, hi)

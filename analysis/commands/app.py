@@ -11,6 +11,7 @@ from analysis.model.basis import Basis, find_basis
 from analysis.model.residual import can_grow
 from analysis.recordings.load import Recording, find_recording, load
 from analysis.recordings.problems import read_problems
+from analysis.recordings.runs import load_runs
 from kernels.cli import (
     new_app,
     note,
@@ -64,26 +65,25 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """The recording of a machine, or of the one measured last."""
-    return load_noted(find_recording(machine, results))
+    """All runs of a machine, or of the one measured last, as one recording."""
+    return _noted(load_runs(find_recording(machine, results)))
 
 
-def load_noted(folder: Path) -> Recording:
-    """Load, and say which lines are damaged."""
-    recording = load(folder)
+def _noted(recording: Recording) -> Recording:
+    """Say which lines are damaged."""
     for sentence in recording.damaged:
         note(sentence)
     return recording
 
 
 def recording_at(place: str, results: Path) -> Recording:
-    """A recording by its folder, or by a machine's slug."""
+    """A single run by its folder, or by a machine's slug."""
     folder = Path(place)
     if not (folder / "run.json").exists():
         if folder.is_dir() or "/" in place:
             raise UserError(f"{place} has no run.json; give the folder of a recording.")
         folder = find_recording(place, results)
-    return load_noted(folder)
+    return _noted(load(folder))
 
 
 def parse_share(text: str, option: str = "pad") -> float:

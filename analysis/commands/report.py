@@ -46,7 +46,7 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Everything: predictions, plots, table, and the five lines that matter most."""
-    from analysis.advice.highlights import five_lines
+    from analysis.advice.highlights import five_lines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.model.fitted import write_predictions
     from analysis.plots import write_plots
@@ -59,6 +59,8 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     write_table(analysis, advice)
     folder = analysis.recording.folder
     print()
+    for line in health_of(analysis):
+        print(f"{line}\n")
     for line in five_lines(analysis, advice):
         print(f"  • {line}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")

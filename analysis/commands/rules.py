@@ -93,6 +93,10 @@ def _judge_recordings(
     from analysis.rules.report import write_rules
 
     inputs = rule_inputs(machine, results)
+    for recording in inputs.recordings:
+        if recording.unusable:
+            reasons = "; ".join(recording.health["reasons"])
+            note(f"No rule is judged by {recording.folder}: the run is unusable ({reasons}).")
     rows = judge_inputs(inputs)
     return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from analysis.model.fit import SoftwareRange
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
+from analysis.recordings.imported import folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines
+from analysis.recordings.runs import why_unusable
 from kernels.config import HAND_WRITTEN
 from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
-from kernels.machine import Machine, known_machine
+from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
 
 _DTYPE = "bf16"  # whose constants are named where there is nothing else
@@ -81,7 +83,16 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     """
     recorded = recorded_machines(results)
     if machine is None or machine in recorded:
-        return _of_recording(find_recording(machine, results))
+        folder = find_recording(machine, results)
+        reason = why_unusable(folder)
+        if not reason:
+            return _of_recording(folder)
+        # Others' table, or constants, are better than times of something else.
+        machine = load_run(folder)["machine"]["slug"]
+        if is_complete(folder_of(results, machine)):
+            return _of_recording(folder_of(results, machine))
+        if machine not in known_machines():
+            raise UserError(f"{reason}: measure {machine} again when it is quiet.", exit_code=1)
     return _of_constants(known_machine(machine, recorded))
 
 

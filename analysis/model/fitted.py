@@ -38,6 +38,11 @@ class Analysis:
         """The model fitted to all rows."""
         return self.calibration.model
 
+    @property
+    def errors(self) -> pd.Series:
+        """How far the prediction of each row is off, as a fraction of the measured time."""
+        return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
+
 
 def analyse(recording: Recording) -> Analysis:
     """Calibrate on a recording and put measured and predicted side by side.

@@ -1,15 +1,18 @@
 """Two recordings of one machine, case by case: did a new driver, library or kernel change anything?
 
 A case is the same problem, implementation and config; of a hand-written kernel it is the config
-that each version chose. A ratio is the new time over the old one, its interval from the ends of
-both medians' intervals. A case is ``slower`` or ``faster`` only where the two intervals lie apart
-and the medians differ by more than one percent; ``same`` where the whole interval of the ratio is
-within ±3 %; ``ambiguous`` between the two, or where a case has too few samples for an interval. A
-test plants changes in simulated samples: at most 1 % of the unchanged cases raise an alarm.
+that each version chose. A ratio is the new time over the old one. Its interval is of 99 %, since a
+comparison judges hundreds of cases: from the intervals of both medians, and from what medians of
+two processes differ by besides (:mod:`analysis.recordings.repetition`). A case is ``slower`` or
+``faster`` only where the interval excludes 1 and the medians differ by more than one percent;
+``same`` where the whole interval is within ±3 %; ``ambiguous`` between the two, or where a case has
+too few samples for an interval. A test plants changes in simulated samples: at most 1 % of the
+unchanged cases raise an alarm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
@@ -18,12 +21,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.recordings.load import Recording, workloads_of
+from analysis.recordings.repetition import between_processes
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from sweeps.schema import IDENTITY, problem_of
+from sweeps.timing.statistics import Z95
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
+_Z99 = 2.575829  # as Z95, of the 99 % interval
 _MIN_CHANGE = 0.01
 _SAME = 0.03
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
@@ -75,15 +81,17 @@ def compare(old: Recording, new: Recording) -> Comparison:
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
     problems = workloads_of(pairs)
+    below, above = _reaches(pairs, [between_processes(r) for r in (old, new)])
+    ratio = pairs["time_us_new"] / pairs["time_us_old"]
     table = pairs[keys[:-1]].assign(
         config=pairs["config_new"],
         problem=problems,
         **{"class": [problem.shape_class for problem in problems]},
         old_us=pairs["time_us_old"],
         new_us=pairs["time_us_new"],
-        ratio=pairs["time_us_new"] / pairs["time_us_old"],
-        ratio_lo=pairs["time_lo_us_new"] / pairs["time_hi_us_old"],
-        ratio_hi=pairs["time_hi_us_new"] / pairs["time_lo_us_old"],
+        ratio=ratio,
+        ratio_lo=ratio * np.exp(-below),
+        ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
     failed = _keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
@@ -91,6 +99,25 @@ def compare(old: Recording, new: Recording) -> Comparison:
     return Comparison(
         old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
     )
+
+
+def _reaches(
+    pairs: pd.DataFrame, between: Sequence[Mapping[str, float]]
+) -> tuple[pd.Series, pd.Series]:
+    """How far the intervals of log ratios reach below and above; NaN where a median has none."""
+    halves = {
+        (which, end): np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs()
+        / Z95
+        for which in ("old", "new")
+        for end in ("lo", "hi")
+    }
+    # The ratio of one case in two processes differs once by what processes differ by.
+    apart = max((value for part in between for value in part.values()), default=0.0)
+    below, above = (
+        _Z99 * np.sqrt(halves["new", one] ** 2 + halves["old", other] ** 2 + apart**2)
+        for one, other in (("lo", "hi"), ("hi", "lo"))
+    )
+    return below, above
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
@@ -135,6 +162,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "old": comparison.old.run["run"],
         "new": comparison.new.run["run"],
         "software": {name: list(pair) for name, pair in comparison.software.items()},
+        "health": [r.health.get("verdict") for r in (comparison.old, comparison.new)],
         "counts": comparison.counts(),
         "lost": lost.where(lost.notna(), None).to_dict("records"),
         "only_old": comparison.only_old,
@@ -152,6 +180,8 @@ def comparison_text(comparison: Comparison) -> str:
     lines = [
         f"{comparison.new.machine.name}: {comparison.old.run['run']} → {comparison.new.run['run']}",
         f"versions: {', '.join(versions) or 'the same'}",
+        f"health: {comparison.old.health.get('verdict', 'not judged')} → "
+        f"{comparison.new.health.get('verdict', 'not judged')}",
         f"{len(table)} cases in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         + f"; ratio {geometric_mean(table['ratio']):.3f} in geometric mean",

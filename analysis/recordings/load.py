@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from kernels.machine import Machine
 from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
+from sweeps.running.health import UNUSABLE
 from sweeps.schema import COLUMNS, SCHEMA, problem_of
 from sweeps.store import RESULTS, read_run
 from sweeps.timing.sampler import PROTOCOL
@@ -34,14 +35,38 @@ PRODUCTS = ("gemm", "conv")
 
 
 @dataclass(frozen=True)
+class Part:
+    """A run that rows are of: its folder, and its run.json."""
+
+    folder: Path
+    run: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Recording:
-    """One run as it was recorded. ``damaged`` has a sentence for each line that was left out."""
+    """A run as it was recorded, or several of one machine and one software.
+
+    ``run`` is the run.json of the one that it is mostly of, ``damaged`` has a sentence for each
+    line that was left out.
+    """
 
     folder: Path
     machine: Machine
     run: dict[str, Any]
     rows: pd.DataFrame
     damaged: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    """The runs that the rows are of, the best first; empty for others' tables."""
+
+    @property
+    def health(self) -> Mapping[str, Any]:
+        """The verdict on the run that it is mostly of, and its reasons; empty where not judged."""
+        return self.run.get("health") or {}
+
+    @property
+    def unusable(self) -> bool:
+        """Whether nothing should be advised from it."""
+        return self.health.get("verdict") == UNUSABLE
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -159,7 +184,8 @@ def load(folder: Path) -> Recording:
             "different runs or machines do not mix."
         )
     named = tuple(f"{text_path.name} {sentence}" for sentence in damaged)
-    return Recording(folder, Machine.from_json(run["machine"]), run, rows, named)
+    parts = (Part(folder, run),)
+    return Recording(folder, Machine.from_json(run["machine"]), run, rows, named, parts)
 
 
 def load_run(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from analysis.recordings.imported import folder_of, is_complete
 from analysis.recordings.load import Recording, find_recording, load, load_run
+from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
 from kernels.errors import UserError
@@ -60,7 +61,10 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
         raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
-    recordings = [load(folder) for folder in folders]
+    recordings = []
+    for folder in folders:
+        own = load(folder)
+        recordings += [own] if own.public else usable_runs(own) or [own]
     newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
     same = [
         r for r in recordings
@@ -87,8 +91,11 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
-    """A row for every rule; pairs of two recordings are never mixed."""
-    evidence = [Evidence.of_recording(recording) for recording in inputs.recordings]
+    """A row for every rule; pairs of two recordings are never mixed, an unusable one has none."""
+    evidence = [
+        Evidence.none(r.machine) if r.unusable else Evidence.of_recording(r)
+        for r in inputs.recordings
+    ]
     return judge_all(evidence, model_rules(inputs.steps))
 
 

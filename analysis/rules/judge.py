@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
 
 from analysis.model.calibrate import calibrate
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.public import Source
+from analysis.recordings.repetition import between_processes, repeated
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
@@ -29,6 +29,7 @@ from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import Problem
 from kernels.workload_time import moving_seconds, workload_seconds
+from sweeps.timing.statistics import Z95
 
 _MAX_GROUPS = 6
 NOT_MEASURED = "not measured here"
@@ -73,6 +74,11 @@ class Evidence:
     planned: frozenset[str] = frozenset()
 
     @classmethod
+    def none(cls, machine: Machine) -> Evidence:
+        """No case at all."""
+        return cls(machine, [], np.empty(0))
+
+    @classmethod
     def of_recording(cls, recording: Recording) -> Evidence:
         """The library's cases of a recording, in bursts; a case of two sweeps stays two.
 
@@ -84,8 +90,9 @@ class Evidence:
         modelled = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
-        # The half-width of the 95 % interval of a log time, in standard errors.
-        error = (log_hi - log_lo) / 2 / norm.ppf(0.975)
+        # Of what a second run would find: its own noise, and that of another process.
+        between = rows["run"].map(between_processes(recording)).fillna(0.0).to_numpy(float)
+        error = repeated((log_hi - log_lo) / 2 / Z95, between)
         columns = (
             workloads_of(rows),
             rows["implementation"],

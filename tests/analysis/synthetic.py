@@ -36,6 +36,9 @@ def model_law(constants: Constants | None = None, machine: Machine = H100) -> La
     return seconds
 
 
+RUN = "2026-01-02T03:04:05Z"
+
+
 def record(
     folder: Path,
     cases: Sequence[Case],
@@ -48,10 +51,11 @@ def record(
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
-            "schema": SCHEMA, "run": "2026-01-02T03:04:05Z", "time_utc": "2026-01-02T03:05:00Z",
+            "schema": SCHEMA, "run": run.get("run", RUN), "time_utc": "2026-01-02T03:05:00Z",
             "worker": "1/1", **case.columns(), "status": "ok", "time_us": float(s) * 1e6,
             "time_lo_us": float(s) * 1e6 * (1 - half_width),
-            "time_hi_us": float(s) * 1e6 * (1 + half_width), "samples": 9, "converged": True,
+            "time_hi_us": float(s) * 1e6 * (1 + half_width), "samples": 9,
+            "converged": half_width <= 0.01,
             "tflops": case.problem.flops / float(s) / 1e12,
             "gbps": case.problem.bytes / float(s) / 1e9,
         }
@@ -61,7 +65,7 @@ def record(
         folder,
         {
             "schema": SCHEMA, "protocol": PROTOCOL, "published": False,
-            "run": "2026-01-02T03:04:05Z", "machine": machine.to_json(),
+            "run": RUN, "machine": machine.to_json(),
             "software": {"torch": "2.13.0", "cuda": "13.0"},
             "plan": {"budget_s": 600.0, "shards": 1, "sweeps": [], "left_out": {}, "cases": []},
             **run,

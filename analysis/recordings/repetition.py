@@ -1,0 +1,148 @@
+"""What a second run would find: intervals of a repetition, wider than those of a median.
+
+The interval of a median holds the median over the run. A second run has noise of its own, as large
+as the first's, and another process, whose memory lies elsewhere. By how much medians differ between
+processes was measured at the end of a run, by timing some of its cases again (``repeats`` in
+run.json). Comparisons, advice and rules are about what holds again, so they take the wider one.
+
+Where advice compares two cases of one run, their ratio comes from the rounds that both were sampled
+in: what the machine did meanwhile is nearly the same for both.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.recordings.load import Recording
+from kernels.errors import UserError
+from sweeps.store import ROUND_COLUMNS
+from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
+
+_TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
+
+Rounds = Mapping[tuple[str, int], float]
+"""Seconds of a case's samples, by where they were taken (run, worker and GPU) and the round."""
+
+
+@dataclass(frozen=True)
+class MeasuredTime:
+    """A measured time and the interval of its median, in seconds; NaN ends under six samples.
+
+    ``rounds`` are its samples where they are recorded, ``between`` is the standard deviation of the
+    logarithm by which medians of its ``run`` differ from those of another process.
+    """
+
+    time: float
+    lo: float
+    hi: float
+    rounds: Rounds = field(default_factory=dict)
+    between: float = 0.0
+    run: str = ""
+
+    @property
+    def width(self) -> float:
+        """Of the interval; infinite where there is none."""
+        return math.inf if math.isnan(self.lo) else self.hi - self.lo
+
+    @property
+    def repetition(self) -> tuple[float, float]:
+        """The 95 % interval of the median that a second run finds; NaN under six samples."""
+        below, above = (repeated(half, Z95 * self.between) for half in _log_halves(self))
+        return self.time * math.exp(-below), self.time * math.exp(above)
+
+
+def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
+    """The time of one case over that of another, with the 95 % interval of a repetition.
+
+    None where no interval is known, and for times of two runs, which are never compared.
+    """
+    if one.run != other.run:
+        return None
+    common = sorted(one.rounds.keys() & other.rounds.keys())
+    if len(common) >= CHECKPOINTS[0]:
+        logs = [math.log(one.rounds[r] / other.rounds[r]) for r in common]
+        middle, interval = median(logs), median_interval(logs)
+        assert interval is not None  # at least six
+        below, above = middle - interval[0], interval[1] - middle
+    else:
+        if math.isnan(one.lo + other.lo):
+            return None
+        middle = math.log(one.time / other.time)
+        halves = _log_halves(one), _log_halves(other)
+        below, above = (math.hypot(halves[0][i], halves[1][1 - i]) for i in (0, 1))
+    spread = Z95 * math.hypot(one.between, other.between)
+    lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
+    return math.exp(middle), math.exp(lo), math.exp(hi)
+
+
+def repeated(own: Any, between: Any) -> Any:
+    """What is uncertain of a second run's value, given the first's: numbers or arrays.
+
+    Args:
+        own: how uncertain a single run's value is; the second's is as uncertain as the first's.
+        between: how much values of two processes differ besides, in the same measure.
+    """
+    return np.hypot(math.sqrt(2) * own, between)
+
+
+def _log_halves(of: MeasuredTime) -> tuple[float, float]:
+    """How far the interval reaches below and above the time, as logarithms."""
+    return math.log(of.time / of.lo), math.log(of.hi / of.time)
+
+
+def between_processes(recording: Recording) -> dict[str, float]:
+    """By run, the standard deviation of log medians between processes."""
+    return {part.run["run"]: _between(part.run) for part in recording.parts}
+
+
+def _between(run: Mapping[str, Any]) -> float:
+    """As it was measured; where nothing was timed again, a guess: half of the canary's deviation.
+
+    A run that recorded neither is taken to repeat as its intervals say.
+    """
+    if repeats := run.get("repeats"):
+        return float(repeats["between"])
+    canary = run.get("canary")
+    return 0.5 * float(canary["spread"]) / _TENTHS if canary else 0.0
+
+
+def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
+    """The samples of each case, by the run and the case's id; none where they are not recorded.
+
+    Raises:
+        UserError: a file is not what a run writes.
+    """
+    return {
+        (part.run["run"], case): rounds
+        for part in recording.parts
+        for case, rounds in _read_rounds(part.folder / "rounds.csv", part.run["run"]).items()
+    }
+
+
+def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
+    if not path.exists():
+        return {}
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if tuple(rows.fieldnames or ()) != ROUND_COLUMNS:
+                raise ValueError
+            return {row["case"]: _rounds(run, row) for row in rows}
+    except (ValueError, TypeError, AttributeError, csv.Error):
+        raise UserError(
+            f"{path} is damaged; move it away, and ratios come from the intervals of times."
+        ) from None
+
+
+def _rounds(run: str, row: Mapping[str, str]) -> Rounds:
+    # Every worker counts its own rounds, and may have gone on with another GPU.
+    place = f"{run} {row['worker']} {row['gpu']}"
+    pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)
+    return {(place, int(number)): float(time) * 1e-6 for number, time in pairs}

@@ -1,0 +1,167 @@
+"""All runs of one machine and one software as one recording: each case from the best that has it.
+
+A run that is set aside is not forgotten: a later one may be shorter, or disturbed. Of two times of
+a case, one with an interval counts before one without; then that of the quieter run, then one that
+has converged, then the newer. What the folder's own run found to be wrong stays wrong, and
+hand-written kernels, which change with the checkout, are its own alone. An unusable run counts only
+where there is no other, and then nothing is advised. A run that is not as fast as the best one is
+left out: it is of another machine of that name, or of one in another state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.recordings.load import Recording, library_rows, load, load_run
+from kernels.errors import UserError
+from sweeps.running.health import UNUSABLE, VERDICTS
+from sweeps.schema import IDENTITY
+from sweeps.store import other_software
+
+_LARGE_ERROR = 0.15
+_AS_FAST = 0.10  # by which times of one machine may differ between two runs, in the median
+_MIN_COMMON = 6
+_RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
+
+
+def load_runs(folder: Path) -> Recording:
+    """A folder's run together with the machine's other runs of the same software.
+
+    Others' tables are of one run. Another run that cannot be read is left out.
+
+    Raises:
+        UserError: the folder's own run cannot be read.
+    """
+    own = load(folder)
+    if own.public:
+        return own
+    usable = usable_runs(own)
+    usable = [r for r in usable if r is usable[0] or _as_fast(usable[0], r)]
+    if not usable or (len(usable) == 1 and usable[0] is own):
+        return own
+    rows = _best_rows(usable, own)
+    counts = rows["run"].value_counts()
+    parts = [part for r in usable for part in r.parts if counts.get(part.run["run"], 0)]
+    mostly = max(usable, key=lambda r: counts.get(r.run["run"], 0))
+    return replace(mostly, folder=folder, rows=rows, damaged=own.damaged, parts=tuple(parts))
+
+
+def usable_runs(own: Recording) -> list[Recording]:
+    """A run and the machine's others of the same software, one by one: the quietest first, of those
+    the newest; without those that are unusable.
+    """
+    usable = [r for r in (own, *_others(own)) if not r.unusable]
+    usable.sort(key=lambda r: r.run["run"], reverse=True)
+    usable.sort(key=lambda r: _noise(r.run))
+    return usable
+
+
+def why_unusable(folder: Path) -> str:
+    """Why nothing should be advised from a folder's runs; empty if something can."""
+    health = load_run(folder).get("health") or {}
+    if health.get("verdict") != UNUSABLE or not load_runs(folder).unusable:
+        return ""
+    return f"the run in {folder} is unusable ({'; '.join(health['reasons'])})"
+
+
+def _as_fast(one: Recording, other: Recording) -> bool:
+    """Whether two runs are of one machine in one state, by the cases that both timed.
+
+    Machines of one name may differ, as virtual ones do. Where too few cases are in both, it is by
+    the canary, and two runs without one are taken to be.
+    """
+    keys = [_identities(r.ok) for r in (one, other)]
+    times = [dict(zip(k, r.ok["time_us"], strict=True))
+             for k, r in zip(keys, (one, other), strict=True)]  # fmt: skip
+    common = times[0].keys() & times[1].keys()
+    if len(common) >= _MIN_COMMON:
+        ratio = float(np.median([times[1][key] / times[0][key] for key in common]))
+    else:
+        first, second = (r.run.get("canary") for r in (one, other))
+        ratio = second["median_us"] / first["median_us"] if first and second else 1.0
+    return abs(math.log(ratio)) <= math.log1p(_AS_FAST)
+
+
+def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """What identifies each row's case, with an empty text where a column does not apply."""
+    identity = rows[list(IDENTITY)].astype(object)
+    return list(identity.where(identity.notna(), "").itertuples(index=False, name=None))
+
+
+def _others(own: Recording) -> Iterator[Recording]:
+    """The machine's other runs of the same software: set aside, published, or local."""
+    slug = own.machine.slug
+    places = [own.folder.with_name(name) for name in (slug, f"{slug}-local")]
+    folders = [path for place in places for path in (place, *place.glob("runs/*"))]
+    for folder in folders:
+        if folder == own.folder or not (folder / "measurements.csv").exists():
+            continue
+        try:
+            run = load_run(folder)
+            same = run["machine"]["slug"] == slug
+            if same and not other_software(run["software"], own.run["software"]):
+                yield load(folder)
+        except (UserError, KeyError, TypeError, AttributeError):
+            continue  # a folder of another version, or of something else
+
+
+def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
+    """Each case once, from the best run that has a time of it, in the runs' order."""
+    ages = {r.run["run"]: age for age, r in enumerate(recordings)}
+    parts = [r.rows if r is own else library_rows(r.rows) for r in recordings]
+    rows = pd.concat(parts, ignore_index=True)
+    noise = {r.run["run"]: _noise(r.run) for r in recordings}
+    ranks = pd.DataFrame({
+        "not_wrong": (rows["status"] != "wrong") | (rows["run"] != own.run["run"]),
+        "no_time": rows["status"] != "ok",
+        "no_interval": rows["time_lo_us"].isna(),
+        "noise": rows["run"].map(noise).astype(int),
+        "unconverged": ~rows["converged"].fillna(False).astype(bool),
+        "age": rows["run"].map(ages).astype(int),
+    })  # fmt: skip
+    best_first = ranks.sort_values(_RANKS, kind="stable").index
+    identity = pd.Series(_identities(rows)).loc[best_first]
+    keep = best_first[~identity.duplicated().to_numpy()].sort_values()
+    return rows.loc[keep].reset_index(drop=True)
+
+
+def _noise(run: Mapping[str, Any]) -> int:
+    """The place of a run's verdict; a run that was never judged counts as noisy."""
+    verdict = (run.get("health") or {}).get("verdict", "noisy")
+    return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
+
+
+def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
+    """How far its times can be trusted, and which runs they are of; for the head of a report.
+
+    ``error`` is the median error of predictions of rows that the model had not seen: where it is
+    large, times do not follow the shapes.
+    """
+    lines = []
+    health = recording.health
+    if not health and not recording.public:
+        lines.append("Health: not judged; it was recorded before runs were.")
+    elif health:
+        because = f" ({'; '.join(health['reasons'])})" if health["reasons"] else ""
+        lines.append(f"Health: {health['verdict']}{because}.")
+    if error >= _LARGE_ERROR:
+        lines.append(
+            f"Predictions of rows that the model had not seen miss by {error:.0%} in the median: "
+            "the times may not be those of the shapes."
+        )
+    if len(recording.parts) > 1:
+        counts = recording.ok["run"].value_counts()
+        runs = [
+            f"{counts.get(part.run['run'], 0)} of {part.run['run']} "
+            f"({(part.run.get('health') or {}).get('verdict', 'not judged')})"
+            for part in recording.parts
+        ]
+        lines.append(f"Times are of {len(runs)} runs: {', '.join(runs)}.")
+    return lines

@@ -1,0 +1,135 @@
+"""Intervals of a repetition hold what a second run finds; ratios come from common rounds."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import RUN, gemm_cases, record
+
+from analysis.advice.measurements import read_measurements
+from analysis.recordings.load import load
+from analysis.recordings.repetition import MeasuredTime, repeated_ratio, rounds_of
+from kernels.errors import UserError
+from sweeps.store import write_rounds
+from sweeps.timing.statistics import finished, median, median_interval
+
+CASES = gemm_cases([(1024, 1024, 1024), (1024, 1024, 1088)])
+
+
+def timed(draw: Callable[[], float], between: float = 0.0) -> MeasuredTime:
+    """As a run would: until it is finished."""
+    samples: list[float] = []
+    while not finished(samples):
+        samples.append(draw())
+    interval = median_interval(samples)
+    assert interval is not None
+    return MeasuredTime(median(samples), *interval, between=between)
+
+
+def process(rng: random.Random, noise: float, between: float) -> Callable[[], float]:
+    """A process, whose times have noise and are all off by what processes differ by."""
+    off = rng.gauss(0, between / math.sqrt(2))
+    return lambda: math.exp(rng.gauss(off, noise))
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.005, 0.01, 0.02, 0.05])
+@pytest.mark.parametrize("between", [0.0, 0.01])
+def test_a_second_median_lies_in_the_interval_of_a_repetition(noise: float, between: float) -> None:
+    """93 to 98 % of 3,000 pairs; without it as few as 40."""
+    rng = random.Random(1)
+    inside = plain = 0
+    for _ in range(3000):
+        first, second = (timed(process(rng, noise, between), between) for _ in range(2))
+        lo, hi = first.repetition
+        inside += lo <= second.time <= hi
+        plain += first.lo <= second.time <= first.hi
+    assert 0.93 <= inside / 3000 <= 0.985
+    assert plain < inside
+
+
+def test_a_ratio_of_common_rounds_does_not_feel_the_machine(tmp_path: Path) -> None:
+    """Two cases 5 % apart on a machine that is up to half as fast again from round to round."""
+    rng = np.random.default_rng(2)
+    speed = rng.uniform(1.0, 1.5, 8)
+    rounds = [
+        {(RUN, i): base * speed[i] * math.exp(0.001 * rng.standard_normal()) for i in range(8)}
+        for base in (1.05e-5, 1e-5)
+    ]
+    one, other = (
+        MeasuredTime(median(list(r.values())), min(r.values()), max(r.values()), r) for r in rounds
+    )
+    ratio, lo, hi = repeated_ratio(one, other) or (0.0, 0.0, 0.0)
+    assert 1.045 < lo < ratio < hi < 1.055
+    alone = [MeasuredTime(t.time, t.lo, t.hi) for t in (one, other)]
+    _, lo, hi = repeated_ratio(*alone) or (0.0, 0.0, 0.0)
+    assert lo < 0.8 < 1.3 < hi
+
+
+def test_few_common_rounds_are_not_enough() -> None:
+    one = MeasuredTime(1.0, 0.9, 1.1, {(RUN, i): 1.0 for i in range(6)})
+    other = MeasuredTime(1.0, 0.9, 1.1, {(RUN, i): 1.0 for i in range(1, 7)})
+    of_another_run = MeasuredTime(1.0, 0.9, 1.1, {("else", i): 1.0 for i in range(6)})
+    for case in (other, of_another_run):
+        _, lo, hi = repeated_ratio(one, case) or (0.0, 0.0, 0.0)
+        assert lo < 0.9 < 1.1 < hi
+    assert repeated_ratio(one, MeasuredTime(1.0, math.nan, math.nan)) is None
+    assert repeated_ratio(one, one) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_what_processes_differ_by_widens_a_ratio() -> None:
+    one = MeasuredTime(1.0, 0.999, 1.001, {}, 0.03)
+    _, lo, hi = repeated_ratio(one, one) or (0.0, 0.0, 0.0)
+    assert math.log(hi) == pytest.approx(1.96 * 0.03 * math.sqrt(2), rel=0.01)
+    assert math.log(lo) == pytest.approx(-math.log(hi))
+
+
+def test_a_recordings_rounds_reach_its_advice(tmp_path: Path) -> None:
+    folder = record(
+        tmp_path / "h100", CASES, [1.05e-5, 1e-5], half_width=0.3,
+        repeats={"cases": 24, "ratio": 1.0, "between": 0.001},
+    )  # fmt: skip
+    write_rounds(folder, [
+        {"case": case.id, "worker": "1/1", "gpu": None, "rounds": "1 2 3 4 5 6",
+         "times_us": " ".join(f"{base * s:.6g}" for s in (1, 1.1, 1.2, 1.3, 1.4, 1.5))}
+        for case, base in zip(CASES, (10.5, 10.0), strict=True)
+    ])  # fmt: skip
+    recording = load(folder)
+    assert rounds_of(recording)[RUN, CASES[0].id][f"{RUN} 1/1 ", 2] == pytest.approx(1.155e-5)
+    measured = read_measurements(recording.products, recording)
+    ratio = measured.ratio(CASES[0].problem, CASES[1].problem)  # type: ignore[arg-type]
+    assert ratio is not None
+    assert ratio[0] == pytest.approx(1.05)
+    assert 1.04 < ratio[1] < 1.05 < ratio[2] < 1.06
+    (folder / "rounds.csv").unlink()
+    wide = read_measurements(recording.products, recording)
+    assert wide.ratio(CASES[0].problem, CASES[1].problem)[1] < 0.8  # type: ignore[arg-type,index]
+
+
+def test_rounds_of_two_shards_are_not_the_same(tmp_path: Path) -> None:
+    """Every shard counts from one, on a GPU of its own."""
+    folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5], half_width=0.01)
+    write_rounds(folder, [
+        {"case": case.id, "worker": f"{i + 1}/2", "gpu": i, "rounds": "1 2 3 4 5 6",
+         "times_us": "10 10 10 10 10 10"}
+        for i, case in enumerate(CASES)
+    ])  # fmt: skip
+    recording = load(folder)
+    measured = read_measurements(recording.products, recording)
+    ratio = measured.ratio(CASES[0].problem, CASES[1].problem)  # type: ignore[arg-type]
+    assert ratio is not None
+    assert ratio[1] < 0.99
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "case,worker,gpu,rounds,times_us\na,1/1,,1 2,3.0\n", "\x00"]
+)
+def test_damaged_rounds_are_one_sentence(text: str, tmp_path: Path) -> None:
+    folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5])
+    (folder / "rounds.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"rounds\.csv is damaged"):
+        rounds_of(load(folder))
