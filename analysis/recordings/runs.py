@@ -164,4 +164,10 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             for part in recording.parts
         ]
         lines.append(f"Times are of {len(runs)} runs: {', '.join(runs)}.")
+    own = recording.run if recording.public else load_run(recording.folder)
+    if recording.parts and own["run"] not in {part.run["run"] for part in recording.parts}:
+        lines.append(
+            f"The run of {own['run']} is left out: another is better, and has all of its cases, or "
+            "is not as fast."
+        )
     return lines

@@ -67,6 +67,7 @@ def test_a_worse_run_never_takes_a_better_ones_place(
     recording = load_runs(folder)
     assert recording.run["run"] == EARLIER
     assert recording.folder == folder  # where answers are written
+    assert f"The run of {LATER} is left out: another is better" in health_lines(recording)[-1]
 
 
 def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> None:
