@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -62,12 +63,20 @@ def validate_command(
     advice: Annotated[
         bool, typer.Option("--advice", help="Also what following the advice is worth there.")
     ] = False,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            "--measured",
+            help="With --advice and --again: also what it is worth if so many of the best guesses "
+            "are measured first, such as 1,2,4.",
+        ),
+    ] = None,
     plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the model on measured rows that it has not seen: ours, or others' tables."""
     from analysis.recordings.public import read_source
-    from analysis.validation.advice_value import judge_advice
+    from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.holdout import HOLDOUTS, validate
     from analysis.validation.learning_curve import learning_curve, noise_floor
     from analysis.validation.report import advice_text, curve_text, validation_text
@@ -76,6 +85,9 @@ def validate_command(
         raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
     if dtype is not None and dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
+    counts = _parse_counts(measured)
+    if counts and not (advice and again):
+        raise UserError("--measured needs --advice, and --again FILE: what was measured.")
     here = _machine_of(file, machine)
     source = read_source(file, here, dtype)
     if algorithm is not None:
@@ -83,24 +95,30 @@ def validate_command(
     rows = _parse_count(calibrate)
     validation = validate(source, here, rows, seed, holdout, constants)
     points = learning_curve(source, here, seed) if curve else []
-    floor = noise_floor(source, read_source(again, here, dtype)) if again else None
+    repeated = read_source(again, here, dtype) if again else None
+    floor = noise_floor(source, repeated) if repeated else None
     if plots is not None:
         from analysis.plots.model_quality import write_validation_plots
 
         for path in write_validation_plots(validation, plots, points, floor):
             note(str(path))
     worth = judge_advice(validation) if advice else None
+    by_measuring = judge_measured(validation, repeated, counts) if repeated and counts else {}
     judged = validation.tested
     tested = Query.each(judged.problems, judged.implementations, judged.warm)
     speed = _shapes_per_second(validation.model, tested)
     if json:
-        extra = {} if worth is None else {"advice": worth.to_json()}
+        extra: dict[str, Any] = {}
+        if worth is not None:
+            values = {str(count): asdict(value) for count, value in by_measuring.items()}
+            extra = {"advice": {**worth.to_json(), **({"measured": values} if values else {})}}
         print_json({**validation.to_json(), "shapes_per_second": speed, **extra})
         return
     physics, full = speed["physics"], speed["full"]
     print(validation_text(validation))
     print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
-    for text in (curve_text(points, floor), advice_text(worth) if worth else ""):
+    told = advice_text(worth, by_measuring) if worth else ""
+    for text in (curve_text(points, floor), told):
         if text:
             print(f"\n{text}")
 
@@ -112,6 +130,14 @@ def _parse_count(text: str) -> int | None:
     if not text.isdecimal():
         raise UserError(f"--calibrate takes a number of rows or all, not {text!r}.")
     return int(text)
+
+
+def _parse_counts(text: str | None) -> list[int]:
+    """Counts such as ``1,2,4``; none for no text."""
+    words = text.split(",") if text is not None else []
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"--measured takes counts such as 1,2,4, not {text!r}.")
+    return [int(word) for word in words]
 
 
 def _machine_of(file: Path, slug: str) -> Machine:

@@ -21,6 +21,7 @@ from analysis.advice.measurements import Measurements
 from analysis.advice.recommend import MIN_GAIN, decide
 from analysis.advice.sizes import SizeIndex
 from analysis.model.query import group_of
+from analysis.recordings.public import Source
 from analysis.validation.holdout import Validation
 from kernels.errors import UserError
 from kernels.estimate import Array
@@ -140,6 +141,78 @@ def _padding(
     )
 
 
+@dataclass(frozen=True)
+class MeasuredValue:
+    """What measuring the model's best guesses beside the shape as asked is worth; fractions.
+
+    ``choose_regret`` is the mean regret of the fastest by those measurements, ``pad_gain`` the mean
+    gain over all shapes of the best of them, ``pad_loss_p95`` the 95th percentile of the loss.
+    """
+
+    choose_regret: float
+    pad_gain: float
+    pad_loss_p95: float
+
+
+def judge_measured(
+    validation: Validation, again: Source, counts: Sequence[int], draws: int = DRAWS
+) -> dict[int, MeasuredValue]:
+    """Judge advice for which the best guesses are measured first, in a second table of the grid.
+
+    ``again`` stands for the measurement and the validation's own table for the truth, so that a
+    choice does not gain by the noise that it was made by. A shape is left unless another measures
+    at least :data:`MIN_GAIN` better.
+
+    Args:
+        validation: the held-back rows, their predictions, and the seed of the draws.
+        again: the same problems, measured once more.
+        counts: how many of the best guesses are measured.
+        draws: how many shapes of each question.
+
+    Returns:
+        For each count, what it is worth.
+
+    Raises:
+        UserError: no row has enough neighbours that were measured twice.
+    """
+    rows = _Rows(validation)
+    measured = rows.times_in(again)
+    order = np.random.default_rng(validation.seed).permutation(len(rows.flops))
+    twice = [int(i) for i in order if np.isfinite(measured[i])]
+    values: dict[str, dict[int, list[float]]] = {}
+    for question, less, least in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
+        asked = ((i, [j for j in rows.near(i, less) if np.isfinite(measured[j])]) for i in twice)
+        enough = ((i, members) for i, members in asked if len(members) >= least)
+        crowded = list(itertools.islice(enough, draws))
+        if not crowded:
+            raise UserError(f"{again.name} has too few of the same rows to judge advice by.")
+        of_question = values.setdefault(question, {count: [] for count in counts})
+        for i, members in crowded:
+            work = rows.flops if question == "choose" else np.ones(len(rows.flops))
+            guesses = sorted((j for j in members if j != i),
+                             key=lambda j: rows.predicted[j] / work[j])  # fmt: skip
+            best = max(work[j] / rows.seconds[j] for j in members)
+            for count in counts:
+                pick = _best_measured(i, guesses[:count], work / measured)
+                speed = work[pick] / rows.seconds[pick]
+                gain = speed / (work[i] / rows.seconds[i]) - 1
+                of_question[count].append(1 - speed / best if question == "choose" else gain)
+    return {
+        count: MeasuredValue(
+            float(np.mean(values["choose"][count])),
+            float(np.mean(values["pad"][count])),
+            float(np.quantile(-np.array(values["pad"][count]), 0.95)),
+        )
+        for count in counts
+    }
+
+
+def _best_measured(asked: int, candidates: Sequence[int], speed: Array) -> int:
+    """The candidate that measures fastest, if it is worth changing the shape as asked."""
+    best = max((asked, *candidates), key=lambda j: float(speed[j]))
+    return best if speed[best] / speed[asked] - 1 >= MIN_GAIN else asked
+
+
 class _Rows:
     """The held-back rows that count, as arrays, and their neighbourhoods."""
 
@@ -154,6 +227,11 @@ class _Rows:
         self.seconds = validation.tested.seconds[keep]
         self.predicted = self._frame["time_us"].to_numpy() * 1e-6
         self._index = SizeIndex(self._problems)
+
+    def times_in(self, source: Source) -> Array:
+        """Seconds of each row's problem in another table; NaN where that has none."""
+        known = dict(zip(source.problems, source.seconds, strict=True))
+        return np.array([known.get(problem, np.nan) for problem in self._problems])
 
     def near(self, i: int, less: float) -> list[int]:
         """Rows that differ from row i in size alone, by ``less`` to 15 % per size; i included."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from analysis.validation.advice_value import AdviceValue
+from analysis.validation.advice_value import AdviceValue, MeasuredValue
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
@@ -99,8 +99,8 @@ def curve_text(curve: Sequence[Point], floor: Errors | None) -> str:
     return "\n".join(lines)
 
 
-def advice_text(worth: AdviceValue) -> str:
-    """What following the advice is worth."""
+def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
+    """What following the advice is worth, and measuring the best guesses first."""
     ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
     lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"]
     lines += [
@@ -113,6 +113,11 @@ def advice_text(worth: AdviceValue) -> str:
         lines.append(
             f"{worth.overclaimed:.0%} of the advice's moves gained less than the least claimed"
         )
+    lines += [
+        f"with the best {count} measured: choose within {value.choose_regret:.2%}, pad gains "
+        f"{value.pad_gain:.2%}, {value.pad_loss_p95:.1%} slower at the 95th percentile"
+        for count, value in (measured or {}).items()
+    ]
     return "\n".join(lines)
 
 

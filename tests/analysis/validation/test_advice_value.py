@@ -9,7 +9,7 @@ import pytest
 from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.recordings.public import read_source
-from analysis.validation.advice_value import judge_advice
+from analysis.validation.advice_value import judge_advice, judge_measured
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.report import advice_text
 from kernels.errors import UserError
@@ -55,3 +55,34 @@ def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
     source = read_source(record(tmp_path, cases, model_law()(problems(cases))), H100)
     with pytest.raises(UserError, match="too few neighbours"):
         judge_advice(validate(source, H100, 4))
+
+
+def test_one_measured_guess_is_worth_more_than_none_and_more_are_worth_more(tmp_path: Path) -> None:
+    """Shapes whose times jump by 5 % in a way that the model cannot know, measured to 0.5 %."""
+    cases = gemm_cases(GRID)
+    law = model_law()(problems(cases))
+    truth = law * np.exp(0.05 * np.random.default_rng(7).standard_normal(len(law)))
+    first, second = (
+        read_source(
+            record(tmp_path / str(seed), cases, truth * np.exp(
+                0.005 * np.random.default_rng(seed).standard_normal(len(law)))), H100)
+        for seed in (0, 1)
+    )  # fmt: skip
+    validation = validate(first, H100, 64, 0)
+    values = judge_measured(validation, second, [1, 4, 40], draws=100)
+    alone = judge_advice(validation, draws=100)
+    assert values[1].pad_gain > alone.padding["advice"].gain
+    assert values[1].pad_gain < values[4].pad_gain <= values[40].pad_gain
+    assert values[1].choose_regret > values[4].choose_regret > values[40].choose_regret
+    assert values[40].choose_regret < 0.01
+    assert values[40].pad_gain > 0.8 * alone.hindsight
+    assert all(value.pad_loss_p95 < 0.01 for value in values.values())
+    assert "with the best 4 measured: choose within " in advice_text(alone, values)
+
+
+def test_only_what_was_measured_twice_is_judged(tmp_path: Path) -> None:
+    validation = validated(tmp_path / "one", noise=0.01)
+    other = gemm_cases([(m + 1, n, k) for m, n, k in GRID])
+    elsewhere = record(tmp_path / "other", other, model_law()(problems(other)))
+    with pytest.raises(UserError, match="too few of the same rows"):
+        judge_measured(validation, read_source(elsewhere, H100), [1])
