@@ -54,6 +54,8 @@ class Run:
     min_patience: float = _MIN_PATIENCE
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""
+    repeats: bool = True
+    """Whether some cases are timed again at the end, by a process that has to start for it."""
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, naming included; None: no limit."""
 
@@ -162,7 +164,7 @@ class _Supervisor:
         Once in a run: what it tells is the machine's, not a case's.
         """
         chosen = choose_repeats(self._run.planned, self._tally.histories, self._run.budget)
-        if not chosen:
+        if not chosen or not self._run.repeats:
             return
         if self._run.stop_at is not None:
             left = self._run.stop_at - time.monotonic()

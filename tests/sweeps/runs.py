@@ -15,7 +15,10 @@ from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL
 
 
-def a_run(path: Path, cases: list[PlanEntry], patience: float = 1e6, **arguments: Any) -> Run:
+def a_run(
+    path: Path, cases: list[PlanEntry], patience: float = 1e6, repeats: bool = False,
+    **arguments: Any,
+) -> Run:  # fmt: skip
     """``patience``: seconds after which a visit hangs; so many that a busy machine's never does."""
     folder = path
     (folder / "samples").mkdir(parents=True, exist_ok=True)
@@ -24,8 +27,9 @@ def a_run(path: Path, cases: list[PlanEntry], patience: float = 1e6, **arguments
         versions = {"schema": SCHEMA, "protocol": PROTOCOL, "machine": {}, "software": {}}
         write_run(folder, {**versions, "run": "now", "plan": plan})
     return Run(
-        folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, min_patience=patience
-    )
+        folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, min_patience=patience,
+        repeats=repeats,
+    )  # fmt: skip
 
 
 def carry(run: Run) -> tuple[str, list[str]]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kernels.device import Device
 from kernels.errors import UserError
+from kernels.machine import of_cpu
 from sweeps.__main__ import note_broken
 from sweeps.cases import spec
 from sweeps.cases.spec import all_sweeps, broken_sweeps
+from sweeps.running import resume
 from sweeps.running.choice import choose_sweeps
 from sweeps.running.resume import Request, begin
 from sweeps.store import read_run
@@ -48,6 +52,12 @@ def own(tmp_path: Path, text: str = MINE, name: str = "mine.toml") -> str:
 
 def a_request(tmp_path: Path, *names: str, **more: Any) -> Request:
     return Request(names=names, budget=20.0, results=tmp_path / "results", device="cpu", **more)
+
+
+def with_ceilings(device: Device) -> Device:
+    """Without measuring them, which takes seconds."""
+    peaks = dict.fromkeys(device.machine.peaks, 1e11)
+    return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
 
 
 def quiet(text: str) -> None:
@@ -94,7 +104,10 @@ def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) ->
         choose_sweeps([str(tmp_path / name)])
 
 
-def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(tmp_path: Path) -> None:
+def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "measure_ceilings", with_ceilings)
     begin(a_request(tmp_path, "cache"), quiet)
     run = begin(a_request(tmp_path, own(tmp_path)), quiet)
     assert [entry.case.sweep for entry in run.planned] == ["mine"] * 2

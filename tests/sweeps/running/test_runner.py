@@ -246,7 +246,7 @@ def test_a_child_that_is_stopped_does_not_hang(
 
 def test_a_finished_run_is_timed_again_in_part_and_once(tmp_path: Path) -> None:
     """By a process of its own; its samples enter no time."""
-    run = a_run(tmp_path, planned(60))
+    run = a_run(tmp_path, planned(60), repeats=True)
     carry(run)
     events, _ = read_events(tmp_path)
     repeats = Counter(event["case"] for event in events if event["event"] == "repeat")
