@@ -11,14 +11,12 @@ from analysis.advice.sizes import SizeIndex
 from analysis.recordings.load import Recording, bursts, problems_of, stored_ordinarily
 from analysis.recordings.repetition import (
     MeasuredTime,
-    Rounds,
     between_processes,
+    case_ids,
     repeated_ratio,
     rounds_of,
 )
 from kernels.problem import Problem
-from sweeps.cases.case import Case
-from sweeps.schema import IDENTITY
 
 _MANY = 64  # shapes, for which one pass over the rows per shape would take longer
 
@@ -103,7 +101,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         for name in ("time_us", "time_lo_us", "time_hi_us")
     )
     between, rounds = between_processes(recording), rounds_of(recording)
-    samples = _samples(rows, rounds) if rounds else [{}] * len(rows)
+    samples = [rounds.get(case, {}) for case in case_ids(rows)] if rounds else [{}] * len(rows)
     times: dict[Problem, dict[str, MeasuredTime]] = {}
     columns = (problems_of(rows), rows["implementation"], rows["run"].fillna(""), samples, *times_s)
     for problem, name, run, taken, seconds, lo, hi in zip(*columns, strict=True):
@@ -113,10 +111,3 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         if name not in known or time.width < known[name].width:
             known[name] = time
     return Measurements(times, recording.cache == "warm")
-
-
-def _samples(rows: pd.DataFrame, rounds: Mapping[tuple[str, str], Rounds]) -> list[Rounds]:
-    """The samples of each row's case; empty where they are not recorded."""
-    identity = rows[["run", *IDENTITY]].astype(object)
-    records = identity.where(identity.notna(), "").to_dict("records")
-    return [rounds.get((row["run"], Case.from_columns(row).id), {}) for row in records]

@@ -5,27 +5,35 @@ as the first's, and another process, whose memory lies elsewhere. By how much me
 processes was measured at the end of a run, by timing some of its cases again (``repeats`` in
 run.json). Comparisons, advice and rules are about what holds again, so they take the wider one.
 
-Where advice compares two cases of one run, their ratio comes from the rounds that both were sampled
-in: what the machine did meanwhile is nearly the same for both.
+Ratios of cases of one run do not feel what the machine did meanwhile, which is nearly the same for
+all samples of a round: advice compares two cases by the rounds that both were sampled in; rules,
+which compare many, take times that are put right for the machine's speed in each round.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.recordings.load import Recording
 from kernels.errors import UserError
+from sweeps.cases.case import Case
+from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS
 from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
 _TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
+
+_MIN_IN_ROUND = 6  # cases of a round, for which their median says how fast the machine was
 
 Rounds = Mapping[tuple[str, int], float]
 """Seconds of a case's samples, by where they were taken (run, worker and GPU) and the round."""
@@ -124,6 +132,47 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
         for part in recording.parts
         for case, rounds in _read_rounds(part.folder / "rounds.csv", part.run["run"]).items()
     }
+
+
+def steady_times(
+    rows: pd.DataFrame, recording: Recording
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The logarithm of each row's time in seconds, put right for the machine's speed in each round
+    where its samples are recorded, and the standard error of it for a repetition.
+
+    The error is NaN where a time has no interval. How fast the machine was in a round is the median
+    of a sample over its case's median, over the cases sampled in it.
+    """
+    ends = [np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
+            for end in ("", "_lo", "_hi")]  # fmt: skip
+    rounds = rounds_of(recording)
+    if rounds:
+        logs = {case: {r: math.log(s) for r, s in of.items()} for case, of in rounds.items()}
+        speed = _speed_of_rounds(list(logs.values()))
+        for i, case in enumerate(case_ids(rows)):
+            put_right = [log - speed[r] for r, log in logs.get(case, {}).items()]
+            interval = median_interval(put_right)
+            if interval is not None:
+                ends[0][i], (ends[1][i], ends[2][i]) = median(put_right), interval
+    between = rows["run"].map(between_processes(recording)).fillna(0.0).to_numpy(float)
+    return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
+
+
+def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
+    """The machine's log time in each round, relative to the others; 0 in one of few cases."""
+    rests: dict[Any, list[float]] = defaultdict(list)
+    for logs in cases:
+        middle = median(list(logs.values()))
+        for r, log in logs.items():
+            rests[r].append(log - middle)
+    return {r: median(rest) if len(rest) >= _MIN_IN_ROUND else 0.0 for r, rest in rests.items()}
+
+
+def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """The run and the case's id of each row."""
+    identity = rows[["run", *IDENTITY]].astype(object)
+    records = identity.where(identity.notna(), "").to_dict("records")
+    return [(row["run"], Case.from_columns(row).id) for row in records]
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:

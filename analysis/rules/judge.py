@@ -18,7 +18,7 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.public import Source
-from analysis.recordings.repetition import between_processes, repeated
+from analysis.recordings.repetition import steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
@@ -29,7 +29,6 @@ from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import Problem
 from kernels.workload_time import moving_seconds, workload_seconds
-from sweeps.timing.statistics import Z95
 
 _MAX_GROUPS = 6
 NOT_MEASURED = "not measured here"
@@ -89,17 +88,14 @@ class Evidence:
         products = recording.products
         modelled = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
-        log_hi, log_lo = (np.log(rows[f"time_{end}_us"].to_numpy(float)) for end in ("hi", "lo"))
-        # Of what a second run would find: its own noise, and that of another process.
-        between = rows["run"].map(between_processes(recording)).fillna(0.0).to_numpy(float)
-        error = repeated((log_hi - log_lo) / 2 / Z95, between)
+        log_time, error = steady_times(rows, recording)
         columns = (
             workloads_of(rows),
             rows["implementation"],
             rows["config"].fillna(""),
             rows["cache"],
             rows["sweep"],
-            rows["time_us"].to_numpy(float) * 1e-6,
+            np.exp(log_time),
             error,
             rows["gpu"].fillna(0).astype(int),
         )

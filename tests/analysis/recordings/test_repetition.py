@@ -13,7 +13,12 @@ from synthetic import RUN, gemm_cases, record
 
 from analysis.advice.measurements import read_measurements
 from analysis.recordings.load import load
-from analysis.recordings.repetition import MeasuredTime, repeated_ratio, rounds_of
+from analysis.recordings.repetition import (
+    MeasuredTime,
+    repeated_ratio,
+    rounds_of,
+    steady_times,
+)
 from kernels.errors import UserError
 from sweeps.store import write_rounds
 from sweeps.timing.statistics import finished, median, median_interval
@@ -108,6 +113,32 @@ def test_a_recordings_rounds_reach_its_advice(tmp_path: Path) -> None:
     (folder / "rounds.csv").unlink()
     wide = read_measurements(recording.products, recording)
     assert wide.ratio(CASES[0].problem, CASES[1].problem)[1] < 0.8  # type: ignore[arg-type,index]
+
+
+def test_rules_take_times_put_right_for_the_machines_speed(tmp_path: Path) -> None:
+    """Twenty cases, each 1 % slower than the one before, on a machine that changes by half."""
+    rng = np.random.default_rng(4)
+    cases = gemm_cases([(256 * i, 1024, 1024) for i in range(1, 21)])
+    truth = 1e-5 * 1.01 ** np.arange(20)
+    speed = np.array([1.0, 1.5, 1.0, 1.0, 1.5, 1.5, 1.0, 1.5])
+    samples = truth[:, None] * speed * np.exp(0.001 * rng.standard_normal((20, 8)))
+    folder = record(
+        tmp_path / "h100", cases, np.median(samples, axis=1), half_width=0.25,
+        repeats={"cases": 20, "ratio": 1.0, "between": 0.002},
+    )  # fmt: skip
+    write_rounds(folder, [
+        {"case": case.id, "worker": "1/1", "gpu": None, "rounds": "1 2 3 4 5 6 7 8",
+         "times_us": " ".join(f"{s * 1e6:.6g}" for s in of_case)}
+        for case, of_case in zip(cases, samples, strict=True)
+    ])  # fmt: skip
+    recording = load(folder)
+    log_time, error = steady_times(recording.ok.reset_index(drop=True), recording)
+    assert np.diff(log_time) == pytest.approx(math.log(1.01), abs=0.004)
+    assert np.all((error >= 0.002) & (error < 0.004))
+    (folder / "rounds.csv").unlink()
+    plain, wide = steady_times(recording.ok.reset_index(drop=True), recording)
+    assert np.exp(plain) == pytest.approx(recording.ok["time_us"].to_numpy(float) * 1e-6)
+    assert np.all(wide > 0.1)
 
 
 def test_rounds_of_two_shards_are_not_the_same(tmp_path: Path) -> None:
