@@ -3,9 +3,8 @@
 The device's time is simulated (:mod:`fake_cuda`): kernels take what the estimate says, waiting
 takes nothing, and the clock rises from idle to work. NVML, the driver's wait, the profiler (which
 loses its first records), CUDA graphs and Triton's compiler are made up too. Nothing is computed:
-results are called right. Everything else is the real program, processes and files included.
-
-``FAKE_GPU_CASES`` is how many cases each sweep has of each implementation and mode.
+results are called right. Sweeps have few cases (:mod:`few_cases`). Everything else is the real
+program, processes and files included.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import ctypes
 import json
 import os
 import random
-import runpy
 import sys
 import time
 import types
@@ -25,13 +23,13 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "sweeps")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sweeps")]
 
+import few_cases  # noqa: E402
 import torch  # noqa: E402
 from fake_cuda import FakeCuda, FakeDriver, FakeTorch  # noqa: E402
 from fakes import FakeNvml  # noqa: E402
 
-CASES = int(os.environ.get("FAKE_GPU_CASES", "4"))
 PROPERTIES = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096,
     L2_cache_size=62_914_560, shared_memory_per_multiprocessor=233_472,
@@ -190,8 +188,6 @@ def install_rooftile() -> None:
     import sweeps.profiling.profile
     import sweeps.running.bench
     import sweeps.running.checking
-    import sweeps.running.choice
-    import sweeps.running.resume
     import sweeps.timing.clock
     from kernels.correctness.verify import Verdict
     from kernels.launch import Launch
@@ -231,17 +227,6 @@ def install_rooftile() -> None:
         def now(self) -> float:
             return device.host
 
-    all_cases = sweeps.running.choice.sweep_cases
-
-    def some_cases(sweep: Any, machine: Any) -> list[Any]:
-        cases = all_cases(sweep, machine)
-        kinds = dict.fromkeys((case.implementation, case.mode) for case in cases)
-        few: list[Any] = []
-        for kind in kinds:
-            own = [case for case in cases if (case.implementation, case.mode) == kind]
-            few += random.Random(1).sample(own, min(CASES, len(own)))
-        return few
-
     def do_bench(launch: Callable[[], object]) -> float:
         with capturing(Graph()):
             launch()
@@ -259,8 +244,7 @@ def install_rooftile() -> None:
     put(sweeps.running.bench, CudaClock=Clock)
     put(sweeps.running.checking, verify=right)
     put(kernels.correctness.check, verify=right)
-    put(sweeps.running.resume, sweep_cases=some_cases)
-    put(sweeps.health.clockcheck, sweep_cases=some_cases, do_bench=do_bench)
+    put(sweeps.health.clockcheck, do_bench=do_bench)
     put(sweeps.profiling.profile, training_step=step)
     put(Library, prepare=prepare)
     # Memory that is never touched costs nothing, however large.
@@ -272,25 +256,13 @@ def install_rooftile() -> None:
     put(TritonPersistent, prepare=prepare)
 
 
-def install_record() -> None:
-    """Its commands are run by this file, too."""
-    import analysis.commands.record
-
-    put(analysis.commands.record, INTERPRETER=[sys.executable, __file__])
-
-
 install_torch()
 install_nvml()
 install_rooftile()
 
 if __name__ == "__main__":
-    flag, target, *arguments = sys.argv[1:]
-    assert flag == "-m", "python tests/fake_gpu.py -m package …"
-    if target == "pytest":
+    if sys.argv[1:3] == ["-m", "pytest"]:
         print("no test runs on a made-up GPU")
         sys.exit(0)
-    if (target, *arguments[:1]) == ("analysis", "record"):
-        install_record()
-    sys.argv = [target, *arguments]
-    # Not altering sys.modules: the processes that a run starts begin with this very file.
-    runpy.run_module(target, run_name="__main__", alter_sys=False)
+    few_cases.install(__file__)
+    few_cases.run_module()

@@ -2,7 +2,8 @@
 
     python tests/rehearse.py [cpu] [gpu]
 
-On the CPU the commands measure; on the GPU they run on the made-up one of ``fake_gpu.py``. First
+On the CPU the commands measure; on the GPU they run on the made-up one of ``fake_gpu.py``. Sweeps
+have few cases (``sweeps/few_cases.py``), since a jumpy CPU would need hours for all of them. First
 each step is killed once, with ``kill -9`` of the recording while it is busy with that step; then
 slices go on until nothing more can be done. Whatever was lost or repeated shows as a case with more
 samples than its rule takes, a step that is missing, or an error. Prints a line per slice, and exits
@@ -34,8 +35,8 @@ MAX_SLICES = 60
 
 
 def command(kind: str, results: Path) -> list[str]:
-    fake = [str(ROOT / "tests" / "fake_gpu.py")] if kind == "gpu" else []
-    return [sys.executable, *fake, "-m", "analysis", "record", "--device", kind, "--budget",
+    script = ROOT / "tests" / {"cpu": "sweeps/few_cases.py", "gpu": "fake_gpu.py"}[kind]
+    return [sys.executable, str(script), "-m", "analysis", "record", "--device", kind, "--budget",
             SLICE[kind], "--results", str(results)]  # fmt: skip
 
 
