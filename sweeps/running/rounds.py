@@ -28,7 +28,6 @@ CHUNK = 64
 FIRST_CHUNK = 8
 """The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
 preparing is slow, the first cases have their samples before the time is up."""
-_MAX_OPEN = 500  # cases prepared and not finished: what a crash loses, and memory of the host
 _CANARY_SECONDS = 2.0
 _ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
@@ -259,8 +258,7 @@ class Rounds:
         pace = self._pace()
         chosen: list[PlanEntry] = []
         skipped: deque[PlanEntry] = deque()
-        room = min(self._chunk, _MAX_OPEN - len(self._open))
-        while self._waiting and len(chosen) < room:
+        while self._waiting and len(chosen) < self._chunk:
             entry = self._waiting.popleft()
             if promised + entry.expected * pace > self._spare_seconds - self._margin:
                 skipped.append(entry)  # a cheaper case later in the plan may still fit

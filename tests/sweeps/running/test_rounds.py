@@ -77,16 +77,10 @@ def test_cases_are_prepared_in_chunks_in_the_plans_order_and_the_device_woken_af
 
 
 def test_all_cases_are_sampled_once_before_any_is_twice() -> None:
-    """So that a case's samples lie far apart; but not more are open than a crash may lose."""
-    _, events, _ = go(planned(3 * CHUNK), canary="raise")
+    """So that a case's samples lie far apart; and noise of the first keeps none from its turn."""
+    _, events, _ = go(planned(20 * CHUNK), canary="raise", spread=0.3)
     order = [e["case"] for e in events if e["event"] == "sample"]
-    assert len(set(order[: 3 * CHUNK])) == 3 * CHUNK
-    _, events, _ = go(planned(700, expected=1e-6), canary="raise")
-    open_, most = 0, 0
-    for event in events:
-        open_ += (event["event"] == "facts") - (event["event"] == "right")
-        most = max(most, open_)
-    assert most == rounds_module._MAX_OPEN
+    assert len(set(order[: 20 * CHUNK])) == 20 * CHUNK
 
 
 def test_the_budget_ends_the_run_and_is_kept() -> None:

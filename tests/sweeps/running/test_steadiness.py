@@ -45,7 +45,9 @@ def share_held(
     verdict = health(record, None, planned, rows, events, speeds.values())["verdict"]
     rng, known = random.Random(5), histories(events)
     held, factor, certain = [], 0.0, []
-    for entry, row in zip(planned, rows, strict=True):
+    by_size = {row["m"]: row for row in rows}  # of the cases that the run reached
+    for entry in planned:
+        row = by_size.get(entry.case.problem.m, {})  # type: ignore[union-attr]
         if "time_lo_us" not in row:
             continue
         if machine.sensitivity or not factor:
