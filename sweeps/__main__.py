@@ -232,6 +232,7 @@ def run_command(
     from kernels.device import select_device
     from sweeps.health.doctor import examine
     from sweeps.progress import LiveReporter
+    from sweeps.running.health import health_sentence
     from sweeps.running.resume import Request, begin
     from sweeps.running.runner import carry_out
     from sweeps.store import read_run
@@ -257,9 +258,7 @@ def run_command(
         raise
     record = read_run(started.folder)
     report_counts(record)
-    told = record["health"]
-    reasons = "; ".join(told["reasons"])
-    note(f"Health: {told['verdict']}" + (f" ({reasons})" if reasons else "") + ".")
+    note(health_sentence(record["health"]))
     if not record["counts"]["measured"] and end != "time":
         raise UserError(
             f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
@@ -268,8 +267,8 @@ def run_command(
         )
     note(f"Results are in {started.folder}")
     if json:
-        parts = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
-        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **parts})
+        told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
+        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **told})
 
 
 @app.command("profile")

@@ -3,7 +3,7 @@
     python tests/rehearse.py [cpu] [gpu]
 
 On the CPU the commands measure; on the GPU they run on the made-up one of ``fake_gpu.py``. Sweeps
-have few cases (``sweeps/few_cases.py``), since a jumpy CPU would need hours for all of them. First
+have few cases (``sweeps/few_cases.py``), since a jumpy CPU takes very long for all of them. First
 each step is killed once, with ``kill -9`` of the recording while it is busy with that step; then
 slices go on until nothing more can be done. Whatever was lost or repeated shows as a case with more
 samples than its rule takes, a step that is missing, or an error. Prints a line per slice, and exits
@@ -29,7 +29,7 @@ from analysis.recorder.parts import all_parts  # noqa: E402
 from sweeps.running.fold import CANARY  # noqa: E402
 from sweeps.timing.statistics import CHECKPOINTS  # noqa: E402
 
-# Half of a CPU's slice is over before anything is measured: every step starts processes.
+# A CPU's slice is long because every step of it starts processes before it measures anything.
 SLICE = {"cpu": "150s", "gpu": "90s"}
 MAX_SLICES = 60
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from analysis.recordings.load import Recording, library_rows, load, load_run
 from kernels.errors import UserError
-from sweeps.running.health import UNUSABLE, VERDICTS
+from sweeps.running.health import UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 
@@ -149,8 +149,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     if not health and not recording.public:
         lines.append("Health: not judged; it was recorded before runs were.")
     elif health:
-        because = f" ({'; '.join(health['reasons'])})" if health["reasons"] else ""
-        lines.append(f"Health: {health['verdict']}{because}.")
+        lines.append(health_sentence(health))
     if error >= _LARGE_ERROR:
         lines.append(
             f"Predictions of rows that the model had not seen miss by {error:.0%} in the median: "

@@ -93,6 +93,12 @@ def health(
     return {"verdict": bad[0][0] if bad else "quiet", "reasons": [reason for _, reason in bad]}
 
 
+def health_sentence(judged: Mapping[str, Any]) -> str:
+    """What :func:`health` found, for reading."""
+    reasons = "; ".join(judged["reasons"])
+    return f"Health: {judged['verdict']}" + (f" ({reasons})" if reasons else "") + "."
+
+
 def _of_time(record: Mapping[str, Any], spread: float) -> Iterator[Finding]:
     """The machine's speed over the run, by all cases, by the canary, and by another process."""
     change = math.expm1(spread)

@@ -19,7 +19,6 @@ from sweeps.cases.case import Case
 from sweeps.running import runner as runner_module
 from sweeps.running.fold import histories
 from sweeps.running.folding import fold
-from sweeps.running.health import VERDICTS
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK
 from sweeps.running.runner import Run, carry_out
@@ -286,4 +285,3 @@ def test_what_others_used_is_watched(tmp_path: Path) -> None:
     looks = [e for e in read_events(tmp_path)[0] if e["event"] == "host"]
     assert looks
     assert all(look["seconds"] > 0 for look in looks)
-    assert read_run(tmp_path)["health"]["verdict"] in VERDICTS
