@@ -18,11 +18,12 @@ from math import comb
 LEVEL = 0.95
 Z95 = 1.959964
 """Standard errors of a normal deviate on either side of it that make its 95 % interval."""
-CHECKPOINTS = (6, 8, 11, 16, 23, 37)
+CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last it is finished in any case.
 
-Ending at 23 costs 0.6 of the time on a CPU whose speed jumps, but repeats worse than PyTorch's
-timer there (1.06 of its scatter in geometric mean over eight runs; this rule 0.81)."""
+On a CPU whose speed jumps, ending at 23 repeats worse than PyTorch's timer (1.06 of its scatter in
+geometric mean over eight runs) and ending at 37 better (0.81), in 0.28 of its time; ending at 30
+took 0.22 and 0.23 of it (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
 TOLERANCE = 0.01
 """How far from the median, relative to it, either end of a converged case's interval may be."""
 

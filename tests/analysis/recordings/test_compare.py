@@ -70,7 +70,7 @@ def test_what_changed_is_told_from_what_did_not(noise: float) -> None:
     rng = np.random.default_rng(0)
 
     def measure(truth: float) -> tuple[float, float, float]:
-        """As the sampler would: until the interval is narrow, or 37 samples are spent."""
+        """As the sampler would: until the interval is narrow, or 30 samples are spent."""
         samples: list[float] = []
         while not finished(samples):
             samples.append(truth * float(np.exp(noise * rng.standard_normal())))

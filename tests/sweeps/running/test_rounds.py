@@ -157,7 +157,7 @@ def test_a_chunk_that_is_refused_as_a_whole_does_not_end_the_run(
 
 def test_where_time_is_short_every_case_has_six_samples_before_any_has_more() -> None:
     cases = planned(30, expected=1e-5)
-    # Noise that never converges: without the rule, all thirty would stop somewhere below 37.
+    # Noise that never converges: without the rule, all thirty would stop somewhere below 30.
     end, events, _ = go(cases, budget=0.7, seconds=1e-4, spread=0.3, canary="raise")
     assert end == "budget"
     counts = samples_of(events)
