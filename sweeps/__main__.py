@@ -222,6 +222,12 @@ def run_command(
         bool,
         typer.Option("--add", help="Add these sweeps to the recording; measure only them now."),
     ] = False,
+    leave: Annotated[
+        float,
+        typer.Option(
+            "--leave", min=0.0, max=0.9, help="Share of the budget left for `analysis confirm`."
+        ),
+    ] = 0.0,
     stop_after: Annotated[
         str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
     ] = None,
@@ -241,7 +247,7 @@ def run_command(
     stop_at = None if seconds is None else began + seconds
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        skip_recorded, add, stop_at,
+        skip_recorded, add, stop_at, leave,
     )  # fmt: skip
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")

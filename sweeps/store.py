@@ -4,6 +4,7 @@
     samples/I-of-N.jsonl one line per event of shard I, only ever appended to
     measurements.csv    one row per case, folded from the samples, renamed into place
     rounds.csv          the samples behind each of its times, by the round that they were taken in
+    confirmed.csv       pairs of cases that processes of their own timed anew, beside each other
 
 An append is one write of one line. A line that a crash cut in half is skipped and named when the
 file is read, and ended before the next line is appended.
@@ -30,6 +31,8 @@ from sweeps.schema import COLUMNS
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 ROUND_COLUMNS = ("case", "worker", "gpu", "rounds", "times_us")
+
+CONFIRMED_COLUMNS = ("case", "against", "process", "worker", "gpu", "log_ratios")
 
 Event = dict[str, Any]
 
@@ -240,6 +243,13 @@ def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rounds.csv: of each case, the samples behind its time and the rounds they are of."""
     _write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
+
+
+def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write confirmed.csv: of each pair of cases and each process that timed it anew, the log time
+    ratio of the first over the second in each block of samples.
+    """
+    _write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
 
 def _write_csv(path: Path, columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:

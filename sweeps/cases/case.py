@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.operation import Workload
+from kernels.problem import Problem
 from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
@@ -19,6 +20,12 @@ CACHES = ("cold", "warm", "weights-cold")
 ``weights-cold`` is what inference sees: the first operand (the activations) comes from the cache,
 the second (the weights) from memory. It is for products in bursts."""
 FILLS = ("normal",)
+
+CONFIRM = "confirm"
+"""The sweep of the cases that advice asked for, which no file declares."""
+
+Way = tuple[Problem, str]
+"""A problem and the implementation that computes it."""
 
 
 @dataclass(frozen=True)

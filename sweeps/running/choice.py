@@ -12,7 +12,7 @@ from kernels.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.operation import Workload
 from kernels.registry import library_for
-from sweeps.cases.case import Case
+from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.running.plan import make_plan
@@ -35,7 +35,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     for name in names:
         if is_file(name):
             sweep = read_sweep(Path(name))
-            if sweep.name in {*known, *chosen}:
+            if sweep.name in {*known, *chosen, CONFIRM}:
                 raise UserError(f"{name} is named as a sweep that is there already; rename it.")
             chosen[sweep.name] = sweep
         elif name in broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,13 @@ from sweeps.timing.speed import STEADY, MachineSpeed
 from sweeps.timing.statistics import finished, is_narrow, median
 
 CANARY = "canary"
+
+BLOCKS = 5
+"""Blocks of samples, A B B A, of a pair of cases in each process that times it anew. Their number
+is fixed beforehand: stopping once a gain looks certain would make it look larger than it is."""
+PROCESSES = 2
+"""Processes that time a pair anew: what the samples of one share shows by how far they differ."""
+
 _MESSAGE_LENGTH = 300
 
 
@@ -35,7 +43,7 @@ class History:
     crashes: int = 0
     sound: dict[int | None, int] = field(default_factory=dict)
     """By GPU: how many of its samples were taken before its latest right result."""
-    confirmed: dict[int | None, int] = field(default_factory=dict)
+    verified: dict[int | None, int] = field(default_factory=dict)
     """Likewise, before its latest right result on inputs that no launch had seen."""
 
     repeats: list[Event] = field(default_factory=list)
@@ -69,7 +77,7 @@ class History:
             return True
         best = self.best
         # A crash may come between the last sample and the check after it, which is then still due.
-        checked = bool(best) and self.confirmed.get(best[0].get("gpu")) == len(best)
+        checked = bool(best) and self.verified.get(best[0].get("gpu")) == len(best)
         return checked and finished([s["s"] for s in best])
 
     @property
@@ -90,7 +98,7 @@ class History:
                 self.repeats.append(event)
             case "right":
                 self._mark_sound(event)
-                self.confirmed[event.get("gpu")] = self.sound[event.get("gpu")]
+                self.verified[event.get("gpu")] = self.sound[event.get("gpu")]
             case "facts":
                 self.facts = {**self.facts, **event["facts"]}
             case "outcome":
@@ -184,6 +192,40 @@ def rounds_table(
                 "case": case, "worker": samples[0]["worker"], "gpu": samples[0].get("gpu"),
                 "rounds": " ".join(str(s["r"]) for s in samples),
                 "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
+            })  # fmt: skip
+    return table
+
+
+def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
+    """Of each pair of cases that was timed anew, and of each process that did it, the log time
+    ratio of the first over the second in each block, which has two samples of either.
+
+    A process counts if it took all blocks, and a pair if so many processes did on one GPU; if there
+    are more of them, the latest count. A pair with a case that failed does not count.
+
+    Args:
+        events: of a run.
+        known: the histories of its cases.
+    """
+    taken: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        if event["event"] == "confirm":
+            taken[event["case"], event["against"]][event["process"]].append(event)
+    table = []
+    for (case, against), by_process in taken.items():
+        if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
+            continue
+        whole = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
+        whole = {p: place for p, place in whole.items() if place == whole[max(whole)]}
+        if len(whole) < PROCESSES:
+            continue
+        for number, process in enumerate(sorted(whole)[-PROCESSES:], 1):
+            blocks = by_process[process]
+            ratios = [math.log(s[0] * s[3] / (s[1] * s[2])) / 2 for s in (b["s"] for b in blocks)]
+            table.append({
+                "case": case, "against": against, "process": number,
+                "worker": blocks[0]["worker"], "gpu": blocks[0].get("gpu"),
+                "log_ratios": " ".join(f"{x:.6g}" for x in ratios),
             })  # fmt: skip
     return table
 

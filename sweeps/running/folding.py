@@ -8,6 +8,7 @@ from typing import Any
 from kernels.machine import Machine
 from sweeps.running.fold import (
     checking_seconds,
+    confirmed_table,
     fold_rows,
     histories,
     rounds_table,
@@ -17,7 +18,15 @@ from sweeps.running.health import health
 from sweeps.running.plan import PlanEntry
 from sweeps.running.steadiness import canary_report, machine_speeds, repeats_report
 from sweeps.running.tally import count_by_sweep
-from sweeps.store import folding, read_events, read_run, write_rounds, write_run, write_table
+from sweeps.store import (
+    folding,
+    read_events,
+    read_run,
+    write_confirmed,
+    write_rounds,
+    write_run,
+    write_table,
+)
 
 
 def fold(folder: Path) -> dict[str, Any]:
@@ -31,6 +40,7 @@ def fold(folder: Path) -> dict[str, Any]:
         rows = fold_rows(record["run"], planned, events, machine, speeds)
         write_table(folder, rows)
         write_rounds(folder, rounds_table(planned, known))
+        write_confirmed(folder, confirmed_table(events, known))
         statuses = [row["status"] for row in rows]
         record["counts"] = {
             "planned": len(planned),

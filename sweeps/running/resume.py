@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import math
 import os
 import time
@@ -15,15 +16,16 @@ from typing import Any
 from kernels.device import Device, select_device, software
 from kernels.errors import UserError
 from kernels.machine import Machine
-from sweeps.cases.case import Case
+from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.running.ceilings import measure_ceilings
 from sweeps.running.choice import choose_sweeps, is_file, sweep_cases, sweep_name
 from sweeps.running.fold import spent_seconds
 from sweeps.running.plan import PlanEntry, make_plan
-from sweeps.running.runner import Run
+from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
 from sweeps.store import (
+    Event,
     folder_for,
     make_folder,
     other_software,
@@ -37,6 +39,9 @@ from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
 DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+
+CasesOf = Callable[[Machine], Sequence[Case]]
+"""The cases of a sweep on a machine."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,21 @@ class Request:
     """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
+    leave: float = 0.0
+    """Share of the budget that is left for measuring what advice asks for."""
+
+    @property
+    def measuring(self) -> float | None:
+        """Seconds of the budget that are not left; None where it was left open."""
+        return None if self.budget is None else self.budget * (1 - self.leave)
+
+    def measuring_on(self, kind: str) -> float:
+        """Likewise, of the default for a kind of machine where it was left open."""
+        return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
+
+    def left(self, measuring: float) -> float:
+        """Seconds that are left beside so many of measuring."""
+        return measuring * self.leave / (1 - self.leave)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -70,19 +90,27 @@ class Request:
         return tuple(dict.fromkeys(name for group in self.groups for name in group))
 
 
-def begin(request: Request, note: Callable[[str], None]) -> Run:
+def begin(
+    request: Request, note: Callable[[str], None], own: Mapping[str, CasesOf] | None = None
+) -> Run:
     """The run to carry out: the one whose plan is in the folder, or a new one.
+
+    Args:
+        request: what was asked for.
+        note: told what happens.
+        own: sweeps that no file declares, instead of the request's; only their cases are measured
+            now, and the budget is theirs alone.
 
     Raises:
         UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
             not the one asked for.
     """
-    sweeps = choose_sweeps(request.sweeps)
+    sweeps = own or cases_of(choose_sweeps(request.sweeps))
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
     with _planning_lock(folder):
-        record, why_not = _record_to_resume(folder, request, device)
+        record, why_not = _record_to_resume(folder, request, device, sweeps)
         if record is None:
             record = {
                 **_new_record(request, sweeps, device, note),
@@ -93,27 +121,45 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
                 make_folder(folder / "samples")
             write_run(folder, record)
         elif _adds(request, sweeps, record["plan"]):
-            budget = request.budget or DEFAULT_BUDGET[device.machine.kind]
-            spent = spent_seconds(read_events(folder)[0])
-            record = _extend_record(record, sweeps, budget, spent + budget, request, device)
+            budget = request.measuring_on(device.machine.kind)
+            events = read_events(folder)[0]
+            confirming = _confirming_seconds(record["plan"], events)
+            until = 0.0 if own else spent_seconds(events) - confirming + budget
+            record = _extend_record(record, sweeps, budget, until, request, device)
+            if not own:
+                record["plan"]["left_s"] = confirming + request.left(budget)
             write_run(folder, record)
-        elif request.budget and request.budget > record["plan"]["budget_s"]:
+        elif request.measuring and request.measuring > record["plan"]["budget_s"]:
             before = record["plan"]
-            more = request.budget - before["budget_s"]
+            more = request.measuring - before["budget_s"]
             # A sweep of the user's own file is known only where it is named again.
-            known = {**all_sweeps(), **sweeps}
+            known = {**cases_of(all_sweeps()), **sweeps}
             same = {name: known[name] for name in before["sweeps"] if name in known}
-            record = _extend_record(record, same, more, request.budget, request, device)
+            record = _extend_record(record, same, more, request.measuring, request, device)
+            record["plan"]["left_s"] = request.left(request.measuring)
+            write_run(folder, record)
+        elif request.leave and not record["plan"].get("left_s"):
+            # Its budget was planned without: what is left for advice comes on top.
+            record["plan"]["left_s"] = request.left(record["plan"]["budget_s"])
             write_run(folder, record)
     plan = record["plan"]
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
+    budget, events = plan["budget_s"], read_events(folder)[0]
+    if own:
+        machine = Machine.from_json(record["machine"])
+        ids = {case.id for cases in own.values() for case in cases(machine)}
+        planned = [entry for entry in planned if entry.case.id in ids]
+        budget = spent_seconds(events) + request.measuring_on(machine.kind)
+    else:
+        # What advice was measured for comes on top of the plan's budget.
+        budget += _confirming_seconds(plan, events)
     index, count = request.shard
     return Run(
         folder=folder,
         planned=planned[index - 1 :: count],
-        budget=plan["budget_s"],
+        budget=budget,
         arguments={
             "machine": Machine.from_json(record["machine"]),
             "device": device.machine.kind,
@@ -123,6 +169,32 @@ def begin(request: Request, note: Callable[[str], None]) -> Run:
         compile_beside=device.gpu is not None and is_shared(device.gpu),
         stop_at=request.stop_at,
     )
+
+
+def cases_of(sweeps: Mapping[str, Sweep]) -> dict[str, CasesOf]:
+    """What makes the cases of each sweep."""
+    return {name: functools.partial(_cases_of_sweep, sweep) for name, sweep in sweeps.items()}
+
+
+def _cases_of_sweep(sweep: Sweep, machine: Machine) -> list[Case]:
+    return sweep_cases(sweep, machine)
+
+
+def left_for_confirming(folder: Path) -> float:
+    """Seconds of the budget in a folder that are left for measuring what advice asks for.
+
+    Raises:
+        UserError: there is no run.
+    """
+    plan = read_run(folder)["plan"]
+    left: float = plan.get("left_s", 0.0)
+    return left - _confirming_seconds(plan, read_events(folder)[0])
+
+
+def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
+    """Measuring time that went into the cases that advice asked for."""
+    asked = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
+    return spent_seconds(e for e in events if e["case"] in asked)
 
 
 def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
@@ -138,7 +210,7 @@ def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
 
 
 def _record_to_resume(
-    folder: Path, request: Request, device: Device
+    folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf]
 ) -> tuple[dict[str, Any] | None, str]:
     """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
     planned = (folder / "run.json").exists()
@@ -152,7 +224,7 @@ def _record_to_resume(
         record = read_run(folder)
         why = _why_outdated(record, device)
         if not why:
-            _check_same_plan(record["plan"], request)
+            _check_same_plan(record["plan"], request, sweeps)
             return record, ""
     _refuse_if_running(folder)
     return None, why
@@ -165,13 +237,13 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
     return other_software(record["software"], software(device))
 
 
-def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
+def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
     """Refuse what is asked for if it is not a way to go on with the plan.
 
     A larger budget is one, and so are sweeps that are added.
     """
     shares = plan["shards"]
-    adds = _adds(request, choose_sweeps(request.sweeps), plan)
+    adds = _adds(request, sweeps, plan)
     if adds and (shares > 1 or request.shard != (1, 1)):
         raise UserError(
             "sweeps are added to runs without shards alone; use --fresh to keep the old run aside."
@@ -182,21 +254,22 @@ def _check_same_plan(plan: dict[str, Any], request: Request) -> None:
             f"the run in this folder is planned for {shares} shard(s); {option} to go on "
             "with it, or use --fresh to keep it aside and start anew."
         )
-    if not adds and (request.budget or math.inf) < plan["budget_s"]:
+    planned = plan["budget_s"] + plan.get("left_s", 0.0)
+    if not adds and (request.budget or math.inf) < planned:
         raise UserError(
-            f"the run in this folder was planned with a budget of {plan['budget_s']:g} s, not "
+            f"the run in this folder was planned with a budget of {planned:g} s, not "
             f"{request.budget:g}; leave the option out to go on with it, or use --fresh (FRESH=1 "
             "with make) to keep it aside and start anew."
         )
 
 
-def _adds(request: Request, sweeps: Mapping[str, Sweep], plan: Mapping[str, Any]) -> bool:
+def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
     """Whether the sweeps are measured in addition to a plan, with a budget from now on.
 
     So are those that it lacks, be they named or the default ones, some of its own by name, and a
     file's.
     """
-    some = bool(request.names) and set(sweeps) != set(plan["sweeps"])
+    some = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     # The user's own file may have other cases than it had then; shards keep to their plan.
     own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
     return request.add or some or own or not set(sweeps) <= set(plan["sweeps"])
@@ -204,7 +277,7 @@ def _adds(request: Request, sweeps: Mapping[str, Sweep], plan: Mapping[str, Any]
 
 def _extend_record(
     record: dict[str, Any],
-    sweeps: dict[str, Sweep],
+    sweeps: Mapping[str, CasesOf],
     more: float,
     budget: float,
     request: Request,
@@ -218,7 +291,7 @@ def _extend_record(
     plan, machine = record["plan"], Machine.from_json(record["machine"])
     there = {row["id"] for row in plan["cases"]}
     known = {row["sweep"] for row in plan["cases"]}
-    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    cases = {name: of(machine) for name, of in sweeps.items()}
     # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
     elsewhere = {*plan["recorded_elsewhere"], *_recorded_sweeps(cases, request, device)} - known
     lacking = {
@@ -226,7 +299,7 @@ def _extend_record(
         for name, wanted in cases.items()
         if name not in elsewhere
     }
-    added = make_plan(lacking, machine, more, plan["shards"], in_order=True)
+    added = make_plan(lacking, machine, more, plan["shards"], in_order=request.add)
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
@@ -254,14 +327,14 @@ def _refuse_if_running(folder: Path) -> None:
 
 
 def _new_record(
-    request: Request, sweeps: dict[str, Sweep], device: Device, note: Callable[[str], None]
+    request: Request, sweeps: Mapping[str, CasesOf], device: Device, note: Callable[[str], None]
 ) -> dict[str, Any]:
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = measure_ceilings(device)
     machine = device.machine
-    budget = request.budget or DEFAULT_BUDGET[machine.kind]
-    cases = {name: sweep_cases(sweep, machine) for name, sweep in sweeps.items()}
+    budget = request.measuring_on(machine.kind)
+    cases = {name: of(machine) for name, of in sweeps.items()}
     elsewhere = _recorded_sweeps(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
     plan = make_plan(cases, machine, budget, request.shard[1], in_order=request.add)
@@ -284,6 +357,7 @@ def _new_record(
         "software": software(device),
         "plan": {
             "budget_s": budget,
+            "left_s": request.left(budget),
             "shards": request.shard[1],
             "sweeps": sorted(sweeps),
             "left_out": dict(plan.left_out),

@@ -116,6 +116,7 @@ class Rounds:
         visit: Visit,
         seed: int | None = None,
         limit: float = math.inf,
+        longest: float | None = None,
     ) -> None:
         """
         Args:
@@ -129,6 +130,7 @@ class Rounds:
             visit: called before every visit of a case.
             seed: of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
+            longest: seconds that six samples of a case may take; None: a share of the budget.
         """
         self._waiting = deque(
             e for e in planned if e.case.id not in known or not known[e.case.id].closed
@@ -140,7 +142,7 @@ class Rounds:
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
         self._planned = {entry.case.id: entry.expected for entry in planned}
-        self._max_seconds = _MAX_SHARE * budget
+        self._max_seconds = _MAX_SHARE * budget if longest is None else longest
         self._tell = tell
         self._visit = visit
         self._random = random.Random(seed)

@@ -7,73 +7,36 @@ down, watches the time, and starts another child after a crash. The case in flig
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kernels.config import experimental_feature
 from kernels.errors import UserError
 from sweeps.cases.case import Case
-from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
+from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
+from sweeps.running.child import Child, how_it_died
 from sweeps.running.compiling import compiling
+from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.running.folding import fold
 from sweeps.running.plan import PlanEntry, naming_reserve
+from sweeps.running.run import Run
 from sweeps.running.steadiness import choose_repeats
 from sweeps.running.tally import Tally
 from sweeps.running.watch import Watch
-from sweeps.running.worker import Order, work
+from sweeps.running.worker import Order
 from sweeps.store import Event, SampleLog, read_events
 
-_LISTENING_STEP = 1.0  # seconds; a stop of this process uses up at most this much patience
-_START_SECONDS = 300.0  # for a child to import, fill its arena and compile
-_MIN_PATIENCE = 30.0
 _PATIENCE = 10.0  # times the expected seconds
 _MAX_CRASHES = 2  # per case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
-_BESIDE = {"repeat": "times cases again", "name": "names kernels"}  # what else processes do
+_BESIDE = {  # what else processes do
+    "repeat": "times cases again", "confirm": "times pairs anew", "name": "names kernels",
+}  # fmt: skip
+_WITHOUT_LIMIT = 1e9  # seconds, for what takes as long as it takes
 _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
-
-
-@dataclass
-class Run:
-    """A run of one shard: its files, its cases and the bench that they run on."""
-
-    folder: Path
-    planned: Sequence[PlanEntry]
-    budget: float
-    bench: str = "sweeps.running.bench:TorchBench"
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    shard: tuple[int, int] = (1, 1)
-    min_patience: float = _MIN_PATIENCE
-    compile_beside: bool = True
-    """Whether other processes may use the GPU to compile for it."""
-    repeats: bool = True
-    """Whether some cases are timed again at the end, by a process that has to start for it."""
-    stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, naming included; None: no limit."""
-
-    @property
-    def worker(self) -> str:
-        """The shard's name in the rows."""
-        return f"{self.shard[0]}/{self.shard[1]}"
-
-
-@dataclass
-class _Child:
-    process: BaseProcess
-    connection: Connection
-    cases: tuple[str, ...] = ()  # in flight: those to blame if it dies now
-    since: float = field(default_factory=time.monotonic)  # when that visit began
-    patience: float = _START_SECONDS
-    samples: int = 0
-    spoke: bool = False
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
@@ -85,13 +48,38 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
         UserError: a second writer, a full disk, or a bench that cannot be set up.
         KeyboardInterrupt: after folding.
     """
+    with _supervisor(run, reporter, note) as supervisor:
+        return supervisor.supervise()
+
+
+def confirm(
+    run: Run,
+    pairs: Sequence[tuple[PlanEntry, PlanEntry]],
+    reporter: Reporter,
+    note: Callable[[str], None],
+) -> None:
+    """Time pairs of the run's cases anew, in processes of their own; they are folded like the rest.
+
+    Every pair gets as many samples as any other. However it ends, those that are whole count.
+
+    Raises:
+        UserError: a second writer or a full disk.
+        KeyboardInterrupt: after folding.
+    """
+    with _supervisor(run, reporter, note) as supervisor:
+        supervisor.confirm(pairs)
+
+
+@contextmanager
+def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
+    """What starts the processes of a run, which is folded afterwards."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder)
         for sentence in damaged:
             note(sentence)
         mine = [event for event in events if event["worker"] == run.worker]
         try:
-            return _Supervisor(run, log, mine, reporter, note).supervise()
+            yield _Supervisor(run, log, mine, reporter, note)
         finally:
             if (run.folder / "run.json").exists():
                 # A second Ctrl-C must not stop the folding halfway.
@@ -116,6 +104,8 @@ class _Supervisor:
         self._careful: set[str] = set()
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"))
         self._measured = any(event["event"] == "sample" for event in events)
+        self._blamed: set[str] = set()  # cases in flight when a process that confirms ended
+        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, by that process
 
     def supervise(self) -> str:
         self._refuse_crashed_features()
@@ -127,6 +117,33 @@ class _Supervisor:
         self._repeat()
         self._name()
         return end
+
+    def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
+        """Time pairs anew, each in several processes, whose samples share something else."""
+        for number in range(1, PROCESSES + 1):
+            self._note(
+                f"Timing {len(pairs)} of the best anew, each beside the shape as asked "
+                f"({number} of {PROCESSES}) …"
+            )
+            self._confirm_once(pairs)
+
+    def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
+        """Time pairs anew, by further processes where one ends: without the pair that ended it."""
+        left = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
+        while left:
+            self._blamed.clear()
+            self._blocks.clear()
+            careful = len(self._careful)
+            planned = [entry for pair in left.values() for entry in pair]
+            if self._run_child(self._order(planned, _WITHOUT_LIMIT, work="confirm")) is not None:
+                return
+            whole = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
+            if not self._blamed and not whole and len(self._careful) == careful:
+                return  # it ended before its first pair, and would again
+            left = {
+                ids: pair for ids, pair in left.items()
+                if ids not in whole and self._blamed.isdisjoint(ids)
+            }  # fmt: skip
 
     def _waiting(self) -> list[Case]:
         histories = self._tally.histories
@@ -210,12 +227,14 @@ class _Supervisor:
         run = self._run
         return Order(
             run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
-            self._tally.spent, until, frozenset(self._careful), work,
+            self._tally.spent, until, frozenset(self._careful), work, run.longest,
         )  # fmt: skip
 
     def _run_child(self, order: Order) -> str | None:
         """Run one child to its end; None: it died, and another should go on."""
-        child = self._start(order)
+        child = Child.start(order)
+        if order.work == "measure":
+            self._watch.begin(child.process.pid)
         try:
             return self._listen(child, order.work)
         finally:
@@ -223,25 +242,13 @@ class _Supervisor:
             child.process.kill()
             child.process.join()
 
-    def _start(self, order: Order) -> _Child:
-        context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=work, args=(theirs, order), name="rooftile-worker", daemon=True
-        )
-        process.start()
-        theirs.close()  # an open copy here would hide the child's death from recv()
-        if order.work == "measure":
-            self._watch.begin(process.pid)
-        return _Child(process, ours)
-
-    def _listen(self, child: _Child, work: str) -> str | None:
+    def _listen(self, child: Child, work: str) -> str | None:
         crashed = {
             "measure": self._crashed, "repeat": self._crashed_repeating,
-            "name": self._crashed_naming,
+            "confirm": self._crashed_confirming, "name": self._crashed_naming,
         }[work]  # fmt: skip
         while True:
-            if not self._wait_for_message(child):
+            if not child.sends_in_time():
                 child.process.kill()
                 crashed(child, f"it hung for {child.patience:.0f} s")
                 return None
@@ -253,7 +260,7 @@ class _Supervisor:
                     self._starting = time.monotonic() - child.since
             except (EOFError, ConnectionResetError):
                 child.process.join()
-                crashed(child, _how_it_died(child.process.exitcode))
+                crashed(child, how_it_died(child.process.exitcode))
                 return None
             match kind:
                 case "visit":
@@ -283,27 +290,15 @@ class _Supervisor:
                     )
                     raise UserError(f"{what}: {content[0]}", exit_code=1)
 
-    def _wait_for_message(self, child: _Child) -> bool:
-        """Whether the child sends a message before its patience is used up.
-
-        Time in which the child or this process is stopped does not count: a poll that lasts longer
-        than its step, because this process was stopped, is counted as one step.
-        """
-        waited = 0.0
-        while waited < child.patience:
-            step = min(_LISTENING_STEP, child.patience - waited)
-            if child.connection.poll(step):
-                return True
-            waited += 0.0 if is_stopped(child.process.pid) else step
-        return False
-
     def _record(self, event: Event) -> None:
         self._log.append(event)
         self._measured |= event["event"] == "sample"
         self._tally.add(event)
+        if event["event"] == "confirm":
+            self._blocks[event["case"], event["against"]] += 1
         self._tally.report(self._reporter, self._run.budget)
 
-    def _crashed(self, child: _Child, how: str) -> None:
+    def _crashed(self, child: Child, how: str) -> None:
         """Record a crash for the case in flight; after the second one it gets an error outcome.
 
         Where several cases were in flight at once, the next child handles them one by one.
@@ -332,13 +327,18 @@ class _Supervisor:
         if feature:
             self._refuse_feature(feature, how)
 
-    def _crashed_naming(self, child: _Child, how: str) -> None:
+    def _crashed_naming(self, child: Child, how: str) -> None:
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note(f"the process that {_BESIDE['name']} ended: {how}.")
 
-    def _crashed_repeating(self, child: _Child, how: str) -> None:
+    def _crashed_repeating(self, child: Child, how: str) -> None:
         self._note(f"the process that {_BESIDE['repeat']} ended: {how}.")
+
+    def _crashed_confirming(self, child: Child, how: str) -> None:
+        # Where several cases were in flight at once, the next child handles them one by one.
+        (self._blamed if len(child.cases) == 1 else self._careful).update(child.cases)
+        self._note(f"the process that {_BESIDE['confirm']} ended: {how}.")
 
     def _feature_of_id(self, case: str) -> tuple[str, str] | None:
         """:func:`_feature_of_case` of the planned case with this id."""
@@ -374,12 +374,3 @@ def _feature_of_case(case: Case) -> tuple[str, str] | None:
     """The implementation and the experimental feature of a case's config, if it has one."""
     what = experimental_feature(case.implementation, case.config)
     return (case.implementation, what) if what else None
-
-
-def _how_it_died(exit_code: int | None) -> str:
-    if exit_code is None or exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"killed by signal {-exit_code}"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sweeps.cases.case import CONFIRM
 from sweeps.running.fold import CANARY, History, Place, place_of, timed
 from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
@@ -18,7 +19,9 @@ from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 _REPEATED = 24  # cases that are timed again at the end of a run
 _REPEATED_SHARE = 0.05  # of the budget, for that
-_MIN_REPEATED = 6
+_REPEATED_SECONDS = 2.0  # at least, if that is no more than a quarter: advice's budgets are small
+_MIN_REPEATED = 4
+_FEW_CASES = 12  # of which the dear ones are timed again, too
 _FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
@@ -66,32 +69,40 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 def choose_repeats(
     planned: Sequence[PlanEntry], known: Mapping[str, History], budget: float
 ) -> list[PlanEntry]:
-    """Cases with an interval to be timed again: from the cheap half, all over the plan's order.
+    """Cases with an interval to be timed again: from the cheap half, all over the plan's order; or
+    all, where there are few.
 
-    None if any was timed again before, or if too few have one.
+    None if any was timed again before, or if too few have one. What advice asked for is another
+    matter: it is timed again for its own sake.
     """
-    if any(history.repeats for history in known.values()):
+    planned = [entry for entry in planned if entry.case.sweep != CONFIRM] or planned
+    if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
         return []
     usable = [
         entry for entry in planned
         if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
     ]  # fmt: skip
     dear = float(np.median([entry.expected for entry in usable])) if usable else 0.0
-    cheap = [entry for entry in usable if entry.expected <= dear]
+    few = len(usable) <= _FEW_CASES
+    cheap = [entry for entry in usable if few or entry.expected <= dear]
     if len(cheap) < _MIN_REPEATED:
         return []
-    places = np.linspace(0, len(cheap) - 1, min(_REPEATED, len(cheap))).round().astype(int)
-    chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]
-    while chosen and sum(entry.expected for entry in chosen) > _REPEATED_SHARE * budget:
-        chosen.pop()
-    return chosen if len(chosen) >= _MIN_REPEATED else []
+    limit = max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
+    for count in range(min(_REPEATED, len(cheap)), _MIN_REPEATED - 1, -1):
+        places = np.linspace(0, len(cheap) - 1, count).round().astype(int)
+        chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]
+        if sum(entry.expected for entry in chosen) <= limit:
+            return chosen
+    return []
 
 
 def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     """How well medians repeat in another process: by cases that one timed again after the run.
 
     ``ratio`` is the second median over the first in geometric mean, ``between`` the standard
-    deviation of the ratio's logarithm beyond what both medians' own intervals explain.
+    deviation of the ratio's logarithm beyond what both medians' own intervals explain, and
+    ``between_cases`` what is left of that when all cases' common change is taken off, which the
+    ratio of two cases does not feel.
     """
     apart, own = [], []
     for history in known.values():
@@ -107,10 +118,12 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     if len(apart) < _MIN_REPEATED:
         return None
     between = float(np.mean(np.square(apart)) - np.mean(own))
+    between_cases = float(np.var(apart, ddof=1) - np.mean(own))
     return {
         "cases": len(apart),
         "ratio": math.exp(float(np.mean(apart))),
         "between": math.sqrt(max(0.0, between)),
+        "between_cases": math.sqrt(max(0.0, between_cases)),
     }
 
 

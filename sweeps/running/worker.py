@@ -16,7 +16,7 @@ from typing import Any
 
 from kernels.errors import UserError
 from sweeps.process import die_with_parent
-from sweeps.running.beside import name_kernels, repeat_cases
+from sweeps.running.beside import confirm_pairs, name_kernels, repeat_cases
 from sweeps.running.fold import History
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import Bench, PoisonedError, Rounds
@@ -37,7 +37,12 @@ class Order:
     until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
     careful: frozenset[str] = frozenset()
     work: str = "measure"
-    """Or ``repeat``: time the planned cases again; or ``name``: name their kernels."""
+    """Or one of :data:`BESIDE`."""
+    longest: float | None = None
+
+
+BESIDE = {"repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels}
+"""What else a process does with the planned cases."""
 
 
 def work(connection: Connection, order: Order) -> None:
@@ -67,8 +72,8 @@ def work(connection: Connection, order: Order) -> None:
 
     try:
         bench = _make_bench(order)
-        beside = {"repeat": repeat_cases, "name": name_kernels}.get(order.work)
-        if beside is not None:
+        if order.work in BESIDE:
+            beside = BESIDE[order.work]
             beside([entry.case for entry in order.planned], bench, order.worker, tell, visit)
             send("end", "done")
             return
@@ -76,7 +81,7 @@ def work(connection: Connection, order: Order) -> None:
         # has already used up some time.
         rounds = Rounds(
             order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
-            limit=order.until - time.monotonic(),
+            limit=order.until - time.monotonic(), longest=order.longest,
         )  # fmt: skip
         send("end", rounds.run())
     except (BrokenPipeError, ConnectionResetError):

@@ -17,7 +17,8 @@ from kernels.machine import Machine, of_cpu
 from kernels.operation import Workload
 from sweeps.cases.case import Case
 from sweeps.running.plan import PlanEntry
-from sweeps.running.runner import Run, carry_out
+from sweeps.running.run import Run
+from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL

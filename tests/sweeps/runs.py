@@ -9,7 +9,8 @@ from typing import Any
 from fakes import Silent
 
 from sweeps.running.plan import PlanEntry
-from sweeps.running.runner import Run, carry_out
+from sweeps.running.run import Run
+from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL

@@ -16,12 +16,13 @@ from runs import a_run, carry, rows_of
 from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
-from sweeps.running import runner as runner_module
+from sweeps.running import child as child_module
 from sweeps.running.fold import histories
 from sweeps.running.folding import fold
 from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK
-from sweeps.running.runner import Run, carry_out
+from sweeps.running.run import Run
+from sweeps.running.runner import carry_out
 from sweeps.store import SampleLog, read_events, read_run, write_run
 from sweeps.timing.statistics import CHECKPOINTS
 
@@ -236,8 +237,8 @@ def test_a_child_that_is_stopped_does_not_hang(
         asked.append(pid)
         return len(asked) < 100  # five seconds of them, ten times its patience
 
-    monkeypatch.setattr(runner_module, "is_stopped", stopped)
-    monkeypatch.setattr(runner_module, "_LISTENING_STEP", 0.05)
+    monkeypatch.setattr(child_module, "is_stopped", stopped)
+    monkeypatch.setattr(child_module, "_LISTENING_STEP", 0.05)
     carry(a_run(tmp_path, planned(1), 0.5, behaviours={1: "hang"}, canary="raise"))
     assert len(asked) >= 100
     assert rows_of(tmp_path)[1]["status"] == "error"

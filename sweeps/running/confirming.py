@@ -1,0 +1,113 @@
+"""Measure what advice is about: candidates beside the shape as asked, then the best of them anew.
+
+Choosing the fastest of several by their samples makes it look faster than it is. What is claimed
+of it therefore comes from samples that were taken after the choice, in other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kernels import implementations
+from kernels.config import HAND_WRITTEN
+from kernels.device import select_device
+from kernels.machine import Machine
+from kernels.problem import Problem
+from sweeps.cases.case import CONFIRM, Case, Way
+from sweeps.progress import LiveReporter
+from sweeps.running.ceilings import measured_device
+from sweeps.running.fold import BLOCKS, PROCESSES
+from sweeps.running.plan import PlanEntry, make_plan
+from sweeps.running.resume import Request, begin
+from sweeps.running.run import Run
+from sweeps.running.runner import carry_out, confirm
+from sweeps.store import folder_for, read_run
+from sweeps.timing.statistics import CHECKPOINTS
+
+_SAMPLES = CHECKPOINTS[1] / CHECKPOINTS[0]  # of a candidate, over those that the plan counts
+_LARGEST_SHARE = 0.5  # of the budget, for one candidate: there are few
+_PAIR_SAMPLES = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]  # of a pair, likewise
+
+
+def machine_here(request: Request) -> Machine:
+    """The machine that would be measured: as it was recorded, else with its ceilings measured.
+
+    Raises:
+        UserError: the device cannot be used.
+    """
+    slug = select_device(request.device, request.gpu).machine.slug
+    folder = folder_for(request.results, slug)
+    if (folder / "run.json").exists():
+        return Machine.from_json(read_run(folder)["machine"])
+    return measured_device(request.device, request.gpu).machine
+
+
+def other_implementations(problem: Problem, machine: Machine) -> list[str]:
+    """The hand-written kernels that compute a problem on a machine."""
+    return [
+        name
+        for name, implementation in implementations().items()
+        if name in HAND_WRITTEN and implementation.supports(problem, machine) is None
+    ]
+
+
+def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, float]]:
+    """Seconds that each should take: as a candidate, and as half of a pair that is timed anew."""
+    cases = {way: _case(way, machine) for way in ways}
+    plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
+    expected = {entry.case.id: entry.expected for entry in plan.planned}
+    return {
+        way: (_SAMPLES * expected[case.id], _PAIR_SAMPLES / 2 * expected[case.id])
+        for way, case in cases.items()
+    }
+
+
+def explore(request: Request, ways: Sequence[Way], note: Callable[[str], None]) -> Run:
+    """Time candidates in shuffled rounds and fold them into the machine's recording.
+
+    Args:
+        request: the device, the folder of results, and the budget.
+        ways: what is timed.
+        note: told what happens.
+
+    Returns:
+        The run, for :func:`confirm_choices`.
+
+    Raises:
+        UserError: the device cannot be used, or another process is measuring.
+        KeyboardInterrupt: after folding.
+    """
+    run = begin(
+        replace(request, names=(), add=True), note,
+        {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
+    )  # fmt: skip
+    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0))
+    with LiveReporter() as live:
+        carry_out(run, live, note)
+    return run
+
+
+def confirm_choices(
+    run: Run, chosen: Sequence[tuple[Way, Way]], note: Callable[[str], None]
+) -> None:
+    """Time pairs anew, as it was asked and what was best, and fold them into the recording.
+
+    Raises:
+        UserError: another process is measuring, or the disk is full.
+        KeyboardInterrupt: after folding.
+    """
+    entries = {entry.case.id: entry for entry in run.planned}
+
+    def entry(way: Way) -> PlanEntry:
+        return entries[_case(way, run.arguments["machine"]).id]
+
+    pairs = [(entry(before), entry(after)) for before, after in chosen]
+    with LiveReporter() as live:
+        confirm(run, pairs, live, note)
+
+
+def _case(way: Way, machine: Machine) -> Case:
+    problem, name = way
+    config = implementations()[name].configs(problem, machine)[0]
+    return Case(CONFIRM, problem, name, "" if config is None else str(config))
