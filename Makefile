@@ -33,7 +33,8 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
 
 sweep:  ## measure this machine, then plots and table (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
-	@$(call python); "$$py" -m sweeps run $$SWEEPS $(budget) $(fresh) $(on_device) \
+	@$(call python); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_device) \
+	&& { "$$py" -m analysis confirm $(on_device) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
 test:  ## the whole test suite (PYTEST="-k name" narrows it)

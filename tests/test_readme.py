@@ -218,7 +218,7 @@ def test_a_target_that_ends_soon_is_run(target: str) -> None:
 def test_make_sweep_ends_with_the_lines_that_matter_most() -> None:
     """The front page shows a recording's; tests/test_recordings.py compares them with it."""
     answer = made("sweep").stdout
-    for word in ("Health: ", "plots: ", "What to pad: "):
+    for word in ("Health: ", "plots: ", "What to change: "):
         assert word in answer
     # The tests beside it may take so much of the machine that no more is concluded.
     assert ("• Fastest products: " in answer) != ("Health: unusable" in answer)

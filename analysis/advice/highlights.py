@@ -8,6 +8,7 @@ from statistics import geometric_mean
 import pandas as pd
 
 from analysis.advice.recommend import Advice
+from analysis.advice.verdict import DO_IT, LIKELY
 from analysis.model.fitted import Analysis
 from analysis.model.series import alignment_series, layout_series
 from analysis.recordings.runs import health_lines
@@ -93,18 +94,19 @@ def _layout(table: pd.DataFrame) -> str:
 
 
 def _sizes(advice: Sequence[Advice]) -> str:
-    """The best padding, and how many there are; how many sizes have a better one nearby."""
-    padded = [answer for answer in advice if answer.question == "pad"]
-    pads = [answer for answer in padded if answer.verdict == "pad"]
-    chosen = sum(answer.verdict == "choose" for answer in advice)
-    nearby = f"; for {chosen} another size within ±15 % computes more a second."
-    if not pads:
-        none = f"Padding: none of {len(padded)} shapes is faster padded beyond its uncertainty"
-        return none + nearby
-    best = pads[0]
+    """How many shapes should be changed, and which gains most."""
+    sure, likely = (
+        [answer for answer in advice if answer.verdict == verdict] for verdict in (DO_IT, LIKELY)
+    )
+    if not sure and not likely:
+        return f"Sizes: none of {len(advice)} questions has a better answer than the size as it is."
+    best = max(sure or likely, key=lambda answer: answer.gain.value)
+    change = f"with {best.change}" if best.changed else f"by {best.implementation}"
+    per_flop = " per FLOP" if best.question == "choose" else ""
     return (
-        f"Padding: {len(pads)} of {len(padded)} shapes are faster padded, the most "
-        f"{best.problem} with {best.change}, by {best.gain:.0%} ({best.evidence}){nearby}"
+        f"Sizes: of {len(advice)} questions {len(sure)} have an answer measured beyond doubt and "
+        f"{len(likely)} a likely one; the best of the {'sure' if sure else 'likely'}: "
+        f"{best.problem} {change}, by {best.gain.value:.0%}{per_flop}."
     )
 
 

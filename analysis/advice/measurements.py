@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from analysis.advice.sizes import SizeIndex
+from analysis.advice.claims import expect, from_processes
+from analysis.advice.sizes import SizeIndex, dimensions
+from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import Recording, bursts, problems_of, stored_ordinarily
 from analysis.recordings.repetition import (
     MeasuredTime,
@@ -17,23 +20,42 @@ from analysis.recordings.repetition import (
     rounds_of,
 )
 from kernels.problem import Problem
+from sweeps.cases.case import Way
 
 _MANY = 64  # shapes, for which one pass over the rows per shape would take longer
+
+KINDS = ("pad", "choose")
+"""What may be asked of a problem: to need at least its sizes, or to pick among those near it."""
+
+Ratio = tuple[float, float, float]
+"""A time ratio and its interval."""
 
 
 class Measurements:
     """Measured times in bursts, looked up by problem and by its neighbours."""
 
     def __init__(
-        self, times: Mapping[Problem, Mapping[str, MeasuredTime]], warm: bool = False
+        self,
+        times: Mapping[Problem, Mapping[str, MeasuredTime]],
+        warm: bool = False,
+        pairs: Sequence[Pair] = (),
     ) -> None:
         """Take what was measured.
 
         Args:
             times: maps a problem to the time of each implementation that computed it.
             warm: whether operands came from the cache where they fit it.
+            pairs: ways that were timed anew beside each other.
         """
         self.warm = warm
+        self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
+        self._other_ways: dict[Way, list[tuple[str, Ratio]]] = {}
+        for kind in KINDS if pairs else ():
+            for (before, after), ratio in _claims(pairs, kind).items():
+                if before[1] == after[1]:
+                    self._confirmed[kind, before[0], after[0]] = ratio
+                elif kind == "pad":
+                    self._other_ways.setdefault(before, []).append((after[1], ratio))
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
@@ -51,7 +73,19 @@ class Measurements:
         """Measured problems near this one; see :meth:`analysis.advice.sizes.SizeIndex.near`."""
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
-    def ratio(self, problem: Problem, option: Problem) -> tuple[float, float, float] | None:
+    def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
+        """Time of ``problem`` over that of ``option``, and its interval, as they should be expected
+        of the pair's samples; None where the two were not timed anew beside each other.
+
+        ``kind`` is ``pad`` or ``choose``: how gains are distributed depends on what is asked.
+        """
+        return self._confirmed.get((kind, problem, option))
+
+    def other_ways(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
+        """Implementations that were timed anew beside the library: how much faster each is."""
+        return self._other_ways.get((problem, library), [])
+
+    def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Time of ``problem`` over that of ``option`` and the interval of a repetition, each by the
         fastest of the implementations that computed both; None where no interval is known.
         """
@@ -64,6 +98,15 @@ class Measurements:
         )
         return repeated_ratio(before, after)
 
+    def ratio_of(self, before: Way, after: Way) -> Ratio | None:
+        """Time of one way over that of another and the interval of a repetition; None where one was
+        not measured or has no interval.
+        """
+        times = [self.of(problem).get(name) for problem, name in (before, after)]
+        if times[0] is None or times[1] is None:
+            return None
+        return repeated_ratio(times[0], times[1])
+
     def winner(self, problem: Problem, library: str) -> str:
         """The fastest implementation if it is faster again, beyond doubt; else the library."""
         entry = self.of(problem)
@@ -72,6 +115,32 @@ class Measurements:
         name = min(entry, key=lambda key: entry[key].time)
         ratio = repeated_ratio(entry[library], entry[name])
         return name if ratio is not None and ratio[1] > 1 else library
+
+
+def _claims(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
+    """What should be expected of the time ratio of each pair that answers a kind of question.
+
+    To choose, gains are of work per second, and any pair is one; to pad, the second contains the
+    first.
+    """
+    fitting = [p for p in pairs if kind == "choose" or _contains(p.after[0], p.before[0])]
+    works = [p.after[0].flops / p.before[0].flops if kind == "choose" else 1.0 for p in fitting]
+    gains = from_processes(
+        [
+            [[x + math.log(work) for x in blocks] for blocks in p.log_ratios]
+            for p, work in zip(fitting, works, strict=True)
+        ],
+        [p.between for p in fitting],
+        [p.cases for p in fitting],
+    )
+    return {
+        (p.before, p.after): (e.ratio / work, e.lo / work, e.hi / work)
+        for p, work, e in zip(fitting, works, expect(gains), strict=True)
+    }
+
+
+def _contains(larger: Problem, smaller: Problem) -> bool:
+    return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
 def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) -> pd.DataFrame:
@@ -110,4 +179,4 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         # Of the same problem in two sweeps, the time with the narrower interval counts.
         if name not in known or time.width < known[name].width:
             known[name] = time
-    return Measurements(times, recording.cache == "warm")
+    return Measurements(times, recording.cache == "warm", confirmed_pairs(recording))

@@ -3,35 +3,39 @@
 *pad*: "I need at least this; which slightly larger one takes less time?" *choose*: "I may pick
 within ±15 %; which one computes most per second?"
 
-Another shape is recommended only if it is better beyond doubt: by the measured intervals where
-both shapes were measured, by the prediction less its own uncertainty where not. That uncertainty
-is the one of a *ratio* of neighbouring shapes, which is smaller than that of either time.
+A gain is what a pair of samples taken anew says of it where there is one, else what both shapes'
+measured times say, else what the model predicts, with the error of a *ratio* of neighbouring
+shapes, which is smaller than that of either time. :mod:`analysis.advice.verdict` decides.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
 from analysis.advice.measurements import Measurements
-from analysis.advice.sizes import dimensions, role, sizes_near, with_sizes
+from analysis.advice.options import Question, options_of
+from analysis.advice.reasons import change_text, why, why_not
+from analysis.advice.sizes import changed, dimensions, role
+from analysis.advice.verdict import (
+    CONFIRMED,
+    LEAVE_IT,
+    MEASURED,
+    PREDICTED,
+    VERDICTS,
+    Gain,
+    gain_of,
+    net,
+    verdict,
+)
 from analysis.model.fit import NEAR, Fit
 from analysis.model.predict import Model
-from analysis.model.query import Query, group_of
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
-
-MIN_GAIN = 0.01
-"""A gain below one percent is not worth a changed model."""
-
-QUESTIONS = ("pad", "choose")
-
-_MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried
-_BEST_SIZES = 3  # per dimension, which are combined where there are more
+from analysis.model.query import group_of
+from kernels.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,16 @@ class Advice:
     """One shape's answer. Gains are fractions, of what depends on the question: 0.12 means that the
     padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more per second.
 
-    ``measured_gain`` and its interval are None where one of the shapes was not measured.
+    ``measured_gain`` and its interval are None where one of the shapes was not measured; they are
+    of samples taken anew where ``evidence`` is ``confirmed``. Where ``instead`` is the problem
+    itself and the verdict is not to leave it, another ``implementation`` is faster.
     """
 
     problem: Problem
     instead: Problem
-    question: str  # of QUESTIONS
-    verdict: str  # "pad", "choose" or "leave it"
-    evidence: str  # "measured" or "predicted"
+    question: str  # pad or choose
+    verdict: str  # of VERDICTS
+    evidence: str  # confirmed, measured or predicted
     implementation: str
     predicted_gain: float
     predicted_lo: float
@@ -60,13 +66,13 @@ class Advice:
 
     @property
     def change(self) -> str:
-        """``N 50257 → 50304``; empty if nothing changes."""
-        return _change(self.problem, self.instead)
+        """``N 50257 → 50304``; empty if no size changes."""
+        return change_text(self.problem, self.instead)
 
     @property
     def changed(self) -> list[str]:
         """The dimensions that the answer changes."""
-        return _changed(self.problem, self.instead)
+        return changed(self.problem, self.instead)
 
     @property
     def roles(self) -> str:
@@ -74,17 +80,12 @@ class Advice:
         return ", ".join(role(self.problem, d) for d in self.changed)
 
     @property
-    def gain(self) -> float:
-        """The measured gain where there is one, else the predicted."""
-        return self.gain_with_interval[0]
-
-    @property
-    def gain_with_interval(self) -> Gain:
+    def gain(self) -> Gain:
         """The measured gain and its ends where there are, else the predicted ones."""
         gain, lo, hi = self.measured_gain, self.measured_lo, self.measured_hi
         if gain is None or lo is None or hi is None:
-            return self.predicted_gain, self.predicted_lo, self.predicted_hi
-        return gain, lo, hi
+            return Gain(self.predicted_gain, self.predicted_lo, self.predicted_hi)
+        return Gain(gain, lo, hi)
 
     def to_json(self) -> dict[str, Any]:
         """Flat, for JSON and CSV."""
@@ -94,64 +95,116 @@ class Advice:
 
 
 def advise(
-    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float = 0.125,
-    question: str = "pad",
+    problem: Problem, model: Model, measured: Measurements, library: str,
+    question: Question | None = None,
 ) -> Advice:  # fmt: skip
-    """The best other sizes of a problem within ``allowance`` in each dimension, or to leave it.
+    """The best other sizes of a problem, or to leave it.
 
     Args:
-        problem: what is needed at least.
+        problem: what is asked about.
         model: the machine's model.
         measured: what was measured there.
         library: the implementation that predictions are for.
-        allowance: how much larger a dimension may become, as a fraction; for ``choose`` also how
-            much smaller.
-        question: of :data:`QUESTIONS`.
+        question: what is asked; padding by at most 12.5 % if None.
+
+    Raises:
+        UserError: the question's wishes do not fit the problem.
     """
-    options, frame = _options(problem, model, measured, library, allowance, question)
+    question = question or Question()
+    question.wishes.check(problem)
+    options, frame = options_of(problem, model, measured, library, question)
     fit = model.fit(group_of(library, problem))
-    best, predicted, known = decide(problem, options, frame, fit, measured, question)
-    if best == 0:
-        verdict, reason = "leave it", _why_not(frame.iloc[0], question)
-        guess = max(range(1, len(options)), key=lambda i: predicted[i][0], default=0)
-        if guess and not known[guess] and predicted[guess][0] >= MIN_GAIN:
-            assumed = _rests_on_alignment(problem, options[guess], fit)
-            reason += _best_guess(problem, options[guess], None if assumed else predicted[guess])
-    else:
+    choices = weigh(problem, options, frame, fit, measured, question)
+    best = best_of(choices)
+    option, choice = options[best], choices[best]
+    other = _otherwise(problem, measured, library, question)
+    if other is not None and (not best or _rank(other.verdict, other.gain, 0.0) > choice.rank):
+        return other
+    if best:
         # The model's tiles and waves explain a gain only if the model predicts half of it.
-        explained = predicted[best][0] >= 0.5 * (known[best] or predicted[best])[0]
-        verdict = question
-        reason = _why(problem, options[best], frame.iloc[0], frame.iloc[best], explained)
-    option = options[best]
-    gain = known[best] if best else None
+        explained = choice.predicted.value >= 0.5 * choice.gain.value
+        assumed = choice.evidence == PREDICTED and assumes_alignment(problem, option, fit)
+        rows = frame.iloc[0], frame.iloc[best]
+        reason = why(problem, option, *rows, explained, assumed, model.machine.kind)
+    else:
+        risky = any(
+            c.evidence == PREDICTED and net(c.gain, c.extra_flops) >= _CLEAR for c in choices[1:]
+        ) and not any(c.evidence == CONFIRMED for c in choices)
+        reason = why_not(frame.iloc[0], question, risky)
+    known = choice.gain if best and choice.evidence != PREDICTED else None
+    none = Gain(0.0, 0.0, 0.0)
+    any_known = any(c.evidence != PREDICTED for c in choices[1:])
     return Advice(
         problem=problem,
         instead=option,
-        question=question,
-        verdict=verdict,
-        evidence="measured" if gain or (not best and any(known[1:])) else "predicted",
+        question=question.kind,
+        verdict=choice.verdict if best else LEAVE_IT,
+        evidence=choice.evidence if best else MEASURED if any_known else PREDICTED,
         implementation=measured.winner(option, library),
-        predicted_gain=predicted[best][0],
-        predicted_lo=predicted[best][1] if best else 0.0,
-        predicted_hi=predicted[best][2] if best else 0.0,
-        measured_gain=gain[0] if gain else None,
-        measured_lo=gain[1] if gain else None,
-        measured_hi=gain[2] if gain else None,
+        **_columns("predicted", choice.predicted if best else none),
+        **_columns("measured", known),
         extra_flops=option.flops / problem.flops - 1,
         extra_bytes=option.bytes / problem.bytes - 1,
         reason=reason,
     )
 
 
-Gain = tuple[float, float, float]
-"""A gain and its interval, as fractions."""
+_CLEAR = 0.05  # a gain that would be worth measuring
 
 
-def decide(
+def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
+    value, lo, hi = gain or (None, None, None)
+    return {f"{name}_gain": value, f"{name}_lo": lo, f"{name}_hi": hi}
+
+
+def _otherwise(
+    problem: Problem, measured: Measurements, library: str, question: Question
+) -> Advice | None:
+    """The advice to compute a problem as it is with another implementation, if one is faster."""
+    gains = {name: gain_of(ratio, 1.0) for name, ratio in measured.other_ways(problem, library)}
+    if not gains:
+        return None
+    name = max(gains, key=lambda key: gains[key].value)
+    what_to_do = verdict(gains[name], CONFIRMED, 0.0)
+    if what_to_do == LEAVE_IT:
+        return None
+    return Advice(
+        problem, problem, question.kind, what_to_do, CONFIRMED, name, 0.0, 0.0, 0.0, *gains[name],
+        0.0, 0.0, f"{name} is faster than {library} for this shape",
+    )  # fmt: skip
+
+
+def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
+    """What answers are put in order by: of two gains that should be equal, the surer is best."""
+    middle = gain._replace(value=(gain.value + gain.lo) / 2)
+    return -VERDICTS.index(what_to_do), net(middle, extra_flops)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an option would bring: the gain by the best evidence, and the predicted one."""
+
+    gain: Gain
+    evidence: str
+    predicted: Gain
+    extra_flops: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether to take it."""
+        return verdict(self.gain, self.evidence, self.extra_flops)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What choices are put in order by, the best the largest."""
+        return _rank(self.verdict, self.gain, self.extra_flops)
+
+
+def weigh(
     problem: Problem, options: Sequence[Problem], frame: pd.DataFrame, fit: Fit,
-    measured: Measurements, question: str,
-) -> tuple[int, list[Gain], list[Gain | None]]:  # fmt: skip
-    """Which option to take instead of the problem: the one with the highest lower end of its gain.
+    measured: Measurements, question: Question,
+) -> list[Choice]:  # fmt: skip
+    """What each option would bring instead of the problem, which is the first of them.
 
     Args:
         problem: the first of the options.
@@ -159,104 +212,52 @@ def decide(
         frame: the model's prediction of each option.
         fit: the errors of such predictions.
         measured: what was measured of them.
-        question: of :data:`QUESTIONS`.
-
-    Returns:
-        The best option's position, 0 for the problem itself; the predicted gain of each option,
-        and the measured one, None where one of the two was not measured.
+        question: what is asked.
     """
     seconds = frame["time_us"].to_numpy()
     spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
-    work = [_work(problem, option, question) for option in options]
-    predicted = [
-        _gain(_predicted_ratio(seconds[0], time, _error(problem, option, fit, (spreads[0], s))), w)
-        for time, option, s, w in zip(seconds, options, spreads, work, strict=True)
-    ]
-    ratios = [measured.ratio(problem, option) for option in options]
-    known = [r and _gain(r, more) for r, more in zip(ratios, work, strict=True)]
-    certain = [
-        _certain_gain(gain, guess, assumed=_rests_on_alignment(problem, option, fit))
-        for gain, guess, option in zip(known, predicted, options, strict=True)
-    ]
-    best = max(range(1, len(options)), key=certain.__getitem__, default=0)
-    return (best if best and certain[best] >= MIN_GAIN else 0), predicted, known
+    choices = []
+    for option, time, spread in zip(options, seconds, spreads, strict=True):
+        work = question.work(problem, option)
+        error = _error(problem, option, fit, (spreads[0], spread))
+        if assumes_alignment(problem, option, fit):
+            error = _with_assumed_price(math.log(seconds[0] / time), fit, spread)
+        predicted = gain_of(_predicted_ratio(seconds[0], time, error), work)
+        gain, evidence = predicted, PREDICTED
+        if (ratio := measured.confirmed(problem, option, question.kind)) is not None:
+            gain, evidence = gain_of(ratio, work), CONFIRMED
+        elif (ratio := measured.ratio(problem, option)) is not None:
+            gain, evidence = gain_of(ratio, work), MEASURED
+        choices.append(Choice(gain, evidence, predicted, option.flops / problem.flops - 1))
+    return choices
 
 
-def _certain_gain(measured: Gain | None, predicted: Gain, assumed: bool) -> float:
-    """The lower end of a gain: the measured one if there is one; nothing if it is ``assumed``."""
-    if measured is not None:
-        return measured[1]
-    return 0.0 if assumed else predicted[1]
+def best_of(choices: Sequence[Choice]) -> int:
+    """The position of the choice to take; 0, the problem itself, if none is worth it.
+
+    Where one was measured anew, it was the best of those that were tried: what the others promise
+    is what they were not chosen for.
+    """
+    candidates = range(1, len(choices))
+    confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
+    best = max(confirmed or candidates, key=lambda i: choices[i].rank, default=0)
+    return best if best and choices[best].verdict != LEAVE_IT else 0
 
 
-def _rests_on_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
-    """Whether a gain is a guess: better alignment, of which no calibrated row showed the worth."""
+def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
+    """Whether a gain is assumed: better alignment, of which no calibrated row showed the worth."""
     return fit.aligned_only and option.alignment > problem.alignment
 
 
-def _work(problem: Problem, option: Problem, question: str) -> float:
-    """What a time ratio is multiplied by: choosing compares speeds, padding compares times."""
-    return option.flops / problem.flops if question == "choose" else 1.0
+def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
+    """The 90 % range of a log ratio's error where it rests on an assumed price of misalignment.
 
-
-def _options(
-    problem: Problem, model: Model, measured: Measurements, library: str, allowance: float,
-    question: str,
-) -> tuple[list[Problem], pd.DataFrame]:  # fmt: skip
-    """The problem first, then other sizes of it, and the model's prediction of each.
-
-    All combinations of round sizes where they are few; else all sizes of one dimension at a time,
-    and the combinations of the best of these. The measured neighbours are always options.
+    The price may be nothing, or twice as much. The other errors are those of two shapes as well
+    known as the aligned one.
     """
-
-    def predict(options: Sequence[Problem]) -> pd.DataFrame:
-        return model.predict(Query.plain(options, library, measured.warm)).frame()
-
-    choose = question == "choose"
-    near = measured.near(problem, -allowance if choose else 0.0, allowance)
-    sizes = sizes_near(problem, allowance, choose)
-    if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
-        options = _ordered(problem, [*near, *_combined(problem, sizes)])
-        return options, predict(options)
-    # Three sizes with fifteen values each make thousands of combinations.
-    one_by_one = [{d: v} for d, values in sizes.items() for v in values]
-    alone = _ordered(problem, [*near, *with_sizes(problem, one_by_one)])
-    first = predict(alone)
-    time = dict(zip(alone, first["time_us"], strict=True))
-
-    def best(d: str) -> set[int]:
-        """The problem's size in one dimension, and the best ones if only that one changes."""
-        fixed = {o: getattr(o, d) for o in alone if set(_changed(problem, o)) <= {d}}
-        order = sorted(fixed, key=lambda o: time[o] / _work(problem, o, question))
-        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
-
-    combined = _combined(problem, {d: sorted(best(d)) for d in sizes})
-    rest = [option for option in combined if option not in time]
-    if not rest:
-        return alone, first
-    return [*alone, *rest], pd.concat([first, predict(rest)], ignore_index=True)
-
-
-def _changed(problem: Problem, option: Problem) -> list[str]:
-    """The dimensions in which an option differs."""
-    return [d for d in dimensions(problem) if getattr(problem, d) != getattr(option, d)]
-
-
-def _change(problem: Problem, option: Problem) -> str:
-    """``N 50257 → 50304``."""
-    changed = _changed(problem, option)
-    return ", ".join(f"{d.upper()} {getattr(problem, d)} → {getattr(option, d)}" for d in changed)
-
-
-def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
-    products = itertools.product(*sizes.values())
-    return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
-
-
-def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
-    """The problem first, then the options by FLOPs, without duplicates."""
-    unique = {problem, *options}
-    return sorted(unique, key=lambda option: (option != problem, option.flops, option.spec()))
+    low, high = fit.ratio_range(True, (spread, spread))
+    price = max(log_ratio, 0.0)
+    return -math.hypot(low, price), math.hypot(high, price)
 
 
 def _error(
@@ -285,68 +286,13 @@ def _predicted_ratio(
     return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
 
 
-def _gain(ratio: tuple[float, float, float], work: float) -> Gain:
-    """The gain of a time ratio where ``work`` times as much is computed."""
-    value, lo, hi = (part * work - 1 for part in ratio)
-    return value, lo, hi
-
-
-def _why(
-    problem: Problem,
-    option: Problem,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    explained: bool,
-) -> str:
-    """What the change does, in words; tiles and waves only where the model ``explained`` it."""
-    reasons = []
-    if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
-        unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-        odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
-        reasons.append(f"{' and '.join(odd)} no multiple of {unit}")
-    # Numbers of waves compare only for the same tile.
-    if explained and after["tile"] == before["tile"] and after["waves"] < before["waves"]:
-        reasons.append(f"{after['waves']} waves instead of {before['waves']}")
-    if explained and after["tile_efficiency"] > before["tile_efficiency"] + 0.02:
-        reasons.append(
-            f"{after['tile_efficiency']:.0%} instead of {before['tile_efficiency']:.0%} of the "
-            "tiles' area useful"
-        )
-    if not reasons:
-        return "the library is faster there; the model does not know why"
-    return "; ".join(reasons)
-
-
-def _best_guess(problem: Problem, option: Problem, gain: Gain | None) -> str:
-    """What may be better but is not certain: to be measured before a model is changed.
-
-    Without a gain: what misaligned sizes cost there is assumed, so that no figure is given.
-    """
-    change = _change(problem, option)
-    if gain is None:
-        return (
-            f"; {change} is better aligned, which may pay: no row of misaligned sizes is known "
-            "here to tell how much, so measure it"
-        )
-    value, lo, hi = gain
-    return f"; the best guess is {change}, by {value:.1%} ({lo:+.1%} to {hi:+.1%}): measure it"
-
-
-def _why_not(row: Mapping[str, Any], question: str) -> str:
-    if question == "choose":
-        return "no size near it computes more a second beyond its own uncertainty"
-    return {
-        "launch": "launch-bound: the size hardly matters",
-        "memory": "memory-bound: padding only moves more bytes",
-    }.get(row["limit"], "no padding is faster beyond its own uncertainty")
-
-
 def advise_all(
-    problems: Mapping[Problem, str], model: Model, measured: Measurements, question: str,
-    allowance: float,
-) -> list[Advice]:  # fmt: skip
-    """Advice for each of many problems (mapped to their library), the largest gains first."""
-    answers = [
-        advise(p, model, measured, name, allowance, question) for p, name in problems.items()
-    ]
-    return sorted(answers, key=lambda a: (a.verdict == "leave it", -a.gain, a.problem.spec()))
+    problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
+) -> list[Advice]:
+    """Advice for each of many problems (mapped to their library): those to act on first, of them
+    the largest gains.
+    """
+    answers = [advise(p, model, measured, name, question) for p, name in problems.items()]
+    return sorted(
+        answers, key=lambda a: (VERDICTS.index(a.verdict), -a.gain.value, a.problem.spec())
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,67 @@ from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
+_LARGE_STEPS = {64, 128}  # of which the next multiple counts even if the size is one
+_OF_SMALL = 4  # what a size under 16 may be a multiple of: images have three channels
+_OF_VOCABULARY = (512, 1024)  # as many processes as share one want whole tiles each
 _WINDOW_SIZES = 6  # across a window, beside the nearest multiples
 _MIN_VOCABULARY = 30_000  # so many output features are taken for a vocabulary
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Which sizes a recommendation may name.
+
+    ``change`` are the only dimensions that it may change (all if empty), ``fix`` those that it may
+    not, and a changed size is a multiple of ``multiple``. Unless ``any_size``, it is also one that
+    an engineer would choose: a multiple of 8, or of 4 if it is under 16.
+    """
+
+    change: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
+    multiple: int = 1
+    any_size: bool = False
+
+    def check(self, problem: Problem) -> None:
+        """
+        Raises:
+            UserError: the problem has no such dimension, or none is left to be changed.
+        """
+        known = dimensions(problem)
+        names = ", ".join(name.upper() for name in known)
+        for name in (*self.change, *self.fix):
+            if name not in known:
+                raise UserError(f"{problem} has no size {name.upper()} to change; it has {names}.")
+        if not self.free(problem):
+            raise UserError(f"no size of {problem} is left to be changed; it has {names}.")
+
+    def free(self, problem: Problem) -> list[str]:
+        """The dimensions that may be changed."""
+        return [
+            name for name in dimensions(problem)
+            if name not in self.fix and (not self.change or name in self.change)
+        ]  # fmt: skip
+
+    def allow(self, problem: Problem, option: Problem) -> bool:
+        """Whether every size that differs may be changed, and to that."""
+        free = self.free(problem)
+        return all(
+            name in free and self.fits(getattr(option, name))
+            for name in changed(problem, option)
+        )  # fmt: skip
+
+    def fits(self, size: int) -> bool:
+        """Whether a size may be named."""
+        step = 1 if self.any_size else _OF_SMALL if size < 2 * _MULTIPLES[0] else _MULTIPLES[0]
+        return size % step == 0 and size % self.multiple == 0
+
+
+ANY_DIMENSION = Wishes()
+
+
+def changed(problem: Problem, option: Problem) -> list[str]:
+    """The dimensions in which an option differs."""
+    return [d for d in dimensions(problem) if getattr(problem, d) != getattr(option, d)]
 
 
 def dimensions(problem: Problem) -> tuple[str, ...]:
@@ -60,24 +119,54 @@ class SizeIndex:
         return where[inside.all(axis=1)]
 
 
-def sizes_near(problem: Problem, allowance: float, choose: bool) -> dict[str, list[int]]:
-    """Round sizes of each dimension within the allowance, and the problem's own.
+def sizes_near(
+    problem: Problem, allowance: float, choose: bool, tiles: Sequence[int] = (),
+    wishes: Wishes = ANY_DIMENSION,
+) -> dict[str, list[int]]:  # fmt: skip
+    """Sizes of each dimension within the allowance that may be named, and the problem's own.
 
     To pad, the nearest multiples above; to choose, also those below, and some across the window.
+
+    Args:
+        problem: whose sizes.
+        allowance: how much larger or, to choose, smaller, as a fraction.
+        choose: whether smaller ones count.
+        tiles: edges of the library's tiles, whose multiples count, too.
+        wishes: which sizes may be named.
     """
     sizes = {}
+    free = wishes.free(problem)
     for name in dimensions(problem):
         size = getattr(problem, name)
         low = math.ceil(size * (1 - allowance)) if choose else size
         high = math.floor(size * (1 + allowance))
-        rounded = {int(ceil_div(size, step)) * step for step in _MULTIPLES}
+        steps = {math.lcm(step, wishes.multiple) for step in _steps(problem, name, tiles, wishes)}
+        rounded = {int(ceil_div(size, step)) * step for step in steps}
+        rounded |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
         if choose:
-            rounded |= {size // step * step for step in _MULTIPLES}
-            coarse = _MULTIPLES[-1] * ceil_div(high - low, _WINDOW_SIZES * _MULTIPLES[-1])
-            step = next((s for s in _MULTIPLES if high - low <= _WINDOW_SIZES * s), coarse)
-            rounded |= set(range(ceil_div(low, step) * step, high + 1, step))
-        sizes[name] = sorted({size} | {v for v in rounded if low <= v <= high and v > 0})
+            rounded |= {size // step * step for step in steps}
+            rounded |= _across(low, high, wishes.multiple)
+        allowed = {v for v in rounded if low <= v <= high and v > 0 and wishes.fits(v)}
+        sizes[name] = sorted({size} | (allowed if name in free else set()))
     return sizes
+
+
+def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: Wishes) -> set[int]:
+    """What a dimension's sizes may be multiples of."""
+    steps = {*_MULTIPLES, *tiles}
+    if getattr(problem, name) < 2 * _MULTIPLES[0]:
+        steps.add(_OF_SMALL)
+    if role(problem, name) == "vocabulary":
+        steps |= {*_OF_VOCABULARY}
+    return steps | {1, 2, 4} if wishes.any_size else steps
+
+
+def _across(low: int, high: int, multiple: int) -> set[int]:
+    """Some sizes from end to end of a window: multiples of as large a step as leaves six."""
+    steps = [math.lcm(step, multiple) for step in _MULTIPLES]
+    coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
+    step = next((s for s in steps if high - low <= _WINDOW_SIZES * s), coarse)
+    return set(range(int(ceil_div(low, step)) * step, high + 1, step))
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from analysis.advice.findings import findings_lines
 from analysis.advice.highlights import health_of
 from analysis.advice.measurements import read_measurements
+from analysis.advice.options import Question
 from analysis.advice.recommend import Advice, advise_all
+from analysis.advice.trials import Trial, trial_of
+from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN
 from analysis.markdown import plain, table_row
 from analysis.model.basis import for_any_software
 from analysis.model.fitted import Analysis
-from analysis.recordings.load import library_rows
+from analysis.recordings.load import Recording, library_rows
 from analysis.recordings.write import write_records
 from kernels.problem import Gemm, Problem
+from sweeps.cases.case import CONFIRM
 from sweeps.store import write_whole
 
-ALLOWANCE = {"pad": 0.125, "choose": 0.15}
-"""How far the table looks in each dimension, by question."""
+QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
+"""What the table asks of every problem."""
 
 _QUESTION_TEXT = {
     "pad": "I need at least this size: what should I pad to?",
-    "choose": "I may pick within ±15 %: which size computes most a second?",
+    "choose": "I may pick within ±15 %: which size computes most per second?",
 }
 _GAINS = {
     "pad": "A gain of 12 % means that the padded one takes 1/1.12 of the time although it computes "
     "more.",
     "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
 }
+_LEGEND = (
+    "*do it*: the gain was measured anew after it was chosen, and its whole interval is above 1 %. "
+    "*likely*: it should gain 1 % after costs, a tenth of the additional FLOPs, and more may be "
+    "gained than lost. In brackets: the 95 % interval of a second measurement, of a predicted gain "
+    "its 90 % interval."
+)
 _MAX_LISTED = 40
 _MAX_DRAWN = 500  # problems of others' table: nobody reads more
 
@@ -42,17 +54,36 @@ def build_table(analysis: Analysis) -> list[Advice]:
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
         return []
-    measured = read_measurements(library_rows(recording.products), recording)
-    problems = {problem: next(iter(measured.of(problem))) for problem in measured.problems}
+    problems = _library_problems(recording)
     if recording.public:
         model = for_any_software(model)
         problems = _drawn(problems)
     by_any = read_measurements(recording.products, recording)
     return [
-        answer
-        for question, allowance in ALLOWANCE.items()
-        for answer in advise_all(problems, model, by_any, question, allowance)
+        answer for question in QUESTIONS for answer in advise_all(problems, model, by_any, question)
     ]
+
+
+def open_trials(analysis: Analysis, count: int) -> list[Trial]:
+    """What may be measured for the table: of each question the best guesses, so many at most."""
+    recording, model = analysis.recording, analysis.model
+    measured = read_measurements(recording.products, recording)
+    trials = [
+        trial_of(problem, model, measured, library, question, count)
+        for question in QUESTIONS
+        for problem, library in _library_problems(recording).items()
+    ]
+    return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
+
+
+def _library_problems(recording: Recording) -> dict[Problem, str]:
+    """Every problem that the sweeps measured with a library, and which it was.
+
+    Without those that were measured only because another one's advice asked for them.
+    """
+    rows = library_rows(recording.products)
+    measured = read_measurements(rows[rows["sweep"] != CONFIRM], recording)
+    return {problem: next(iter(measured.of(problem))) for problem in measured.problems}
 
 
 def _drawn(problems: Mapping[Problem, str]) -> dict[Problem, str]:
@@ -77,27 +108,33 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
         "",
         *(line for text in health_of(analysis) for line in (plain(text), "")),
-        "In brackets: what a second run would measure, in 95 %; of a predicted gain its 90 % "
-        "interval. A row is here only if its whole interval is above 1 %.",
-        "",
     ]
     if analysis.recording.unusable:
-        return "\n".join([*lines[:-2], "Nothing is advised from times such as these.", ""])
+        return "\n".join([*lines, "Nothing is advised from times such as these.", ""])
+    lines += [*findings_lines(advice), "", _LEGEND, ""]
     drawn = "of the table, drawn by chance, " if analysis.recording.public else ""
-    for question, text in _QUESTION_TEXT.items():
-        answers = [answer for answer in advice if answer.question == question]
-        changes = sum(answer.verdict != "leave it" for answer in answers)
+    for question in QUESTIONS:
+        answers = [answer for answer in advice if answer.question == question.kind]
+        count = Counter(answer.verdict for answer in answers)
         lines += [
-            f"## {question.capitalize()}: {text}",
+            f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"{len(answers)} problems {drawn}were looked at, within {ALLOWANCE[question]:.1%} of "
-            f"each dimension. {changes} have a better one nearby beyond doubt; leave the others. "
-            f"{_GAINS[question]}",
+            f"{len(answers)} problems {drawn}were looked at, within {question.allowance:.1%} of "
+            f"each dimension: {count[DO_IT]} to do, {count[LIKELY]} likely, {count[LEAVE_IT]} to "
+            f"leave. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):
-            lines += _listed([a for a in answers if a.verdict == question and a.problem.op == op])
+            changes = [a for a in answers if a.verdict != LEAVE_IT and a.problem.op == op]
+            lines += _folded(_listed(changes), len(changes))
     return "\n".join(lines)
+
+
+def _folded(rows: Sequence[str], count: int) -> list[str]:
+    """Rows that a reader opens, below what they have in common."""
+    if not rows:
+        return []
+    return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
 
 
 def _listed(changes: Sequence[Advice]) -> list[str]:
@@ -106,9 +143,9 @@ def _listed(changes: Sequence[Advice]) -> list[str]:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
     lines = [
-        f"| {shape} | {changes[0].question} | what that is | measured gain | predicted gain "
-        "| more FLOPs | more bytes | by | why |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {shape} | verdict | {changes[0].question} | what that is | measured gain "
+        "| predicted gain | more FLOPs | more bytes | by | why |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *map(_row, changes[:_MAX_LISTED]),
         "",
     ]
@@ -120,7 +157,8 @@ def _listed(changes: Sequence[Advice]) -> list[str]:
 def _row(answer: Advice) -> str:
     cells = [
         str(answer.problem),
-        answer.change,
+        f"{answer.verdict} ({answer.evidence})",
+        answer.change or "as it is",
         answer.roles,
         _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),
         _gain(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),

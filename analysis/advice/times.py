@@ -31,7 +31,9 @@ def measurements_near(
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
     recording = load_runs(basis.folder)
-    return read_measurements(rows_near(recording.products, problems, factor), recording)
+    measured = read_measurements(rows_near(recording.products, problems, factor), recording)
+    measured.warm = basis.warm
+    return measured
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
@@ -49,12 +51,13 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
         known = measured.of(problem).get(library)
         fit = basis.model.fit(group_of(library, problem))
         time = _predicted(row) if known is None else _measured(known, row, fit)
-        kind, source = basis.of(problem)
+        kind, source = basis.of(problem, measured=known is not None)
         rows.append({
             "problem": problem.spec(), "machine": basis.model.machine.slug,
             "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
             **{name: row[name] for name in _PREDICTED},
-            "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6, "explanation": explain(row),
+            "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6,
+            "explanation": explain(row, basis.model.machine.kind),
             "evidence": "predicted" if known is None else "measured",
             "basis": kind, "source": source,
         })  # fmt: skip

@@ -17,7 +17,15 @@ from analysis.commands.app import (
     problems,
 )
 from analysis.units import rate
-from kernels.cli import ConvOption, GemmOption, JsonOption, note, print_json
+from kernels.cli import (
+    ConvOption,
+    DeviceOption,
+    GemmOption,
+    GpuOption,
+    JsonOption,
+    note,
+    print_json,
+)  # fmt: skip
 from kernels.errors import UserError
 from sweeps.store import RESULTS
 
@@ -77,46 +85,81 @@ def recommend_command(
         typer.Option("--choose", help="I may pick within this share, such as 15%, either way."),
     ] = None,
     file: FileOption = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Time the best guesses here, and the best of them anew."),
+    ] = False,
+    change: Annotated[
+        str | None, typer.Option("--change", help="Only these sizes, such as N or M,K.")
+    ] = None,
+    fix: Annotated[str | None, typer.Option("--fix", help="Not these sizes.")] = None,
+    multiple: Annotated[
+        int, typer.Option("--multiple", min=1, help="Changed sizes are multiples of this.")
+    ] = 1,
+    any_size: Annotated[
+        bool, typer.Option("--any", help="Also sizes that are no multiple of 8.")
+    ] = False,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
     """Say what sizes should be padded to, or which near ones compute most; or to leave them."""
+    from analysis.advice.options import Question
     from analysis.advice.recommend import advise
+    from analysis.advice.sizes import Wishes
     from analysis.advice.times import measurements_near
+    from analysis.advice.verdict import PREDICTED
 
     if pad is not None and choose is not None:
         raise UserError("give --pad or --choose, not both: they are two questions.")
-    question = "pad" if choose is None else "choose"
-    allowance = parse_share(choose or pad or "12.5%", question)
+    kind = "pad" if choose is None else "choose"
+    wishes = Wishes(_dimensions(change), _dimensions(fix), multiple, any_size)
+    question = Question(kind, parse_share(choose or pad or "12.5%", kind), wishes)
     asked = problems(gemm, conv, file)
-    basis = basis_of(machine, results)
+    if measure:
+        from analysis.commands.confirming import measure_questions
+        from sweeps.running.resume import Request
+
+        request = Request(results=results, device=device, gpu=gpu)
+        basis = measure_questions(asked, question, machine, request)
+    else:
+        basis = basis_of(machine, results)
     # Padded by a share in each size, or smaller by it.
-    measured = measurements_near(basis, asked, 1 / max(1 - allowance, 1e-9))
+    measured = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
     answers = [
-        advise(problem, basis.model, measured, basis.library(problem), allowance, question)
+        advise(problem, basis.model, measured, basis.library(problem), question)
         for problem in asked
     ]
+    origins = [basis.of(a.problem, measured=a.evidence != PREDICTED) for a in answers]
     if json:
         documents = [
-            {**answer.to_json(), **dict(zip(("basis", "source"), basis.of(problem), strict=True))}
-            for answer, problem in zip(answers, asked, strict=True)
+            {**answer.to_json(), "basis": kind, "source": source}
+            for answer, (kind, source) in zip(answers, origins, strict=True)
         ]
         print_json(documents if len(documents) > 1 or file else documents[0])
         return
     _print_answers(answers)
-    for source in dict.fromkeys(basis.of(problem)[1] for problem in asked):
+    for source in dict.fromkeys(source for _, source in origins):
         note(f"{basis.model.machine.slug}: {source}.")
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
+    from analysis.advice.verdict import LEAVE_IT
+
     for answer in answers:
-        if answer.verdict == "leave it":
+        if answer.verdict == LEAVE_IT:
             print(f"{answer.problem}: leave it ({answer.reason}).")
             continue
-        gain, lo, hi = answer.gain_with_interval
-        what = "gain" if answer.question == "pad" else "gain per FLOP"
+        per_flop = " per FLOP" if answer.question == "choose" else ""
+        action = f"{answer.question} {answer.change}" if answer.changed else "as it is, but"
         print(
-            f"{answer.problem}: {answer.question} {answer.change} with {answer.implementation}; "
-            f"{answer.evidence} {what} {gain:.1%} ({lo:.1%} to {hi:.1%}), "
-            f"{answer.extra_flops:+.1%} FLOPs ({answer.reason})."
+            f"{answer.problem}: {answer.verdict}: {action} with {answer.implementation}; "
+            f"costs {answer.extra_flops:.2%} FLOPs, gains {answer.gain.value:.1%}{per_flop} "
+            f"({answer.gain.lo:.1%} to {answer.gain.hi:.1%}, {answer.evidence}; {answer.reason})."
         )
+
+
+def _dimensions(text: str | None) -> tuple[str, ...]:
+    """Names of sizes, such as ``M,K``."""
+    return tuple(word.strip().lower() for word in text.split(",")) if text is not None else ()

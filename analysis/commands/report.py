@@ -64,4 +64,4 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     for line in five_lines(analysis, advice):
         print(f"  • {line}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
-    print(f"What to pad: {folder / 'recommendations.md'}")
+    print(f"What to change: {folder / 'recommendations.md'}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from analysis.model.fit import SoftwareRange
 from analysis.model.predict import Model, model_from_json
@@ -18,6 +19,7 @@ from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
+from sweeps.cases.case import CONFIRM
 
 _DTYPE = "bf16"  # whose constants are named where there is nothing else
 
@@ -30,7 +32,8 @@ class Basis:
     others), ``shipped`` (constants fitted to that very machine), ``generation`` (constants of
     another machine of its generation) or ``none`` (of another generation: a guess). ``folder`` is
     the recording's, None without one. ``warm`` says whether operands come from the cache where
-    they fit it, as in others' tables.
+    they fit it, as in others' tables. ``measured`` is the source of times that were measured here,
+    where the model comes from elsewhere.
     """
 
     model: Model
@@ -39,21 +42,29 @@ class Basis:
     folder: Path | None = None
     warm: bool = False
     calibrated: bool = True
+    measured: str = ""
 
     def library(self, problem: Problem) -> str:
-        """The library that was measured with such a problem; cublas or cudnn where none was."""
+        """The library that was measured with such a problem, else the vendor's for it."""
         what = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
             name, *rest = group.split()
             if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
                 return name
+        if self.model.machine.kind == "cpu":
+            from kernels.registry import library_for  # asks PyTorch what it was built with
+
+            return library_for(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
-    def of(self, problem: Problem) -> tuple[str, str]:
+    def of(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
         """The kind and the source of an answer about one problem.
 
         Where nobody measured its operation and dtype, constants of the generation are all there is.
+        An answer by times of the problem itself rests on them, whatever the model knows.
         """
+        if measured:
+            return ("recorded", self.measured) if self.measured else (self.kind, self.source)
         if not self.has(problem):
             return _generation(self.model.machine, problem.dtype)
         like = self.model.fit(group_of(self.library(problem), problem)).has_like(problem)
@@ -84,6 +95,9 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     recorded = recorded_machines(results)
     if machine is None or machine in recorded:
         folder = find_recording(machine, results)
+        run = load_run(folder)
+        if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
+            return _of_questions(folder, run, results)
         reason = why_unusable(folder)
         if not reason:
             return _of_recording(folder)
@@ -94,6 +108,23 @@ def find_basis(machine: str | None, results: Path) -> Basis:
         if machine not in known_machines():
             raise UserError(f"{reason}: measure {machine} again when it is quiet.", exit_code=1)
     return _of_constants(known_machine(machine, recorded))
+
+
+def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
+    """Of a machine on which questions were measured, and no sweep: the times are its own, and the
+    model what there would be without them.
+    """
+    machine = Machine.from_json(run["machine"])
+    published = results / machine.slug
+    if folder != published and (published / "run.json").exists():
+        basis = _of_recording(published)
+    elif is_complete(folder_of(results, machine.slug)):
+        basis = _of_recording(folder_of(results, machine.slug))
+    elif machine.slug in known_machines():
+        basis = _of_constants(known_machine(machine.slug))
+    else:
+        basis = Basis(Model(machine), *_generation(machine, _DTYPE))
+    return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 
 def _of_recording(folder: Path) -> Basis:

@@ -13,6 +13,7 @@ from analysis.model.calibrate import Calibration, calibrate
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from analysis.recordings.load import Recording, problems_of
+from analysis.recordings.repetition import with_steady_times
 from kernels.errors import UserError
 from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
@@ -26,7 +27,8 @@ class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
     The table has the columns of measurements.csv, the predictions of each row by constants that
-    had not seen it, and properties of its problem: flops, least_bytes, intensity, group.
+    had not seen it, properties of its problem (flops, least_bytes, intensity, group), and its time
+    as ratios take it (steady_log, steady_error).
     """
 
     recording: Recording
@@ -50,7 +52,7 @@ def analyse(recording: Recording) -> Analysis:
     Raises:
         UserError: nothing in it has a time.
     """
-    rows = recording.products.reset_index(drop=True)
+    rows = with_steady_times(recording.products.reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "

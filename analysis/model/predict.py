@@ -126,24 +126,31 @@ class Prediction:
 LIMIT_WORDS = {
     "launch": "launching it takes longer than computing it",
     "compute": "bound by arithmetic",
-    "feed": "bound by what the SMs can take in",
+    "feed": "bound by what the {cores} can take in",
     "latency": "bound by the latency of each step along K",
     "memory": "bound by memory bandwidth",
 }
 """What each of :data:`kernels.estimate.LIMITS` means to a reader."""
 
 
-def explain(row: Mapping[str, Any]) -> str:
-    """One line in words for a row of :meth:`Prediction.frame`."""
-    limit = LIMIT_WORDS[row["limit"]]
+_CORES = {"gpu": "SMs", "cpu": "cores"}
+
+
+def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
+    """One line in words for a row of :meth:`Prediction.frame`, on a kind of machine."""
+    limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
     side = ALGORITHMS[row["algorithm"]]
     by = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
-    waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
+    if kind == "cpu":
+        waves, slots = f"{row['waves']} for each thread at most", "threads' time"
+    else:
+        waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
+        slots = "waves' slots"
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
         f"{limit}: {by}{tiles} of {row['tile']}{split} in {waves}, "
-        f"{_percent(row['tail_efficiency'])} of the waves' slots used, "
+        f"{_percent(row['tail_efficiency'])} of the {slots} used, "
         f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.recordings.load import bursts, library_rows
+from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
+_STEADY = ["steady_log", "steady_error"]
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -30,8 +32,8 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     """How far each dimension is off its base, and TFLOP/s relative to no offset.
 
-    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi. The
-    interval is that of the ratio: it includes the uncertainty of both times.
+    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi: the
+    interval of a repetition.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     pieces = []
@@ -52,21 +54,21 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
                             "base": base,
                             "offset": group[along] - base,
                             "dtype": dtype,
-                            "relative": group["tflops"] / best["tflops"],
-                            **_relative_interval(group, best),
+                            **_relative_speed(group, best),
                         }
                     ).sort_values("offset")
                 )
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
 
 
-def _relative_interval(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """The interval of a speed relative to another, from the intervals of both times."""
+def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
+    """Speeds relative to that of a row, which relative to itself is 1 without any doubt."""
     work = rows["flops"] / base["flops"]
-    low = work * base["time_lo_us"] / rows["time_hi_us"]
-    high = work * base["time_hi_us"] / rows["time_lo_us"]
     itself = rows.index == base.name
-    return {"relative_lo": low.mask(itself, 1.0), "relative_hi": high.mask(itself, 1.0)}
+    return {
+        name.replace("ratio", "relative"): (work * ratio).mask(itself, 1.0)
+        for name, ratio in steady_ratio(base, rows).items()
+    }
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -86,15 +88,17 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     pairs = rows[rows["layout"] == "nhwc"].merge(
         rows[rows["layout"] == "nchw"], on=same, suffixes=("_nhwc", "_nchw")
     )
+    nchw, nhwc = (
+        pairs[[name + end for name in _STEADY]].set_axis(_STEADY, axis=1)
+        for end in ("_nchw", "_nhwc")
+    )
     label = [f"{row.c}×{row.h}×{row.w}→{row.kout}, {row.r}×{row.s}" for row in pairs.itertuples()]
     return pd.DataFrame(
         {
             "label": label,
             "dtype": pairs["dtype"],
             "pass": pairs["pass"],
-            "ratio": pairs["time_us_nchw"] / pairs["time_us_nhwc"],
-            "ratio_lo": pairs["time_lo_us_nchw"] / pairs["time_hi_us_nhwc"],
-            "ratio_hi": pairs["time_hi_us_nchw"] / pairs["time_lo_us_nhwc"],
+            **steady_ratio(nchw, nhwc),
         }
     )
 

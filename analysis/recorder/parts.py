@@ -99,11 +99,12 @@ def all_parts() -> tuple[Part, ...]:
             "sweeps",
             "the other default sweeps, the rules, the report",
             (
-                _sweeps("defaults", _other_defaults(), (360, 50)),
+                _sweeps("defaults", _other_defaults(), (300, 50)),
                 _sweeps(
                     "rules", (*rule_sweeps(),), (240, 30), "rules", "--skip-recorded {results}"
                 ),
                 _command("profiles", "sweeps profile --results {results}/rules", (60, 15)),
+                _command("confirm", "analysis confirm --budget 30s", (60, None)),
                 _analysis("report", (90, 40)),
                 _analysis("rules", (30, 10)),
             ),

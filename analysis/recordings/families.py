@@ -18,6 +18,7 @@ import pandas as pd
 
 from analysis.markdown import plain, table_row
 from analysis.recordings.load import Recording, bursts, problems_of
+from analysis.recordings.repetition import steady_ratio, with_steady_times
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.operation import as_problem
@@ -29,21 +30,21 @@ BEST = "best of all"
 """The family that stands for the fastest one of each shape."""
 
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config, not the chosen one
-_TIMES = ["time_us", "time_lo_us", "time_hi_us"]
+_TIMES = ["time_us", "steady_log", "steady_error"]
 
 
 def compare_families(recording: Recording) -> pd.DataFrame:
     """One row per shape and family, and one per shape for :data:`BEST`.
 
     Columns: problem, op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi
-    (from the ends of both intervals), found (the chosen config's speed over that of the best
+    (of a repetition), found (the chosen config's speed over that of the best
     candidate, at most 1) and best_config; the last two only where all candidates were looked at.
 
     Raises:
         UserError: no hand-written kernel has a time beside a library's.
     """
     rows = recording.products
-    rows = bursts(rows).reset_index(drop=True)
+    rows = with_steady_times(bursts(rows).reset_index(drop=True), recording)
     rows["problem"] = problems_of(rows)
     by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
     searched = rows["sweep"].isin(_SEARCHES)
@@ -55,6 +56,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "this recording has no Triton kernel beside the library's; `make families` measures "
             "them on a GPU of sm_80 or later."
         )
+    theirs = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
     table = pd.DataFrame(
         {
             "problem": pairs.index.get_level_values("problem"),
@@ -62,9 +64,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "config": pairs["config"].to_numpy(),
             "library_us": pairs["time_us_library"].to_numpy(),
             "time_us": pairs["time_us"].to_numpy(),
-            "ratio": (pairs["time_us_library"] / pairs["time_us"]).to_numpy(),
-            "ratio_lo": (pairs["time_lo_us_library"] / pairs["time_hi_us"]).to_numpy(),
-            "ratio_hi": (pairs["time_hi_us_library"] / pairs["time_lo_us"]).to_numpy(),
+            **{name: ratio.to_numpy() for name, ratio in steady_ratio(theirs, pairs).items()},
         }
     )
     complete = _fully_searched(recording)

@@ -158,6 +158,25 @@ def steady_times(
     return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
 
 
+def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
+    """The rows with what :func:`steady_times` says of them, as ``steady_log`` and
+    ``steady_error``: what :func:`steady_ratio` needs.
+    """
+    log, error = steady_times(rows, recording)
+    return rows.assign(steady_log=log, steady_error=error)
+
+
+def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Series]:
+    """``ratio`` of the times of rows in two tables, one beside the other, with ``ratio_lo`` and
+    ``ratio_hi``, the 95 % interval of a repetition. ``before`` may be a single row.
+    """
+    log = before["steady_log"] - after["steady_log"]
+    error = Z95 * np.hypot(before["steady_error"], after["steady_error"])
+    return {
+        "ratio": np.exp(log), "ratio_lo": np.exp(log - error), "ratio_hi": np.exp(log + error),
+    }  # fmt: skip
+
+
 def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
     """The machine's log time in each round, relative to the others; 0 in one of few cases."""
     rests: dict[Any, list[float]] = defaultdict(list)

@@ -3,8 +3,8 @@
 *Choose*: in random neighbourhoods, all measured shapes within ±15 % of one of them in every
 dimension, how far is the recommended shape's speed from the best in hindsight? *Pad*: over shapes
 with a measured neighbour that contains them, what does following the advice gain, how often does it
-cost, and what share of the shapes that could gain does it move? The product's rule moves only where
-it is certain. It is compared with its best guess, which moves wherever a gain of at least
+cost, and what share of the shapes that could gain does it move? The product's rule moves where that
+is likely to pay. It is compared with its best guess, which moves wherever a gain of at least
 ``MIN_GAIN`` is predicted, and with the given shape, the biggest and the best in hindsight.
 """
 
@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from analysis.advice.measurements import Measurements
-from analysis.advice.recommend import MIN_GAIN, decide
+from analysis.advice.options import Question
+from analysis.advice.recommend import best_of, weigh
 from analysis.advice.sizes import SizeIndex
+from analysis.advice.verdict import MIN_GAIN
 from analysis.model.query import group_of
 from analysis.recordings.public import Source
 from analysis.validation.holdout import Validation
@@ -241,12 +243,13 @@ class _Rows:
         """The row that the product's rule takes instead of row i, and its lower end of the gain."""
         order = [i, *(j for j in members if j != i)]  # the given shape is the first option
         problem = self._problems[i]
-        best, predicted, _ = decide(
+        choices = weigh(
             problem,
             [self._problems[j] for j in order],
             self._frame.iloc[order],
             self._model.fit(group_of(self._names[i], problem)),
             Measurements({}),
-            question,
+            Question(question, _REACH),
         )
-        return order[best], predicted[best][1]
+        best = best_of(choices)
+        return order[best], choices[best].gain.lo

@@ -6,6 +6,7 @@ Constants that were fitted on the machine under test are never used, not even as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.model.calibrate import calibrate_query
+from analysis.model.calibrate import calibrate_query, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
 from analysis.model.predict import Model, Prediction
@@ -81,6 +82,19 @@ class Validation:
         )
         return float(inside.mean())
 
+    @property
+    def neighbours(self) -> dict[str, Any]:
+        """How wrong time ratios of neighbouring shapes are predicted: how many pairs there are, of
+        which one pads the other by little, and the 90 % range of the log ratios' errors.
+        """
+        predicted, tested = self.prediction.estimate.time, self.tested
+        log_ratio = np.log(tested.seconds / predicted)
+        alone = np.full(len(tested), math.sqrt(0.5))  # so that an error is not divided by anything
+        query = Query.each(tested.problems, tested.implementations, tested.warm)
+        errors = pair_errors(query, predicted, log_ratio, alone)
+        low, high = np.quantile(errors, [0.05, 0.95]) if len(errors) else (None, None)
+        return {"pairs": len(errors), "low": low, "high": high}
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``analysis validate --json``."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
@@ -98,6 +112,7 @@ class Validation:
             "constants_from": self.constants_from,
             **_figures(self.errors),
             "coverage_90": self.coverage,
+            "neighbours": self.neighbours,
             "above_1e11": asdict(Errors.of(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
             "baselines": plain,

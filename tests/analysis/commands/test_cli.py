@@ -82,7 +82,7 @@ def test_report_writes_everything_and_recommend_answers_from_it(results: Path) -
     asked = analysis("recommend", "--machine", "nvidia-h100-sxm", "--gemm", "1000,1001,1000,bf16",
                      "--json", "--results", str(results))  # fmt: skip
     document = json.loads(asked.stdout)
-    assert document["verdict"] in ("pad", "leave it")
+    assert document["verdict"] in ("do it", "likely", "leave it")
     assert document["shape"] == "1000,1001,1000,bf16,nt,1"
 
 

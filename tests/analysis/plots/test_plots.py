@@ -122,7 +122,9 @@ def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
     base = rows["offset"] == 0
     assert (rows[base][["relative_lo", "relative_hi"]] == 1.0).all(axis=None)
     widened = rows[~base]["relative_hi"] / rows[~base]["relative"]
-    assert widened.to_numpy() == pytest.approx(1.01 / 0.99)  # both are known to ±1 %
+    # Both are known to ±1 %, and another process differs by what the canary lets expect.
+    assert (widened > 1.01 / 0.99).all()
+    assert (widened < 1.03).all()
 
 
 def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
@@ -160,7 +162,7 @@ def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
     assert "4096 + " not in alignment
     assert "runs at" in alignment
     assert "over 6 pairs" in layout
-    assert padding.startswith("Padding: ")
+    assert padding.startswith("Sizes: of ")
     assert "median error 0." in trust
     assert "drifted by -2.0%" in trust
     analysis.recording.run["canary"]["certain"] = False

@@ -1,0 +1,169 @@
+"""Measure what advice would otherwise guess: for ``recommend --measure`` and after a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
+from kernels.errors import UserError
+from kernels.problem import Problem
+from sweeps.cases.case import CONFIRM
+from sweeps.store import RESULTS
+
+if TYPE_CHECKING:
+    from analysis.advice.options import Question
+    from analysis.advice.trials import Trial
+    from analysis.model.basis import Basis
+    from sweeps.running.resume import Request
+
+_CANDIDATES = 4  # guesses that are measured for a question that is asked
+_LEAST_SECONDS = 10.0  # for them, at most: a quiet machine needs far less
+_GUESSES = 2
+"""How many guesses of each problem a sweep is followed by. On an H100 a second one raises the mean
+gain of padding from 1.3 to 1.4 % of all shapes (``measured`` in tests/recordings/advice.json)."""
+
+
+@app.command("confirm")
+def confirm_command(
+    budget: Annotated[
+        str | None, typer.Option(help="Measuring time; what the sweep left of its own.")
+    ] = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Measure the best guesses for this machine's recorded problems, those that promise most first.
+
+    The recommendation table then rests on measured gains. Goes on where it stopped.
+    """
+    from analysis.advice.measurements import read_measurements
+    from analysis.advice.table import open_trials
+    from analysis.advice.trials import affordable, pair_seconds
+    from analysis.commands.app import analyse_machine
+    from analysis.recordings.load import find_recording
+    from analysis.recordings.runs import load_runs
+    from kernels.device import select_device
+    from sweeps.running.confirming import machine_here, seconds_of
+    from sweeps.running.resume import Request, left_for_confirming
+    from sweeps.store import folder_for
+
+    request = Request(results=results, device=device, gpu=gpu)
+    slug = select_device(device, gpu).machine.slug
+    recording = load_runs(find_recording(slug, results))
+    if recording.public:
+        raise UserError(f"{slug} has no recording of its own yet; run `make sweep` first.")
+    if recording.unusable:
+        note("No guess is measured: the run is unusable.")
+        return
+    seconds = parse_seconds(budget)
+    if seconds is None:
+        seconds = left_for_confirming(folder_for(results, slug))
+    note("Looking for the guesses that promise most …")
+    trials = open_trials(analyse_machine(slug, results), _GUESSES)
+    asked = recording.products
+    explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)
+    cost = {
+        way: (0.0 if way[1] in explored.of(way[0]) else exploring, confirming)
+        for way, (exploring, confirming) in seconds_of(
+            [way for trial in trials for way in trial.ways], machine_here(request)
+        ).items()
+    }
+    chosen = affordable(trials, cost, seconds)
+    if not chosen:
+        more = "the budget is too small for any" if trials else "none of them promises to gain"
+        note(f"No guess is measured: {more}.")
+        return
+    note(f"Measuring the best guesses of {len(chosen)} of {len(trials)} questions …")
+    left = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
+    measure(chosen, replace(request, budget=max(left, 1.0)))
+
+
+def measure_questions(
+    asked: Sequence[Problem], question: Question, machine: str | None, request: Request
+) -> Basis:
+    """Measure the best guesses for problems on this machine; returns what answers then rest on.
+
+    What was measured before is not measured again.
+
+    Raises:
+        UserError: another machine is meant, or this one is too disturbed to say anything.
+    """
+    from analysis.advice.times import measurements_near
+    from analysis.advice.trials import trial_of
+    from analysis.model.basis import Basis, find_basis
+    from analysis.model.predict import Model
+    from analysis.recordings.load import recorded_machines
+    from analysis.recordings.runs import health_lines, load_runs
+    from kernels.device import select_device
+    from kernels.machine import known_machines
+    from sweeps.running.confirming import machine_here, other_implementations, seconds_of
+
+    slug = select_device(request.device, request.gpu).machine.slug
+    if machine not in (None, slug):
+        raise UserError(
+            f"--measure times on this machine, {slug}, and --machine says {machine}; leave one of "
+            "them out."
+        )
+    here = machine_here(request)
+    known = recorded_machines(request.results) | known_machines().keys()
+    basis = (
+        find_basis(slug, request.results)
+        if slug in known
+        else Basis(Model(here), "none", "measured now", calibrated=False)
+    )
+    near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
+    trials = [
+        trial_of(problem, basis.model, near, basis.library(problem), question, _CANDIDATES,
+                 other_implementations(problem, here))
+        for problem in asked
+    ]  # fmt: skip
+    open_trials = [trial for trial in trials if trial is not None]
+    if not open_trials:
+        note("Nothing is left to be measured.")
+        return basis
+    cost = seconds_of([way for trial in open_trials for way in trial.ways], here)
+    exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
+    folder = measure(open_trials, replace(request, budget=exploring))
+    recording = load_runs(folder)
+    if recording.unusable:
+        raise UserError(
+            f"What was measured says nothing: {' '.join(health_lines(recording))} Try again when "
+            "the machine is quiet.", exit_code=1,
+        )  # fmt: skip
+    return find_basis(slug, request.results)
+
+
+def measure(trials: Sequence[Trial], request: Request) -> Path:
+    """Time the candidates of trials, then the best of each anew; returns the recording's folder.
+
+    The request's budget is for the candidates.
+
+    Raises:
+        UserError: the device cannot be used, or another process is measuring.
+        KeyboardInterrupt: after folding what was measured.
+    """
+    from analysis.advice.measurements import read_measurements
+    from analysis.advice.trials import pairs_to_confirm
+    from analysis.recordings.load import load
+    from sweeps.running.confirming import confirm_choices, explore
+
+    try:
+        run = explore(request, [way for trial in trials for way in trial.ways], note)
+        recording = load(run.folder)
+        rows = recording.products
+        explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
+        pairs = list(pairs_to_confirm(trials, explored))
+        if pairs:
+            confirm_choices(run, pairs, note)
+        else:
+            note("None of them was better enough to be timed anew.")
+    except KeyboardInterrupt:
+        note("Stopped. What was measured is kept; the same command goes on.")
+        raise
+    return run.folder

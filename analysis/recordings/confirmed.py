@@ -1,0 +1,99 @@
+"""Pairs of cases that were timed anew after one of them was chosen: confirmed.csv of each run."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.recordings.load import Part, Recording
+from kernels.config import HAND_WRITTEN
+from kernels.errors import UserError
+from kernels.operation import as_problem
+from sweeps.cases.case import Case, Way
+from sweeps.store import CONFIRMED_COLUMNS
+
+_ASSUMED = 0.01  # standard deviation of a log time between processes, if none was measured
+_LEAST_BLOCKS = 4  # of a process: their mean is without the smallest and the largest
+_AS_CASES = 2  # as many cases timed again as that counts for
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two ways whose samples alternated, A B B A, in processes that had not seen them before.
+
+    ``log_ratios`` are the logarithms of the first one's time over the second's: of each process,
+    those of its blocks. ``between`` is the standard deviation by which a log time differs between
+    processes, as the run found by timing other ``cases`` again.
+    """
+
+    before: Way
+    after: Way
+    log_ratios: tuple[tuple[float, ...], ...]
+    between: float
+    cases: int = _AS_CASES
+
+
+def confirmed_pairs(recording: Recording) -> list[Pair]:
+    """The pairs of all runs of a recording; of the same pair in several, that of the best run.
+
+    Raises:
+        UserError: a file is not what a run writes.
+    """
+    pairs: dict[tuple[Way, Way], Pair] = {}
+    for part in recording.parts:
+        own = part.folder == recording.folder
+        try:
+            read = _read(part)
+        except UserError:
+            if own:
+                raise
+            continue  # of an older run, which others make up for
+        between = _between(part.run.get("repeats"))
+        for (before, after), processes in read.items():
+            # Hand-written kernels change with the checkout.
+            if own or not {before[1], after[1]} & HAND_WRITTEN.keys():
+                pairs.setdefault((before, after), Pair(before, after, tuple(processes), *between))
+    return list(pairs.values())
+
+
+def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
+    """By how much a log time differs between processes beyond what all cases share, and by how many
+    cases that is known: as measured, and where that was by few cases, with what is assumed.
+    """
+    cases, squares = _AS_CASES, _AS_CASES * _ASSUMED**2
+    if repeats:
+        cases += repeats["cases"]
+        squares += repeats["cases"] * repeats.get("between_cases", repeats["between"]) ** 2
+    return math.sqrt(squares / cases), cases
+
+
+def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
+    path = part.folder / "confirmed.csv"
+    pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
+    if not path.exists():
+        return pairs
+    planned = {row["id"]: row for row in part.run["plan"]["cases"]}
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file)
+            if tuple(rows.fieldnames or ()) != CONFIRMED_COLUMNS:
+                raise ValueError
+            for row in rows:
+                ways = _way(planned[row["case"]]), _way(planned[row["against"]])
+                ratios = tuple(float(text) for text in row["log_ratios"].split())
+                if len(ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, ratios)):
+                    raise ValueError
+                pairs.setdefault(ways, []).append(ratios)
+    except (ValueError, TypeError, KeyError, AttributeError, csv.Error):
+        raise UserError(
+            f"{path} is damaged; move it away, and `make sweep` confirms anew."
+        ) from None
+    return pairs
+
+
+def _way(row: Mapping[str, object]) -> Way:
+    case = Case.from_columns(row)
+    return as_problem(case.problem), case.implementation

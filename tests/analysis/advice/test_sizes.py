@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.advice.measurements import Measurements
+from analysis.advice.options import Question, options_of
+from analysis.advice.sizes import Wishes, dimensions, sizes_near
+from analysis.model.predict import Model
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from kernels.problem import Conv, Gemm, Problem
+
+H100 = Model(known_machine("nvidia-h100-sxm"))
+GEMM = Gemm(4096, 50257, 1030, "bf16")
+CONV = Conv.parse("8,33,28,28,63,3,3,1,1,1,1,fp16")
+
+
+def names(problem: Problem, question: Question) -> dict[str, set[int]]:
+    """The sizes that options name, by dimension, without the problem's own."""
+    options, _ = options_of(problem, H100, Measurements({}), "cublas", question)
+    return {
+        d: {getattr(o, d) for o in options} - {getattr(problem, d)} for d in dimensions(problem)
+    }
+
+
+@given(
+    st.integers(1, 70_000), st.integers(1, 70_000), st.integers(1, 70_000),
+    st.sampled_from(["pad", "choose"]), st.sampled_from(["fp32", "bf16"]),
+)  # fmt: skip
+def test_only_sizes_that_an_engineer_would_choose(
+    m: int, n: int, k: int, kind: str, dtype: str
+) -> None:
+    problem = Gemm(m, n, k, dtype)
+    for name, sizes in sizes_near(problem, 0.15, kind == "choose", [192]).items():
+        own = getattr(problem, name)
+        assert own in sizes
+        for size in set(sizes) - {own}:
+            assert size % (8 if size >= 16 else 4) == 0
+            assert own * 0.85 <= size <= own * 1.15
+            assert size > own or kind == "choose"
+
+
+def test_never_an_odd_number_of_channels_unless_any_will_do() -> None:
+    named = names(CONV, Question("choose", 0.15))
+    assert named["c"] == {32}
+    assert 64 in named["kout"]
+    any_size = names(CONV, Question("choose", 0.15, Wishes(any_size=True)))
+    assert any(size % 8 for size in any_size["c"])
+
+
+def test_only_the_sizes_that_may_change_do() -> None:
+    for wishes in (Wishes(change=("n",)), Wishes(fix=("m", "k"))):
+        named = names(GEMM, Question("pad", 0.125, wishes))
+        assert named["m"] == named["k"] == set()
+        assert 50_304 in named["n"]
+
+
+def test_changed_sizes_are_multiples_of_what_is_asked_for() -> None:
+    named = names(GEMM, Question("choose", 0.15, Wishes(multiple=96)))
+    assert all(size % 96 == 0 for sizes in named.values() for size in sizes)
+    assert named["n"]
+
+
+def test_a_vocabulary_can_be_shared_by_eight() -> None:
+    assert any(size % 1024 == 0 for size in names(GEMM, Question())["n"])
+    assert any(size % 192 == 0 for size in names(GEMM, Question())["k"])  # the library's tile
+
+
+@pytest.mark.parametrize(
+    ("problem", "wishes", "words"),
+    [
+        (GEMM, Wishes(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
+        (GEMM, Wishes(fix=("x",)), "has no size X"),
+        (CONV, Wishes(change=("n",)), "it has C, KOUT"),
+        (GEMM, Wishes(change=("m",), fix=("m",)), "no size of .* is left to be changed"),
+    ],
+)
+def test_a_wish_that_does_not_fit_gets_a_sentence(
+    problem: Problem, wishes: Wishes, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        wishes.check(problem)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from analysis.advice.verdict import (
+    CONFIRMED,
+    DO_IT,
+    LEAVE_IT,
+    LIKELY,
+    MEASURED,
+    PREDICTED,
+    Gain,
+    gain_of,
+    verdict,
+)
+
+
+@pytest.mark.parametrize(
+    ("gain", "evidence", "extra_flops", "expected"),
+    [
+        (Gain(0.08, 0.05, 0.11), CONFIRMED, 0.01, DO_IT),
+        (Gain(0.08, 0.05, 0.11), MEASURED, 0.01, LIKELY),  # not measured anew
+        (Gain(0.08, 0.05, 0.11), PREDICTED, 0.01, LIKELY),
+        (Gain(0.08, 0.009, 0.16), CONFIRMED, 0.0, LIKELY),  # not beyond doubt
+        (Gain(0.08, -0.02, 0.15), PREDICTED, 0.0, LIKELY),
+        (Gain(0.009, 0.008, 0.01), CONFIRMED, 0.0, LEAVE_IT),  # not worth it
+        (Gain(0.02, 0.015, 0.025), CONFIRMED, 0.12, LEAVE_IT),  # its costs are as large
+        (Gain(0.02, 0.015, 0.025), CONFIRMED, -0.12, DO_IT),  # a smaller size costs nothing
+        (Gain(0.02, -0.3, 0.5), PREDICTED, 0.0, LEAVE_IT),  # it may lose a quarter
+        (Gain(0.01, -0.2, 0.27), PREDICTED, 0.0, LEAVE_IT),  # as much to be lost as gained
+        (Gain(-0.05, -0.06, -0.04), CONFIRMED, 0.0, LEAVE_IT),
+        (Gain(0.05, 0.05, 0.05), PREDICTED, 0.0, LIKELY),
+    ],
+)  # fmt: skip
+def test_what_to_do(gain: Gain, evidence: str, extra_flops: float, expected: str) -> None:
+    assert verdict(gain, evidence, extra_flops) == expected
+
+
+def test_a_gain_counts_the_work() -> None:
+    assert gain_of((1.1, 1.0, 1.2), 1.0) == pytest.approx((0.1, 0.0, 0.2))
+    assert gain_of((1.1, 1.0, 1.2), 0.9) == pytest.approx((-0.01, -0.1, 0.08))

@@ -1,0 +1,124 @@
+"""Measuring what advice would otherwise guess, for real on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import ROOT, analysis
+
+from analysis.recordings.confirmed import confirmed_pairs
+from analysis.recordings.load import load
+from analysis.recordings.runs import load_runs
+from kernels.device import this_cpu
+from sweeps.cases.case import CONFIRM
+from sweeps.store import read_events, read_run
+
+HERE = this_cpu().machine.slug
+ASKED = ("recommend", "--gemm", "320,511,320,fp32", "--device", "cpu")
+
+
+def answers(*arguments: object) -> Any:
+    told = analysis(*arguments, "--json")
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A machine that other work disturbs may be too noisy to say anything, and then says that."""
+    told = analysis(*arguments)
+    assert told.returncode == 0 or "says nothing: Health: unusable" in told.stderr, told.stderr
+    return told
+
+
+def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
+    where = ("--results", tmp_path)
+    first = measured_or_unusable(*ASKED, "--measure", *where, "--json")
+    folder = tmp_path / HERE
+    rows = load(folder).rows
+    assert set(rows["sweep"]) == {CONFIRM}
+    assert (511, 320) in {(row["n"], row["k"]) for row in rows.to_dict("records")}
+    assert (rows[rows["status"] == "ok"]["samples"] > 0).all()
+    if first.returncode:
+        return
+    told = json.loads(first.stdout)
+    assert told["verdict"] in ("do it", "likely", "leave it")
+    assert told["source"].startswith("measured ")
+    pairs = confirmed_pairs(load(folder))
+    if told["verdict"] == "do it":
+        assert told["evidence"] == "confirmed"
+        assert pairs
+    # The next question needs no measuring.
+    before = len(read_events(folder)[0])
+    again = answers("recommend", "--gemm", "320,511,320,fp32", "--machine", HERE, *where)
+    assert [again[k] for k in ("verdict", "instead")] == [told[k] for k in ("verdict", "instead")]
+    if pairs:
+        analysis(*ASKED, "--measure", *where)
+        assert len(read_events(folder)[0]) == before
+
+
+def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
+    sweep = [sys.executable, "-m", "sweeps", "run", "alignment", "--device", "cpu", "--budget",
+             "10s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip
+    subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)
+    folder = tmp_path / HERE
+    plan = read_run(folder)["plan"]
+    assert (plan["budget_s"], plan["left_s"]) == pytest.approx((6.0, 4.0))
+    told = measured_or_unusable("confirm", "--device", "cpu", "--results", tmp_path)
+    asked = load_runs(folder).rows
+    if "No guess is measured" in told.stderr:
+        assert CONFIRM not in set(asked["sweep"])
+        return
+    assert CONFIRM in set(asked["sweep"])
+    assert read_run(folder)["plan"]["budget_s"] == 6.0  # its own budget is what it was
+    # The same sweep goes on with its plan, whatever was measured in between.
+    before = [row["id"] for row in read_run(folder)["plan"]["cases"]]
+    subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)
+    assert [row["id"] for row in read_run(folder)["plan"]["cases"]] == before
+
+
+def has_sample(text: str) -> bool:
+    """Whether a case has a sample, other than the canary."""
+    return any('"sample"' in line and '"canary"' not in line for line in text.splitlines())
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "analysis", *ASKED, "--measure", "--results", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    samples = tmp_path / HERE / "samples" / "1-of-1.jsonl"
+    while not (samples.exists() and has_sample(samples.read_text(encoding="utf-8"))):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "What was measured is kept" in said
+    assert len(load(tmp_path / HERE).rows) > 0
+
+
+def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:
+    told = analysis("confirm", "--device", "cpu", "--results", tmp_path)
+    assert told.returncode == 2
+    assert "nothing is recorded yet; run `make sweep` first" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--measure", "--machine", "nvidia-h200"), "times on this machine"),
+        (("--change", "kout", "--machine", "nvidia-h200"), "has no size KOUT to change"),
+        (("--fix", "m,n,k", "--machine", "nvidia-h200"), "no size of"),
+        (("--multiple", "0", "--machine", "nvidia-h200"), "--multiple"),
+    ],
+)
+def test_wishes_that_make_no_sense_get_a_sentence(arguments: tuple[str, ...], words: str) -> None:
+    told = analysis(*ASKED, *arguments)
+    assert told.returncode == 2
+    assert words in told.stderr
+    assert "Traceback" not in told.stderr
