@@ -16,8 +16,10 @@ from analysis.advice.measurements import Measurements, read_measurements
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice, advise
 from analysis.advice.table import build_table, open_trials
+from analysis.advice.times import times_of
 from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_of
 from analysis.advice.verdict import CONFIRMED, DO_IT, LEAVE_IT, LIKELY
+from analysis.model.basis import find_basis
 from analysis.model.fitted import analyse
 from analysis.model.predict import Model
 from analysis.recordings.confirmed import Pair, confirmed_pairs
@@ -213,3 +215,16 @@ def test_at_most_ten_findings_open_the_page() -> None:
     lines = findings_lines(advice)
     assert len(lines) == 12
     assert lines[10] == "- 6 more findings are among the rows below."
+
+
+def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path) -> None:
+    """A few rows are answers about themselves; for other shapes the shipped constants remain."""
+    cases = [Case(CONFIRM, shape, "cublas") for shape in (ODD, ROUND)]
+    plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
+    record(tmp_path / H100.slug, cases, [2e-5, 1e-5], plan=plan)
+    basis = find_basis(H100.slug, tmp_path)
+    assert basis.kind == find_basis(H100.slug, tmp_path / "nothing").kind == "shipped"
+    known, other = times_of([ROUND, Gemm(4096, 4096, 4096, "bf16")], basis)
+    assert (known["evidence"], known["basis"], known["time_us"]) == ("measured", "recorded", 10.0)
+    assert known["source"].startswith("measured ")
+    assert (other["evidence"], other["basis"]) == ("predicted", "shipped")
