@@ -69,8 +69,8 @@ def test_the_document_has_what_was_promised(found: Validation) -> None:
     document = found.to_json()
     assert set(document) == {
         "machine", "source", "dtype", "rows", "skipped", "calibrated", "seed", "constants_from",
-        "median", "mean", "p95", "coverage_90", "above_1e11", "holdout", "baselines", "cliffs",
-        "by_algorithm", "tile_agreement", "constants",
+        "median", "mean", "p95", "coverage_90", "neighbours", "above_1e11", "holdout", "baselines",
+        "cliffs", "by_algorithm", "tile_agreement", "constants",
     }  # fmt: skip
     assert set(document["baselines"]) == {
         "datasheet", "three_constants", "four_fitted", "physics", "nvmatmulheuristics",
