@@ -129,7 +129,7 @@ def measure_questions(
         return basis
     cost = seconds_of([way for trial in open_trials for way in trial.ways], here)
     exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
-    folder = measure(open_trials, replace(request, budget=exploring))
+    folder = measure(open_trials, replace(request, budget=exploring), quickly=True)
     recording = load_runs(folder)
     if recording.unusable:
         raise UserError(
@@ -139,10 +139,10 @@ def measure_questions(
     return find_basis(slug, request.results)
 
 
-def measure(trials: Sequence[Trial], request: Request) -> Path:
+def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
     """Time the candidates of trials, then the best of each anew; returns the recording's folder.
 
-    The request's budget is for the candidates.
+    The request's budget is for the candidates; ``quickly`` says that somebody waits.
 
     Raises:
         UserError: the device cannot be used, or another process is measuring.
@@ -154,7 +154,8 @@ def measure(trials: Sequence[Trial], request: Request) -> Path:
     from sweeps.running.confirming import confirm_choices, explore
 
     try:
-        run = explore(request, [way for trial in trials for way in trial.ways], note)
+        ways = [way for trial in trials for way in trial.ways]
+        run = explore(request, ways, note, quickly)
         recording = load(run.folder)
         rows = recording.products
         explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)

@@ -124,6 +124,8 @@ def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
         basis = _of_constants(known_machine(machine.slug))
     else:
         basis = Basis(Model(machine), *_generation(machine, _DTYPE))
+    if why_unusable(folder):
+        return replace(basis, folder=None)
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 

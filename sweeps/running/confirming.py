@@ -63,13 +63,16 @@ def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, 
     }
 
 
-def explore(request: Request, ways: Sequence[Way], note: Callable[[str], None]) -> Run:
+def explore(
+    request: Request, ways: Sequence[Way], note: Callable[[str], None], quickly: bool = False
+) -> Run:
     """Time candidates in shuffled rounds and fold them into the machine's recording.
 
     Args:
         request: the device, the folder of results, and the budget.
         ways: what is timed.
         note: told what happens.
+        quickly: somebody waits: no process starts for what can wait, or is known of the machine.
 
     Returns:
         The run, for :func:`confirm_choices`.
@@ -82,7 +85,9 @@ def explore(request: Request, ways: Sequence[Way], note: Callable[[str], None]) 
         replace(request, names=(), add=True), note,
         {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
     )  # fmt: skip
-    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0))
+    known = read_run(run.folder).get("repeats") is not None
+    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0), names=not quickly,
+                  repeats=not (quickly and known))  # fmt: skip
     with LiveReporter() as live:
         carry_out(run, live, note)
     return run

@@ -25,6 +25,8 @@ class Run:
     """Whether other processes may use the GPU to compile for it."""
     repeats: bool = True
     """Whether some cases are timed again at the end, by a process that has to start for it."""
+    names: bool = True
+    """Whether kernels are named at the end, likewise; else a later call names them."""
     longest: float | None = None
     """Seconds that six samples of a case may take; None: a share of the budget."""
     stop_at: float | None = None

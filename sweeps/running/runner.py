@@ -198,7 +198,7 @@ class _Supervisor:
         that one process lost are asked of another; after three futile ones they stay empty.
         """
         stop_at = self._run.stop_at or math.inf
-        futile, unnamed = 0, set(self._tally.unnamed())
+        futile, unnamed = 0, set(self._tally.unnamed()) if self._run.names else set()
         while unnamed and futile < _MAX_FUTILE_NAMINGS:
             # Without time for more than starting a process, leave it to the next call.
             if time.monotonic() + self._starting > stop_at:

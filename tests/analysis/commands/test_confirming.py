@@ -42,11 +42,11 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
     first = measured_or_unusable(*ASKED, "--measure", *where, "--json")
     folder = tmp_path / HERE
     rows = load(folder).rows
-    assert set(rows["sweep"]) == {CONFIRM}
-    assert (511, 320) in {(row["n"], row["k"]) for row in rows.to_dict("records")}
+    assert set(rows["sweep"]) <= {CONFIRM}
     assert (rows[rows["status"] == "ok"]["samples"] > 0).all()
     if first.returncode:
         return
+    assert (511, 320) in {(row["n"], row["k"]) for row in rows.to_dict("records")}
     told = json.loads(first.stdout)
     assert told["verdict"] in ("do it", "likely", "leave it")
     assert told["source"].startswith("measured ")
