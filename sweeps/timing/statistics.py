@@ -22,8 +22,8 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last it is finished in any case.
 
 On a CPU whose speed jumps, ending at 23 repeats worse than PyTorch's timer (1.06 of its scatter in
-geometric mean over eight runs) and ending at 37 better (0.81), in 0.28 of its time; ending at 30
-took 0.22 and 0.23 of it (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
+geometric mean over eight runs) and ending at 37 better (0.81), in 0.29 and 0.33 of its time; ending
+at 30 took 0.22 and 0.23 of it (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
 TOLERANCE = 0.01
 """How far from the median, relative to it, either end of a converged case's interval may be."""
 
