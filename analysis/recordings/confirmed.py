@@ -87,6 +87,8 @@ def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
                 if len(ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, ratios)):
                     raise ValueError
                 pairs.setdefault(ways, []).append(ratios)
+        if any(len(processes) < 2 for processes in pairs.values()):
+            raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, csv.Error):
         raise UserError(
             f"{path} is damaged; move it away, and `make sweep` confirms anew."

@@ -173,11 +173,7 @@ def begin(
 
 def cases_of(sweeps: Mapping[str, Sweep]) -> dict[str, CasesOf]:
     """What makes the cases of each sweep."""
-    return {name: functools.partial(_cases_of_sweep, sweep) for name, sweep in sweeps.items()}
-
-
-def _cases_of_sweep(sweep: Sweep, machine: Machine) -> list[Case]:
-    return sweep_cases(sweep, machine)
+    return {name: functools.partial(sweep_cases, sweep) for name, sweep in sweeps.items()}
 
 
 def left_for_confirming(folder: Path) -> float:

@@ -6,44 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from requests_of_runs import NAMES, ids, quiet, request
 
 from kernels import device as device_module
 from kernels import implementations
 from kernels.cli import parse_seconds
 from kernels.device import Device, this_cpu
 from kernels.errors import UserError
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import known_machine
 from kernels.problem import Gemm
 from sweeps.__main__ import parse_shard, run_command
-from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.spec import read_sweep
 from sweeps.running import resume as start
 from sweeps.running.choice import choose_sweeps, sweep_cases
-from sweeps.running.resume import DEFAULT_BUDGET, Request, begin, left_for_confirming
-from sweeps.running.run import Run
+from sweeps.running.resume import DEFAULT_BUDGET, Request, begin
 from sweeps.store import SampleLog, read_run, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
 
-NAMES = ("square", "cache")
-
-
-@pytest.fixture(autouse=True)
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ceilings are not what is tested here."""
-
-    def measured(device: Device) -> Device:
-        peaks = dict.fromkeys(device.machine.peaks, 1e11)
-        return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
-
-    monkeypatch.setattr(start, "measure_ceilings", measured)
-
-
-def request(results: Path, **more: Any) -> Request:
-    return Request(names=NAMES, budget=20.0, results=results, device="cpu", **more)
-
-
-def quiet(text: str) -> None:
-    pass
+pytestmark = pytest.mark.usefixtures("quick_ceilings")
 
 
 def test_a_new_run_has_a_plan_and_says_nothing_of_the_place(tmp_path: Path) -> None:
@@ -104,10 +84,6 @@ def test_another_plan_is_refused_in_a_sentence(
         begin(replace(request(tmp_path), **change), quiet)
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def ids(run: Run) -> list[str]:
-    return [entry.case.id for entry in run.planned]
 
 
 def test_a_larger_budget_goes_on_with_the_plan_and_with_what_did_not_fit_it(
@@ -412,48 +388,3 @@ def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) ->
     )
     (case,) = sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
     assert case.config == ""  # its row says that sm_80 is needed
-
-
-def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
-    first = begin(request(tmp_path, leave=0.25), quiet)
-    plan = read_run(first.folder)["plan"]
-    assert (plan["budget_s"], plan["left_s"]) == (15.0, 5.0)
-    asked = [Case(CONFIRM, Gemm(64, n, 64, "fp32"), "mkl") for n in (63, 64)]
-    more = Request(budget=3.0, results=tmp_path, device="cpu", add=True)
-    own = begin(more, quiet, {CONFIRM: lambda machine: asked})
-    assert [entry.case for entry in own.planned] == asked
-    assert own.budget == 3.0
-    after = read_run(first.folder)["plan"]
-    assert after["budget_s"] == 15.0
-    assert left_for_confirming(first.folder) == 5.0
-    with SampleLog(first.folder, (1, 1)) as log:
-        log.append({"event": "sample", "case": asked[0].id, "cost": 2.0, "worker": "1/1"})
-    assert left_for_confirming(first.folder) == 3.0
-    assert begin(request(tmp_path, leave=0.25), quiet).budget == 17.0
-    with pytest.raises(UserError, match=r"planned with a budget of 20 s, not 10"):
-        begin(replace(request(tmp_path, leave=0.25), budget=10.0), quiet)
-    larger = begin(replace(request(tmp_path, leave=0.25), budget=40.0), quiet)
-    assert read_run(larger.folder)["plan"]["left_s"] == 10.0
-    added = begin(Request(("depthwise",), 8.0, tmp_path, device="cpu", leave=0.25), quiet)
-    plan = read_run(added.folder)["plan"]
-    assert plan["left_s"] == 2.0 + 2.0  # what was spent, and a quarter of this call's
-    assert plan["budget_s"] == 30.0  # it had as much, of which nothing was spent
-    assert added.budget == 32.0
-
-
-def test_all_default_sweeps_are_represented_after_a_question(tmp_path: Path) -> None:
-    asked = [Case(CONFIRM, Gemm(64, 64, 64, "fp32"), "mkl")]
-    begin(Request(budget=3.0, results=tmp_path, device="cpu", add=True), quiet,
-          {CONFIRM: lambda machine: asked})  # fmt: skip
-    run = begin(Request(budget=60.0, results=tmp_path, device="cpu"), quiet)
-    fresh = begin(Request(budget=60.0, results=tmp_path / "new", device="cpu"), quiet)
-    assert {e.case.sweep for e in run.planned} == {e.case.sweep for e in fresh.planned} | {CONFIRM}
-
-
-def test_a_plan_from_before_keeps_its_budget_and_gets_a_reserve(tmp_path: Path) -> None:
-    first = begin(request(tmp_path), quiet)
-    assert read_run(first.folder)["plan"]["left_s"] == 0.0
-    again = begin(request(tmp_path, leave=0.2), quiet)
-    plan = read_run(again.folder)["plan"]
-    assert (plan["budget_s"], plan["left_s"]) == (20.0, 5.0)
-    assert ids(again) == ids(first)

@@ -1,0 +1,62 @@
+"""What advice asks to be measured: beside a plan, on top of its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from requests_of_runs import ids, quiet, request
+
+from kernels.errors import UserError
+from kernels.problem import Gemm
+from sweeps.cases.case import CONFIRM, Case
+from sweeps.running.resume import Request, begin, left_for_confirming
+from sweeps.store import SampleLog, read_run
+
+pytestmark = pytest.mark.usefixtures("quick_ceilings")
+
+
+def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
+    first = begin(request(tmp_path, leave=0.25), quiet)
+    plan = read_run(first.folder)["plan"]
+    assert (plan["budget_s"], plan["left_s"]) == (15.0, 5.0)
+    asked = [Case(CONFIRM, Gemm(64, n, 64, "fp32"), "mkl") for n in (63, 64)]
+    more = Request(budget=3.0, results=tmp_path, device="cpu", add=True)
+    own = begin(more, quiet, {CONFIRM: lambda machine: asked})
+    assert [entry.case for entry in own.planned] == asked
+    assert own.budget == 3.0
+    after = read_run(first.folder)["plan"]
+    assert after["budget_s"] == 15.0
+    assert left_for_confirming(first.folder) == 5.0
+    with SampleLog(first.folder, (1, 1)) as log:
+        log.append({"event": "sample", "case": asked[0].id, "cost": 2.0, "worker": "1/1"})
+    assert left_for_confirming(first.folder) == 3.0
+    assert begin(request(tmp_path, leave=0.25), quiet).budget == 17.0
+    with pytest.raises(UserError, match=r"planned with a budget of 20 s, not 10"):
+        begin(replace(request(tmp_path, leave=0.25), budget=10.0), quiet)
+    larger = begin(replace(request(tmp_path, leave=0.25), budget=40.0), quiet)
+    assert read_run(larger.folder)["plan"]["left_s"] == 10.0
+    added = begin(Request(("depthwise",), 8.0, tmp_path, device="cpu", leave=0.25), quiet)
+    plan = read_run(added.folder)["plan"]
+    assert plan["left_s"] == 2.0 + 2.0  # what was spent, and a quarter of this call's
+    assert plan["budget_s"] == 30.0  # it had as much, of which nothing was spent
+    assert added.budget == 32.0
+
+
+def test_all_default_sweeps_are_represented_after_a_question(tmp_path: Path) -> None:
+    asked = [Case(CONFIRM, Gemm(64, 64, 64, "fp32"), "mkl")]
+    begin(Request(budget=3.0, results=tmp_path, device="cpu", add=True), quiet,
+          {CONFIRM: lambda machine: asked})  # fmt: skip
+    run = begin(Request(budget=60.0, results=tmp_path, device="cpu"), quiet)
+    fresh = begin(Request(budget=60.0, results=tmp_path / "new", device="cpu"), quiet)
+    assert {e.case.sweep for e in run.planned} == {e.case.sweep for e in fresh.planned} | {CONFIRM}
+
+
+def test_a_plan_from_before_keeps_its_budget_and_gets_a_reserve(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    assert read_run(first.folder)["plan"]["left_s"] == 0.0
+    again = begin(request(tmp_path, leave=0.2), quiet)
+    plan = read_run(again.folder)["plan"]
+    assert (plan["budget_s"], plan["left_s"]) == (20.0, 5.0)
+    assert ids(again) == ids(first)
