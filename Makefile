@@ -25,6 +25,8 @@ export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
 python = set -f; py=$$("$$PYTHON" -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
 	&& "$$PYTHON" sweeps/bootstrap.py $(1)) || exit 1
 on_device = $${DEVICE:+--device "$$DEVICE"} $${GPU:+--gpu "$$GPU"}
+# Whose tests do more, or only then something, with the option --long.
+long_tests = tests/attacks tests/kernels/triton tests/analysis/recorder tests/test_readme.py
 of_machine = $${MACHINE:+--machine "$$MACHINE"}
 fresh = $${FRESH:+--fresh}
 budget = $${BUDGET:+--budget "$$BUDGET"}
@@ -66,7 +68,7 @@ import:  ## others' public tables as recordings under results/public/ (MACHINE=s
 	@$(call python,public); "$$py" -m analysis import $(of_machine)
 
 attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, half an hour
-	@$(call python,test); "$$py" -m pytest -q -n auto --benchmark-disable tests/attacks --long
+	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable --long $(long_tests)
 
 rehearse:  ## record on a CPU and on a made-up GPU, in slices and killed in every step; long
 	@$(call python,test); "$$py" tests/rehearse.py

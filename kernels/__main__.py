@@ -111,11 +111,14 @@ def compile_command(
     write: Annotated[
         Path | None, typer.Option("--write", help="Also write a Markdown table to this file.")
     ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", help="Exit 1 where such a table says otherwise.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compile the Triton kernels for named architectures, without a GPU."""
     from kernels.compiler.compilecheck import ARCHES, Row, compile_rows
-    from kernels.compiler.compiletable import compile_markdown
+    from kernels.compiler.compiletable import compile_markdown, differing_cells
 
     def show(row: Row) -> None:
         if not json:
@@ -129,6 +132,10 @@ def compile_command(
 
     names = implementation or []
     _check_names(names)
+    try:
+        kept = compare.read_text(encoding="utf-8") if compare is not None else ""
+    except OSError as error:
+        raise UserError(f"{compare} cannot be read: {error.strerror}.") from None
     rows = compile_rows(arch or ARCHES, every, names, show)
     if json:
         print_json([asdict(row) for row in rows])
@@ -136,7 +143,10 @@ def compile_command(
         write.write_text(compile_markdown(rows), encoding="utf-8")
     bad = [row for row in rows if not row.ok]
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
-    if bad or not rows:
+    differences = differing_cells(kept, compile_markdown(rows)) if kept else []
+    for line in differences:
+        note(f"{line}: if that is meant, `make compile-check WRITE={compare}`.")
+    if bad or differences or not rows:
         raise typer.Exit(1)
 
 

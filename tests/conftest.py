@@ -19,13 +19,6 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Machines are shared and slow at times: no test fails for taking long. The health check
-# ``too_slow`` would fail one whose first examples took too many seconds to draw; it is the only
-# health check that goes by the clock.
-hypothesis.settings.register_profile(
-    "rooftile", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("rooftile")
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLIC_DATA = ROOT.parent / "shared" / "data"
@@ -33,6 +26,19 @@ PUBLIC_DATA = ROOT.parent / "shared" / "data"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what takes many minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Machines are shared and slow at times: no test fails for taking long. The health check
+    # ``too_slow`` would fail one whose first examples took too many seconds to draw; it is the only
+    # health check that goes by the clock.
+    hypothesis.settings.register_profile(
+        "rooftile",
+        deadline=None,
+        max_examples=300 if config.getoption("--long") else 100,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("rooftile")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,8 +176,14 @@ def test_examples_are_found() -> None:
     assert {e.command.split()[0] for e in EXAMPLES} <= {"make", "python", ".ci/run"}
 
 
+def as_parameter(example: Example) -> Any:
+    """A minute or two of importing first is for the long part."""
+    marks = [pytest.mark.long] if example.imported else []
+    return pytest.param(example, marks=marks, id=example.name)
+
+
 @COMMANDS
-@pytest.mark.parametrize("example", MODULES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", map(as_parameter, MODULES))
 def test_a_command_does_what_the_page_shows(example: Example) -> None:
     if example.imported:
         assert make_import(example.imported).returncode == 0
@@ -200,6 +207,7 @@ def test_a_target_exists_and_takes_what_the_page_gives_it(example: Example) -> N
 
 
 @COMMANDS
+@pytest.mark.long
 def test_an_import_prints_what_the_page_shows() -> None:
     (example,) = (e for e in TARGETS if e.command.startswith("make import MACHINE=") and e.output)
     answer = make_import(example.command.partition("=")[2])

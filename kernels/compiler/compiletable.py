@@ -53,6 +53,36 @@ def compile_markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, ""])
 
 
+def differing_cells(kept: str, made: str) -> list[str]:
+    """Where a document that was kept differs from what was made now, one line per cell.
+
+    What was made may be of fewer families or architectures.
+    """
+    before = _cells_of(kept)
+    return [
+        f"{' '.join(place)}: {before.get(place, 'nothing')} is now {cell}"
+        for place, cell in _cells_of(made).items()
+        if before.get(place) != cell
+    ]
+
+
+def _cells_of(document: str) -> dict[tuple[str, ...], str]:
+    """Cells by family, dtype, rows and architecture."""
+    cells: dict[tuple[str, ...], str] = {}
+    family, arches = "", []
+    for line in document.splitlines():
+        if line.startswith("## "):
+            family = line.removeprefix("## ")
+        elif line.startswith("| dtype "):
+            arches = [word.strip() for word in line.strip("|").split("|")[2:]]
+        elif line.startswith("| "):
+            dtype, kind, *texts = (word.strip() for word in line.strip("|").split("|"))
+            cells |= {
+                (family, dtype, kind, arch): text for arch, text in zip(arches, texts, strict=True)
+            }
+    return cells
+
+
 def _cell(rows: Sequence[Row]) -> str:
     if not rows:
         return "–"

@@ -15,7 +15,7 @@ import pytest
 
 from kernels.compiler.assembly import InnerLoop
 from kernels.compiler.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
-from kernels.compiler.compiletable import compile_markdown
+from kernels.compiler.compiletable import compile_markdown, differing_cells
 from kernels.config import HAND_WRITTEN, PersistentConfig, TileConfig
 from kernels.machine import machine_of_arch
 from kernels.problem import Gemm
@@ -344,3 +344,8 @@ def test_the_table_folds_layouts_and_shows_spills() -> None:
     assert "| bf16 | of 16 bytes | wgmma 180<br>16 B | – |" in text
     assert "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B | – |" in text
     assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA |" in text
+    assert differing_cells(text, compile_markdown(rows[:2])) == []
+    (changed,) = differing_cells(text, compile_markdown([replace(rows[0], registers=200)]))
+    assert changed.endswith("is now wgmma 200<br>16 B")
+    (new,) = differing_cells(text, compile_markdown([replace(rows[0], arch="sm_120")]))
+    assert "sm_120: nothing is now" in new

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,7 +61,6 @@ def problems(draw: st.DrawFn) -> Conv:
 
 
 @runs
-@settings(max_examples=300)
 @given(problem=problems(), split=st.sampled_from(SPLITS))
 def test_any_geometry_dtype_and_pass(problem: Conv, split: int) -> None:
     operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)

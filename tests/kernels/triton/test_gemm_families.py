@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -99,7 +99,6 @@ def problems(draw: st.DrawFn, config: TileConfig) -> Gemm:
 
 @runs
 @every_family
-@settings(max_examples=300)
 @given(data=st.data())
 def test_any_size_dtype_layout_and_batch(name: str, data: st.DataObject) -> None:
     config = data.draw(st.sampled_from(CONFIGS[name]))
