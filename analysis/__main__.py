@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # Importing a module of commands registers them.
 import analysis.commands.ask
+import analysis.commands.audit
 import analysis.commands.compare
 import analysis.commands.confirming
 import analysis.commands.importing

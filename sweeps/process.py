@@ -48,11 +48,20 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Finish something short, such as writing a file, before a signal ends the process."""
+    """Finish something short, such as writing a file, before a signal ends the process.
+
+    Raises:
+        KeyboardInterrupt: afterwards, if a signal came meanwhile.
+    """
+    came: list[int] = []
     numbers = (*_TERMINATING, signal.SIGINT)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda which, frame: came.append(which)) for number in numbers
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("kernels", "sweeps", "analysis")  # nothing imports from a floor to its right
 ROOMS = {  # within a floor: nothing imports from a room to its right; "." is the ground
     "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
-    "sweeps": (".", "cases | timing", "running", "health | profiling", "__main__"),
+    "sweeps": (".", "capture | cases | timing", "running", "health | profiling", "__main__"),
     "analysis": (
-        ".", "recordings", "model", "advice | rules", "validation", "plots", "recorder", "commands",
-        "__main__",
+        ".", "recordings", "model", "advice | rules", "audit", "validation", "plots",
+        "recorder", "commands", "__main__",
     ),
 }  # fmt: skip
 ABOVE_GROUND = {  # modules beside the rooms that know some of them
@@ -33,6 +33,7 @@ TORCH_FREE = (
     "kernels", "kernels.problem", "kernels.machine", "kernels.config", "kernels.constants",
     "kernels.estimate", "kernels.names", "sweeps.schema", "sweeps.cases.spec",
     "sweeps.cases.expand", "sweeps.running.plan", "sweeps.store", "sweeps.running.fold",
+    "sweeps.capture.captured",
     "sweeps.timing.sampler", "sweeps.timing.statistics",
 )  # fmt: skip
 

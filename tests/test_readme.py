@@ -183,7 +183,7 @@ def as_parameter(example: Example) -> Any:
 
 
 @COMMANDS
-@pytest.mark.parametrize("example", map(as_parameter, MODULES))
+@pytest.mark.parametrize("example", [as_parameter(e) for e in MODULES])
 def test_a_command_does_what_the_page_shows(example: Example) -> None:
     if example.imported:
         assert make_import(example.imported).returncode == 0

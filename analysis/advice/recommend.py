@@ -219,15 +219,13 @@ def weigh(
     choices = []
     for option, time, spread in zip(options, seconds, spreads, strict=True):
         work = question.work(problem, option)
-        error = _error(problem, option, fit, (spreads[0], spread))
-        if assumes_alignment(problem, option, fit):
-            error = _with_assumed_price(math.log(seconds[0] / time), fit, spread)
-        predicted = gain_of(_predicted_ratio(seconds[0], time, error), work)
+        ratio = predicted_ratio(problem, option, (seconds[0], time), (spreads[0], spread), fit)
+        predicted = gain_of(ratio, work)
         gain, evidence = predicted, PREDICTED
-        if (ratio := measured.confirmed(problem, option, question.kind)) is not None:
-            gain, evidence = gain_of(ratio, work), CONFIRMED
-        elif (ratio := measured.ratio(problem, option)) is not None:
-            gain, evidence = gain_of(ratio, work), MEASURED
+        if (known := measured.confirmed(problem, option, question.kind)) is not None:
+            gain, evidence = gain_of(known, work), CONFIRMED
+        elif (known := measured.ratio(problem, option)) is not None:
+            gain, evidence = gain_of(known, work), MEASURED
         choices.append(Choice(gain, evidence, predicted, option.flops / problem.flops - 1))
     return choices
 
@@ -278,12 +276,24 @@ def _error(
     return low, high
 
 
-def _predicted_ratio(
-    before: float, after: float, error: tuple[float, float]
-) -> tuple[float, float, float]:
-    """Ratio and its 90 % interval from two predicted times and the error of such ratios."""
-    ratio = before / after
-    return ratio, ratio * math.exp(error[0]), ratio * math.exp(error[1])
+def predicted_ratio(
+    problem: Problem, option: Problem, times: tuple[float, float], spreads: tuple[float, float],
+    fit: Fit,
+) -> tuple[float, float, float]:  # fmt: skip
+    """The problem's predicted time over the option's, and the 90 % interval of that.
+
+    Args:
+        problem: as it is.
+        option: with other sizes.
+        times: both predicted times, in any unit.
+        spreads: of both predictions.
+        fit: the errors of such predictions.
+    """
+    ratio = times[0] / times[1]
+    low, high = _error(problem, option, fit, spreads)
+    if assumes_alignment(problem, option, fit):
+        low, high = _with_assumed_price(math.log(ratio), fit, spreads[1])
+    return ratio, ratio * math.exp(low), ratio * math.exp(high)
 
 
 def advise_all(

@@ -20,13 +20,18 @@ def test_a_job_s_end_is_an_interrupt(number: signal.Signals) -> None:
 
 
 def test_what_is_short_is_finished_first() -> None:
-    """SIGTERM, SIGHUP and Ctrl-C are nothing while a file is written."""
+    """SIGTERM, SIGHUP and Ctrl-C wait while a file is written, and are not forgotten."""
     done = []
-    with terminated_as_interrupt(), undisturbed():
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+
+    def write(number: int) -> None:
+        with terminated_as_interrupt(), undisturbed():
             os.kill(os.getpid(), number)
-        done.append("written")
-    assert done == ["written"]
+            done.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        with pytest.raises(KeyboardInterrupt):
+            write(number)
+        assert done[-1] == number
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)  # afterwards they mean what they meant
 

@@ -1,0 +1,363 @@
+"""What a change of a model's dimension does to the whole step, and which changes are worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.advice.recommend import predicted_ratio
+from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, net, verdict
+from analysis.audit.account import MOVED_RANGE, Account, Line, account_of, as_problem, together
+from analysis.audit.runtime import Runtime
+from analysis.model.basis import Basis
+from analysis.model.query import group_of
+from kernels.errors import UserError
+from kernels.problem import Problem
+from sweeps.capture.captured import Attention, Captured, Dimension, Product
+
+_MULTIPLES = (8, 16, 32, 64, 128, 256)
+_OF_VOCABULARY = (512, 1024)
+_REACH = 0.125  # how far a size may be moved, as a share of it
+_CAPTURED = 2  # candidates of each dimension that are captured, after all were estimated
+_VOCABULARY = 30_000
+
+Capture = Callable[[Mapping[str, int]], Captured]
+"""Captures the model again with some sizes changed."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change of one or more dimensions, and what it does to the step.
+
+    ``gain`` 0.02 means 1/1.02 of the step's time, with its 90 % interval. ``products`` is the gain
+    of the products that change, alone. ``parameters``, ``flops`` and ``bytes`` are how many more
+    there are, as fractions. Of a smaller model ``verdict`` goes by what is gained per FLOP.
+    """
+
+    changes: Mapping[str, tuple[int, int]]
+    gain: Gain
+    products: float
+    share: float
+    parameters: float
+    flops: float
+    bytes: float
+    verdict: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """``hidden``, or ``hidden and heads``."""
+        return " and ".join(self.changes)
+
+    @property
+    def words(self) -> str:
+        """``vocab 50257 → 50304``."""
+        return ", ".join(f"{n} {a} → {b}" for n, (a, b) in self.changes.items())
+
+    @property
+    def worth(self) -> float:
+        """What it gains after costs; of a smaller model, per FLOP."""
+        return _worth(self.gain, self.flops).value - max(0.0, self.flops) * 0.1
+
+
+def find_levers(
+    captured: Captured, dimensions: Sequence[Dimension], capture: Capture, runtime: Runtime,
+    basis: Basis, account: Account, more_parameters: float = 0.01,
+) -> list[Lever]:  # fmt: skip
+    """The best change of each dimension, of two that belong together, and of all that pay.
+
+    Those that are worth most come first; where none is worth a change, the best one that there is
+    says to leave it.
+
+    Args:
+        captured: the model as it is.
+        dimensions: what may be changed.
+        capture: of the model with other sizes.
+        runtime: how it is run.
+        basis: what times on the machine rest on.
+        account: of the model as it is.
+        more_parameters: how many more the joint change may have, as a fraction.
+    """
+    asked = _Question(captured, capture, runtime, basis, account)
+    best: list[Lever] = []
+    for dimension in dimensions:
+        tried = [
+            lever
+            for value in _promising(captured, dimension, asked)
+            if (lever := asked.lever({dimension.name: (dimension.value, value)})) is not None
+        ]
+        if tried:
+            best.append(max(tried, key=lambda lever: lever.worth))
+    paired = [
+        lever
+        for changes in _pairs(captured, dimensions)
+        if (lever := asked.lever(changes)) is not None
+    ]
+    if paired:
+        best.append(max(paired, key=lambda lever: lever.worth))
+    best.sort(key=lambda lever: -lever.worth)
+    joint = _joint(best, asked, more_parameters)
+    return [joint, *best] if joint is not None else best
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One model, as it is and how it is run, of which changes are tried."""
+
+    captured: Captured
+    capture: Capture
+    runtime: Runtime
+    basis: Basis
+    account: Account
+
+    def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
+        """What a change brings; None where the model cannot be built so."""
+        try:
+            changed = self.capture({name: to for name, (_, to) in changes.items()})
+            account = account_of(changed, self.runtime, self.basis)
+        except UserError:
+            return None
+        if len(account.lines) != len(self.account.lines):
+            return None
+        pairs = [
+            (before, after)
+            for before, after in zip(self.account.lines, account.lines, strict=True)
+            if before.product.work != after.product.work
+        ]
+        if not pairs or any(math.isnan(line.time_us) for pair in pairs for line in pair):
+            return None
+        gain, products = self._gain(pairs, account)
+        more = account.flops / self.account.flops - 1
+        worth = _worth(gain, more)
+        share = sum(before.total_us for before, _ in pairs) / self.account.step_us
+        return Lever(
+            changes, gain, products, share,
+            parameters=changed.parameters / self.captured.parameters - 1,
+            flops=more,
+            bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
+            verdict=verdict(worth, PREDICTED, more),
+            reason=_reason(changes, pairs, products, share, more),
+        )  # fmt: skip
+
+    def _gain(self, pairs: Sequence[tuple[Line, Line]], changed: Account) -> tuple[Gain, float]:
+        """The step's gain with its interval, and that of the products that change, alone."""
+        ratios = ratios_of(
+            [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
+        )
+        before, after, less, more = [], [], [], []
+        for (old, new), ratio in zip(pairs, ratios, strict=True):
+            count = new.product.count
+            before.append(old.total_us)
+            if ratio is None:  # attention, whose time is proportional to its FLOPs
+                change = new.total_us - old.total_us
+                error = abs(change) * (MOVED_RANGE - 1)
+                after.append(new.total_us)
+                less.append(error)
+                more.append(error)
+                continue
+            both = old.basis == new.basis == "measured"
+            time = new.time_us if both else old.time_us / ratio[0]
+            after.append(count * time)
+            less.append(count * time * (1 - ratio[0] / ratio[2]))
+            more.append(count * time * (ratio[0] / ratio[1] - 1))
+        moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
+        step = self.account.step_us
+        now = step + math.fsum(after) - math.fsum(before) + moved
+        unsure = abs(moved) * (MOVED_RANGE - 1)
+        low, high = math.hypot(together(less), unsure), math.hypot(together(more), unsure)
+        gain = Gain(step / now - 1, step / (now + high) - 1, step / max(now - low, 1e-9) - 1)
+        return gain, math.fsum(before) / math.fsum(after) - 1
+
+
+def ratios_of(
+    pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
+) -> list[tuple[float, float, float] | None]:
+    """Predicted ratios of the first's time over the second's with 90 % intervals, by pair."""
+    problems = list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
+    if not problems:
+        return [None] * len(pairs)
+    predicted = basis.model.predict(basis.query(problems))
+    place = {problem: i for i, problem in enumerate(problems)}
+    found: list[tuple[float, float, float] | None] = []
+    for one, other in pairs:
+        if one is None or other is None:
+            found.append(None)
+            continue
+        i, j = place[one], place[other]
+        fit = basis.model.fit(group_of(basis.library(one), one))
+        spreads = (
+            fit.spread(predicted.lo[i], predicted.hi[i]),
+            fit.spread(predicted.lo[j], predicted.hi[j]),
+        )
+        times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
+        found.append(predicted_ratio(one, other, times, spreads, fit))
+    return found
+
+
+def _worth(gain: Gain, more_flops: float) -> Gain:
+    """What a verdict goes by: a smaller model is quicker anyhow, so what counts is per FLOP."""
+    if more_flops >= 0:
+        return gain
+    return Gain(*((1 + part) * (1 + more_flops) - 1 for part in gain))
+
+
+def _moved(captured: Captured, runtime: Runtime) -> int:
+    moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
+    return sum(each.bytes for each in moved)
+
+
+def _promising(captured: Captured, dimension: Dimension, asked: _Question) -> list[int]:
+    """The values that promise most, estimated from the forward products alone."""
+    values = candidates(dimension, captured, asked.runtime.tp)
+    if not values:
+        return []
+    forward = [(i, p) for i, p in enumerate(captured.products) if p.of == i]
+    sizes = [_resized(forward, dimension, value) for value in (dimension.value, *values)]
+    problems = list(dict.fromkeys(p for row in sizes for p, _ in row))
+    if not problems:
+        return []
+    times = asked.basis.model.predict(asked.basis.query(problems)).estimate.time
+    known = dict(zip(problems, times, strict=True))
+    steps = [sum(known[p] * count for p, count in row) for row in sizes]
+    flops = [sum(p.flops * count for p, count in row) for row in sizes]
+    gains = {
+        value: _net(steps[0] / step - 1, work / flops[0] - 1)
+        for value, step, work in zip(values, steps[1:], flops[1:], strict=True)
+    }
+    return sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
+
+
+def _net(gain: float, more_flops: float) -> float:
+    return net(_worth(Gain(gain, gain, gain), more_flops), more_flops)
+
+
+def _resized(
+    forward: Sequence[tuple[int, Product]], dimension: Dimension, value: int
+) -> list[tuple[Problem, int]]:
+    """Forward products with one dimension changed, as its slopes say, and how many of each."""
+    found = []
+    for place, product in forward:
+        sizes = {
+            name: round(size + dimension.slopes.get((place, name), 0.0) * (value - dimension.value))
+            for name, size in product.sizes.items()
+        }
+        try:
+            problem = as_problem(product.resized(sizes).work)
+        except UserError:
+            continue
+        if problem is not None:
+            found.append((problem, product.count))
+    return found
+
+
+def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[int]:
+    """The near sizes that an engineer would choose: multiples of 8 and of powers of two.
+
+    Heads divide what they share, and every process of ``tp`` has a whole part. A vocabulary, a
+    number of experts or of classes can only grow.
+    """
+    value = dimension.value
+    unit, few = _unit(dimension, captured)
+    low, high = math.ceil(value * (1 - _REACH)), math.floor(value * (1 + _REACH))
+    if few:
+        low, high = value - 4, value + 8
+    multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
+    steps = {math.lcm(unit, tp, 1 if few else step) for step in multiples}
+    found: set[int] = set()
+    for step in steps:
+        found |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
+    if _only_grows(dimension.name) or value >= _VOCABULARY:
+        low = value
+    return sorted(v for v in found if low <= v <= high and v > 0 and v != value)
+
+
+def _unit(dimension: Dimension, captured: Captured) -> tuple[int, bool]:
+    """What its values are multiples of, and whether it counts few things, such as heads."""
+    for (place, size), slope in dimension.slopes.items():
+        work = captured.products[place].work
+        if isinstance(work, Attention):
+            if size == "heads":
+                return work.kv_heads if work.kv_heads < work.heads else 1, True
+            if size == "kv_heads":
+                return 1, True
+            if size == "width" and slope > 0:
+                return max(1, round(2 / slope)), False  # a head has an even width
+        if size == "experts":
+            return 1, True
+    return 1, False
+
+
+def _only_grows(name: str) -> bool:
+    return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
+
+
+def _pairs(
+    captured: Captured, dimensions: Sequence[Dimension]
+) -> Iterable[dict[str, tuple[int, int]]]:
+    """A hidden size with the number of its heads, whose width stays as it is."""
+    by_width = [d for d in dimensions if _slope(captured, d, "width") > 0]
+    by_heads = [d for d in dimensions if _slope(captured, d, "heads") > 0]
+    for hidden in by_width:
+        for heads in by_heads:
+            if heads is hidden or hidden.value % heads.value:
+                continue
+            width = hidden.value // heads.value
+            for count in range(heads.value - 2, heads.value + 4):
+                if count > 0 and count != heads.value:
+                    yield {
+                        hidden.name: (hidden.value, count * width),
+                        heads.name: (heads.value, count),
+                    }
+
+
+def _slope(captured: Captured, dimension: Dimension, size: str) -> float:
+    return max(
+        (
+            slope
+            for (place, name), slope in dimension.slopes.items()
+            if name == size and isinstance(captured.products[place].work, Attention)
+        ),
+        default=0.0,
+    )
+
+
+def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> Lever | None:
+    """All levers that are worth a change, one after the other, while there are parameters left."""
+    chosen: Lever | None = None
+    for lever in best:
+        if lever.verdict == LEAVE_IT or lever.parameters > more_parameters:
+            continue
+        if chosen is None:
+            chosen = lever
+            continue
+        if set(lever.changes) & set(chosen.changes):
+            continue
+        both = asked.lever({**chosen.changes, **lever.changes})
+        if both is not None and both.parameters <= more_parameters and both.worth > chosen.worth:
+            chosen = both
+    if chosen is None or any(chosen is lever for lever in best):
+        return None
+    return replace(chosen, reason=f"all of these at once: {chosen.reason}")
+
+
+def _reason(
+    changes: Mapping[str, tuple[int, int]], pairs: Sequence[tuple[Line, Line]], products: float,
+    share: float, more_flops: float,
+) -> str:  # fmt: skip
+    """Why, and what it is for the model's quality."""
+    roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
+    told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
+    aligned = [
+        (as_problem(before.product.work), as_problem(after.product.work)) for before, after in pairs
+    ]
+    better = any(a is not None and b is not None and b.alignment > a.alignment for a, b in aligned)
+    words = f"{told}: {share:.0%} of the step, which alone gain {products:.1%}"
+    if better:
+        words += "; rows become multiples of 16 bytes"
+    if more_flops > 0:
+        only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
+        quality = "entries that nothing uses" if only_vocabulary else "a larger model"
+    else:
+        quality = "a smaller model, whose quality is not known here"
+    return f"{words}; {quality}"

@@ -1,0 +1,166 @@
+"""An audit for people, for pull requests and for scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.advice.verdict import LEAVE_IT
+from analysis.audit.account import Account, Line
+from analysis.audit.levers import Lever
+from analysis.markdown import table_row
+
+_MOST_ROWS = 16
+
+
+def milliseconds(us: float) -> str:
+    """``12.3 ms``, or µs where that reads better."""
+    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
+
+
+def products_frame(account: Account) -> pd.DataFrame:
+    """One row per distinct product, as in ``--json``: times of one instance, share of the step."""
+    return pd.DataFrame([_product(account, row) for row in account.rows])
+
+
+def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
+    """One row per lever, as in ``--json``."""
+    return pd.DataFrame([lever_json(lever) for lever in levers])
+
+
+def _product(account: Account, row: Line) -> dict[str, Any]:
+    product = row.product
+    counted = not math.isnan(row.time_us)
+    return {
+        "role": product.role, "path": product.path, "pass": product.pass_, "count": product.count,
+        "problem": product.work.spec(), "flops": product.work.flops,
+        "time_us": row.time_us if counted else None, "lo_us": row.lo_us if counted else None,
+        "hi_us": row.hi_us if counted else None,
+        "share": account.share(row) if counted else None,
+        "peak_share": row.peak_share if counted else None,
+        "limit": row.limit, "basis": row.basis, "names": dict(product.names),
+    }  # fmt: skip
+
+
+def lever_json(lever: Lever) -> dict[str, Any]:
+    """One lever; of several dimensions, ``from`` and ``to`` have a value for each."""
+    many = len(lever.changes) > 1
+    before = {name: a for name, (a, _) in lever.changes.items()}
+    after = {name: b for name, (_, b) in lever.changes.items()}
+    return {
+        "dimension": lever.name,
+        "from": before if many else next(iter(before.values())),
+        "to": after if many else next(iter(after.values())),
+        "gain": lever.gain.value, "lo": lever.gain.lo, "hi": lever.gain.hi,
+        "products_gain": lever.products, "parameters": lever.parameters, "flops": lever.flops,
+        "bytes": lever.bytes, "verdict": lever.verdict, "reason": lever.reason,
+    }  # fmt: skip
+
+
+def audit_json(
+    account: Account, levers: Sequence[Lever], mode: str, assumptions: Sequence[str], source: str
+) -> dict[str, Any]:
+    """The whole audit as one document."""
+    low, high = account.interval_us
+    return {
+        "machine": account.machine, "mode": mode, "source": source,
+        "assumptions": list(assumptions), "not_counted": list(account.not_counted),
+        "products": [_product(account, row) for row in account.rows],
+        "other": [{"what": o.what, "bytes": o.bytes, "time_us": o.time_us} for o in account.other],
+        "step_us": account.step_us, "lo_us": low, "hi_us": high, "flops": account.flops,
+        "parameters": account.parameters, "levers": [lever_json(lever) for lever in levers],
+    }  # fmt: skip
+
+
+_HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit", "basis")
+
+
+def _cells(account: Account, row: Line) -> list[str]:
+    product = row.product
+    if math.isnan(row.time_us):
+        return [product.role, product.pass_, str(product.count), str(product.work), "–", "–", "–",
+                "", row.basis]  # fmt: skip
+    return [
+        product.role, product.pass_, str(product.count), str(product.work),
+        milliseconds(row.time_us), f"{account.share(row):.1%}", f"{row.peak_share:.0%}", row.limit,
+        row.basis,
+    ]  # fmt: skip
+
+
+def _other_rows(account: Account) -> list[list[str]]:
+    return [
+        ["no product", "", "", f"{other.what}, {other.bytes / 1e9:.3g} GB",
+         milliseconds(other.time_us), f"{other.time_us / account.step_us:.1%}", "", "memory",
+         "estimate"]
+        for other in account.other
+    ]  # fmt: skip
+
+
+def lever_line(lever: Lever) -> str:
+    """One lever in words."""
+    return (
+        f"{lever.verdict}: {lever.words}: the step gains {lever.gain.value:+.1%} "
+        f"({lever.gain.lo:+.1%} to {lever.gain.hi:+.1%}); {lever.flops:+.2%} FLOPs, "
+        f"{lever.parameters:+.2%} parameters, {lever.bytes:+.2%} bytes moved; {lever.reason}."
+    )
+
+
+def summary(account: Account, levers: Sequence[Lever]) -> str:
+    """One paragraph: what the step takes, where it goes, and what to change."""
+    low, high = account.interval_us
+    shares: dict[str, float] = {}
+    for row in account.rows:
+        if not math.isnan(row.time_us):
+            role = row.product.role
+            shares[role] = shares.get(role, 0.0) + account.share(row)
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    told = ", ".join(f"{role} {share:.0%}" for role, share in largest)
+    products = account.products_us / account.step_us
+    worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
+    advice = (
+        f"What promises most: {worth[0].words}." if worth else "Nothing to gain here."
+    )  # fmt: skip
+    return (
+        f"On {account.machine} a step should take {milliseconds(account.step_us)} "
+        f"({milliseconds(low)} to {milliseconds(high)}), {products:.0%} of it in products: {told}. "
+        f"{advice}"
+    )
+
+
+def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str]) -> str:
+    """For a terminal: the table, the levers, what is assumed, and one paragraph."""
+    rows = [_cells(account, row) for row in account.rows]
+    left_out = rows[_MOST_ROWS:]
+    table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+    if left_out:
+        lines.append(f"… and {len(left_out)} products that take less; --json has them all.")
+    lines.append("")
+    lines += [lever_line(lever) for lever in levers]
+    lines.append("")
+    lines.append(f"Assumed: {'; '.join(assumptions)}.")
+    if account.not_counted:
+        lines.append(f"Not counted: {'; '.join(account.not_counted)}.")
+    lines.append(summary(account, levers))
+    return "\n".join(lines)
+
+
+def as_markdown(
+    title: str, account: Account, levers: Sequence[Lever], assumptions: Sequence[str]
+) -> str:
+    """For a pull request."""
+    lines = [f"## {title}", "", summary(account, levers), "", table_row(_HEAD)]
+    lines.append("|" + "---|" * len(_HEAD))
+    lines += [table_row(_cells(account, row)) for row in account.rows]
+    lines += [table_row(row) for row in _other_rows(account)]
+    lines += ["", *(f"- {lever_line(lever)}" for lever in levers), ""]
+    lines.append(f"Assumed: {'; '.join(assumptions)}.")
+    if account.not_counted:
+        lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]
+    return "\n".join([*lines, ""])

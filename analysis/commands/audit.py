@@ -1,0 +1,221 @@
+"""``audit``: from a model to the dimension to change, and what the step gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.commands.app import ResultsOption, app, basis_of, parse_share
+from kernels.cli import JsonOption, note, print_json
+from kernels.errors import UserError, nearest
+from sweeps.store import RESULTS, make_folder
+
+if TYPE_CHECKING:
+    from analysis.audit.account import Account
+    from analysis.audit.levers import Lever
+    from analysis.audit.runtime import Runtime
+    from analysis.model.basis import Basis
+    from sweeps.capture.captured import Captured, Dimension
+    from sweeps.capture.sources import Source, Step
+
+_MODES = ("train", "prefill", "decode")
+
+
+@app.command("audit")
+def audit_command(
+    model: Annotated[
+        str, typer.Argument(help="A config.json, a name such as gpt2-xl, or module:factory.")
+    ],
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Its slug, or several with commas between.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences or images.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens of each, when decoding.")] = 1,
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "bf16",
+    autocast: Annotated[
+        bool, typer.Option(help="Parameters in fp32, products in --dtype.")
+    ] = False,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel degree.")] = 1,
+    runtime: Annotated[str, typer.Option(help="eager or compile.")] = "eager",
+    fuse: Annotated[str, typer.Option(help="Products that are one: qkv,gate_up.")] = "",
+    recompute: Annotated[bool, typer.Option(help="Layers are computed again.")] = False,
+    loss_chunks: Annotated[int, typer.Option(min=1, help="Parts of head and loss.")] = 1,
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd or none.")] = "adamw",
+    attention: Annotated[
+        str, typer.Option(help="Share of the peak that attention is taken to reach.")
+    ] = "50%",
+    vary: Annotated[str, typer.Option(help="Only these dimensions, such as hidden,ffn.")] = "",
+    parameters: Annotated[str, typer.Option(help="More parameters allowed at once.")] = "1%",
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", help="A size, such as hidden=4096; repeatable.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="Of a factory's module: int64[8,2048].")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the products here.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write it for a pull request here.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", help="Draw step and levers into this folder.")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Say where a model's step goes, which dimension to change, and what the step gains."""
+    from analysis.audit.report import as_markdown, as_text, audit_json, products_frame
+    from analysis.audit.runtime import FUSIONS, Runtime
+    from sweeps.capture.sources import Step, find_source
+
+    _one_of("--mode", mode, _MODES)
+    _one_of("--runtime", runtime, ("eager", "compile"))
+    _one_of("--optimizer", optimizer, ("adamw", "sgd", "none"))
+    _one_of("--dtype", dtype, ("fp32", "tf32", "fp16", "bf16"))
+    fused = tuple(filter(None, fuse.split(",")))
+    for name in fused:
+        _one_of("--fuse", name, tuple(FUSIONS))
+    how = Runtime(
+        runtime, fused, tp, recompute, loss_chunks, optimizer, parse_share(attention, "attention")
+    )
+    source = find_source(model, _sizes(arg or []), inputs or [])
+    step = Step(mode, batch, seq, tokens, dtype, autocast)
+    machines: list[str | None] = [*machine.split(",")] if machine else [None]
+    bases = [basis_of(name, results) for name in machines]
+    found = audit(source, step, how, bases, tuple(filter(None, vary.split(","))),
+                  parse_share(parameters, "parameters"))  # fmt: skip
+    documents = []
+    for each in found:
+        assumed = each.assumptions
+        documents.append(audit_json(each.account, each.levers, mode, assumed, each.basis.source))
+        if not json:
+            print(as_text(each.account, each.levers, assumed))
+            note(f"{each.account.machine}: {each.basis.source}.")
+    if json:
+        print_json(documents if len(documents) > 1 else documents[0])
+    if csv is not None:
+        import pandas as pd
+
+        frames = [products_frame(e.account).assign(machine=e.account.machine) for e in found]
+        pd.concat(frames).to_csv(csv, index=False)
+    if markdown is not None:
+        pages = [
+            as_markdown(f"{model} on {e.account.machine}", e.account, e.levers, e.assumptions)
+            for e in found
+        ]
+        markdown.write_text("\n".join(pages), encoding="utf-8")
+    if plots is not None:
+        from analysis.plots.audit import plot_levers, plot_step
+
+        make_folder(plots)
+        plot_step({e.account.machine: e.account for e in found}, f"{model}, {mode}", plots)
+        plot_levers({e.account.machine: e.levers for e in found}, f"{model}, {mode}", plots)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A model on a machine: what its step takes, and what would change that."""
+
+    account: Account
+    levers: list[Lever]
+    basis: Basis
+    assumptions: tuple[str, ...]
+
+
+def audit(
+    source: Source, step: Step, runtime: Runtime, bases: list[Basis],
+    vary: tuple[str, ...] = (), more_parameters: float = 0.01,
+) -> list[Audit]:  # fmt: skip
+    """An audit for each machine.
+
+    Args:
+        source: the model, of :func:`sweeps.capture.sources.find_source`.
+        step: what is computed.
+        runtime: how it is run.
+        bases: what times on each machine rest on, of :func:`analysis.model.basis.find_basis`.
+        vary: the only dimensions to vary; all if empty.
+        more_parameters: how many more parameters the joint change may have, as a fraction.
+
+    Raises:
+        UserError: the model cannot be built, or a machine does not compute its dtype.
+    """
+    from analysis.audit.account import account_of
+    from analysis.audit.levers import find_levers
+    from sweeps.capture.capture import capture, dimensions
+    from sweeps.capture.captured import with_names
+
+    captured = capture(source, step)
+    if not captured.products:
+        raise UserError(f"{source.name} multiplies nothing, so there is nothing to audit.")
+    named = dimensions(source, step, captured, vary)
+    captured = with_names(captured, named)
+    known: dict[tuple[tuple[str, int], ...], Captured] = {}
+
+    def changed(changes: Mapping[str, int]) -> Captured:
+        key = tuple(sorted(changes.items()))
+        if key not in known:
+            known[key] = capture(source, step, changes)
+        return known[key]
+
+    found = []
+    for basis in bases:
+        account = account_of(captured, runtime, basis)
+        levers = find_levers(captured, named, changed, runtime, basis, account, more_parameters)
+        assumed = _assumptions(captured, named, step, runtime)
+        found.append(Audit(account, levers, basis, assumed))
+    return found
+
+
+def _assumptions(
+    captured: Captured, named: list[Dimension], step: Step, runtime: Runtime
+) -> tuple[str, ...]:
+    """What the figures rest on beside the machine's times."""
+    how = "each operation reads and writes memory"
+    if runtime.kind == "compile":
+        how = (
+            "what lies between two products is fused, and Inductor may pad a vocabulary by itself "
+            "(`shape_padding`)"
+        )
+    said = [
+        f"{step.mode} of {step.batch} × {step.length} in {step.dtype}",
+        f"{runtime.kind}: {how}",
+    ]
+    if any(product.work.op == "attention" for product in captured.products):
+        said.append(
+            f"fused attention at {runtime.attention:.0%} of the peak, causal masks counted as half"
+        )
+    if step.autocast:
+        said.append("parameters in fp32, cast for each product")
+    if runtime.fuse:
+        said.append(f"{' and '.join(runtime.fuse)} as one product each")
+    if runtime.recompute:
+        said.append("layers are computed again for their gradients")
+    if runtime.loss_chunks > 1:
+        said.append(f"head and loss in {runtime.loss_chunks} parts")
+    if runtime.tp > 1:
+        said.append(f"widths divided by {runtime.tp}, communication not counted")
+    if step.mode == "train":
+        said.append(f"optimizer {runtime.optimizer}, its state in the parameters' dtype")
+    if not named:
+        said.append("no dimension was found that changes a product")
+    return (*said, *captured.assumptions)
+
+
+def _sizes(arguments: list[str]) -> dict[str, int]:
+    sizes = {}
+    for text in arguments:
+        name, _, value = text.partition("=")
+        if not value.isdigit() or int(value) < 1:
+            raise UserError(f"--arg takes a size such as hidden=4096, not {text!r}.")
+        sizes[name] = int(value)
+    return sizes
+
+
+def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise UserError(f"{option} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")

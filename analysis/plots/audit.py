@@ -1,0 +1,81 @@
+"""A model's step by role, and what its levers gain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from analysis.audit.account import Account
+from analysis.audit.levers import Lever
+from analysis.plots.style import NEUTRAL, panels, save
+
+# Okabe and Ito's palette again, with two greys for what is no product.
+_COLORS = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
+    "#7A5195", "#A6761D",
+)  # fmt: skip
+_HATCHED = "#BBBBBB"
+_CAPTION = (
+    "Products as measured or predicted, attention at an assumed share of the peak, hatched: "
+    "estimates from bytes moved. Bars: 90 % intervals."
+)
+
+
+def shares(account: Account) -> dict[str, float]:
+    """Milliseconds of the step by role, largest first; what is no product last, together."""
+    roles: dict[str, float] = {}
+    for line in account.lines:
+        if not math.isnan(line.time_us):
+            role = line.product.role
+            roles[role] = roles.get(role, 0.0) + line.total_us / 1e3
+    ordered = dict(sorted(roles.items(), key=lambda item: -item[1]))
+    return {**ordered, "no product": sum(other.time_us for other in account.other) / 1e3}
+
+
+def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
+    """One stacked bar per machine: where the step's time goes."""
+    figure, (axes,) = panels(1, f"Where the step goes: {title}", (10.0, 2.2 + 0.9 * len(accounts)))
+    roles = list(dict.fromkeys(role for account in accounts.values() for role in shares(account)))
+    colors = {
+        role: _COLORS[i % len(_COLORS)]
+        for i, role in enumerate(role for role in roles if role != "no product")
+    }
+    for row, account in enumerate(accounts.values()):
+        left = 0.0
+        for role, time in sorted(shares(account).items(), key=lambda item: roles.index(item[0])):
+            plain = role != "no product"
+            axes.barh(row, time, left=left, height=0.6, edgecolor="white",
+                      color=colors[role] if plain else _HATCHED, hatch="" if plain else "//",
+                      label=None if row else role)  # fmt: skip
+            left += time
+        low, high = (end / 1e3 for end in account.interval_us)
+        axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
+    axes.set(yticks=range(len(accounts)), yticklabels=list(accounts), xlabel="time of a step, ms")
+    axes.invert_yaxis()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncol=5, frameon=False)
+    return save(figure, _CAPTION, folder, "audit-step")
+
+
+def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
+    """What each lever gains of the step with its interval; one panel per machine."""
+    most = max((len(each) for each in levers.values()), default=1)
+    figure, axes = panels(
+        max(len(levers), 1), f"What to change: {title}", (10.0, 2.0 + 0.45 * max(most, 1))
+    )
+    for panel, (machine, found) in zip(axes, levers.items(), strict=False):
+        places = np.arange(len(found))
+        for place, lever in zip(places, found, strict=True):
+            worth = lever.verdict != "leave it"
+            gain = [100 * part for part in lever.gain]
+            panel.plot(gain[1:], [place] * 2, color=_COLORS[0] if worth else _HATCHED, linewidth=3)
+            panel.plot(gain[0], place, "o" if worth else "s",
+                       color=_COLORS[0] if worth else NEUTRAL)  # fmt: skip
+        panel.axvline(0.0, color=NEUTRAL, linewidth=1)
+        panel.set(yticks=places, yticklabels=[lever.words for lever in found], title=machine,
+                  xlabel="gain of the step, %")  # fmt: skip
+        panel.invert_yaxis()
+    caption = "Points: expected gain of the whole step; round where it is worth a change. Lines: "
+    return save(figure, f"{caption}90 % intervals.", folder, "audit-levers")

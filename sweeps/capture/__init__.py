@@ -1,0 +1,1 @@
+"""The products of a whole model, seen by PyTorch's fake tensors: no memory, no GPU."""

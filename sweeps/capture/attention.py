@@ -1,0 +1,105 @@
+"""Attention as one operation: neither products of scores nor masks, whatever the model calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+NAME = "rooftile"
+"""Under which transformers finds it."""
+
+
+@torch.library.custom_op("rooftile::attention", mutates_args=())
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
+    """Only its shapes are asked for: queries, keys and values (batch, heads, length, width)."""
+    raise RuntimeError("it has shapes and no values: it is traced, never computed.")
+
+
+@attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
+    batch, heads, queries, _ = q.shape
+    return q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
+
+
+@torch.library.custom_op("rooftile::attention_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    raise RuntimeError("it has shapes and no values: it is traced, never computed.")
+
+
+@attention_backward.register_fake
+def _(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.mask = inputs[3:]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    return (*attention_backward(gradient, *ctx.saved_tensors, *ctx.mask), None, None)
+
+
+attention.register_autograd(_backward, setup_context=_keep)
+
+
+class OneAttention(TorchFunctionMode):
+    """While it is entered, ``scaled_dot_product_attention`` is the one operation."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return _of_pytorch(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _of_pytorch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **others: Any,
+) -> Tensor:
+    """With PyTorch's arguments; heads may be missing, and batches have several dimensions."""
+    q, k, v = (t.reshape(-1, *_four(t)[-3:]) for t in (query, key, value))
+    result = attention(q, k, v, is_causal, 0)
+    return result.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _four(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
+
+
+def for_transformers(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As transformers' ``AttentionInterface`` calls it; the result is (batch, length, heads, d)."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    mixed = attention(query, key, value, bool(causal), int(sliding_window or 0))
+    return mixed.transpose(1, 2), None

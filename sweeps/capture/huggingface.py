@@ -1,0 +1,164 @@
+"""Models of transformers, from their ``config.json``: every family that it knows, no weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.errors import UserError, nearest
+from sweeps.capture import attention
+from sweeps.capture.sources import TRAIN, Started, Step, first_line, mean_of, read_json
+
+_TEXT = "the text part of the model alone"
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A ``config.json``, as it was read, and sizes that replace its own."""
+
+    name: str
+    config: Mapping[str, Any]
+    given: Mapping[str, int]
+    of_text: bool
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The whole numbers of its configuration, those that it leaves out included."""
+        found = self._configuration({}).to_dict()
+        return {name: value for name, value in found.items() if type(value) is int}
+
+    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+        """Numbers of tokens or pixels; a language model's own loss, else the mean of its result."""
+        config = self._configuration(changes)
+        build = _class_of(config, self.config)
+        model = _build(build, config, step)
+        model.train(step.mode == TRAIN)
+        inputs = _inputs(build, config, step)
+        arguments = build.forward.__code__.co_varnames
+        if "use_cache" in arguments:
+            inputs["use_cache"] = False
+
+        def call() -> Any:
+            result = model(**inputs)
+            if step.mode != TRAIN:
+                return result
+            loss = result.get("loss")
+            return mean_of(result) if loss is None else loss
+
+        return Started(model, call, (_TEXT,) if self.of_text else ())
+
+    def _configuration(self, changes: Mapping[str, int]) -> Any:
+        from transformers import AutoConfig
+
+        settings = {**self.config, **self.given, **changes}
+        kind = settings.pop("model_type")
+        try:
+            return AutoConfig.for_model(kind, **settings)
+        except Exception as error:  # each family checks its sizes in its own way
+            raise UserError(f"{self.name}: {first_line(error)}") from None
+
+
+def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
+    """A model's configuration.
+
+    Raises:
+        UserError: it cannot be read, or is of a family that transformers does not know.
+    """
+    config = read_json(path)
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError(
+            "a config.json needs the extra `models`: `python3 sweeps/bootstrap.py models` installs "
+            "it and prints the Python that has it."
+        )
+    from transformers import CONFIG_MAPPING
+
+    text = config.get("text_config")
+    of_text = isinstance(text, dict) and "model_type" in text
+    if isinstance(text, dict) and of_text:
+        config = dict(text)
+    kind = config.get("model_type")
+    if kind is None:
+        raise UserError(f"{path} has no model_type, so nobody can tell which family it is of.")
+    if kind not in CONFIG_MAPPING:
+        own = "auto_map" in config
+        raise UserError(
+            f"{path} is of the family {kind!r}, which this transformers does not know"
+            + (
+                ": it brings its own code, so give the model as module:factory."
+                if own
+                else f"; {nearest(str(kind), CONFIG_MAPPING)}"
+            )
+        )
+    ignored = ("auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version")
+    plain = {name: value for name, value in config.items() if name not in ignored}
+    source = HuggingFace(str(path), plain, dict(given), of_text)
+    known = source.sizes
+    for name in given:
+        if name not in known:
+            raise UserError(f"{path} has no size {name!r}; {nearest(name, known)}")
+    return source
+
+
+def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
+    """The class that the configuration names, else the family's language model, else its base."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for name in data.get("architectures") or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise UserError(f"transformers has no model of the family {config.model_type!r}.")
+
+
+def _build(build: Any, config: Any, step: Step) -> Any:
+    """With attention as one operation; where a family does not let it in, by PyTorch's function."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.initialization import no_init_weights
+
+    AttentionInterface.register(attention.NAME, attention.for_transformers)
+    AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
+    failure: Exception | None = None
+    for way, experts in product((attention.NAME, "sdpa", "eager"), ("grouped_mm", None)):
+        config._attn_implementation, config._experts_implementation = way, experts
+        try:
+            with warnings.catch_warnings(), no_init_weights():
+                warnings.simplefilter("ignore")
+                model = build._from_config(config, dtype=step.parameter_dtype)
+            model.tie_weights()  # which comes with the initial weights that are left out
+            return model
+        except Exception as error:  # a family without this way says so in its own way
+            failure = failure or error
+    assert failure is not None
+    raise UserError(f"the model cannot be built: {first_line(failure)}") from failure
+
+
+def _inputs(build: Any, config: Any, step: Step) -> dict[str, Any]:
+    name = build.main_input_name
+    if name == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        shape = (step.batch, channels, height, width)
+        return {name: torch.empty(shape, dtype=step.parameter_dtype)}
+    if name != "input_ids":
+        raise UserError(f"a model of {name!r} is not known here: give it as module:factory.")
+    tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
+    inputs: dict[str, Any] = {"input_ids": tokens}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = tokens
+    if step.mode == TRAIN and build.__name__.endswith(
+        ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+    ):
+        inputs["labels"] = tokens
+    return inputs

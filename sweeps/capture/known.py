@@ -1,0 +1,227 @@
+"""Models from plain PyTorch, by name: nothing is downloaded, and only shapes matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+TOKENS, IMAGES = "tokens", "images"
+"""What a model takes: (batch, length) numbers of tokens, or (batch, 3, size, size) images."""
+
+
+class Bottleneck(nn.Module):
+    """ResNet's block of 1×1, 3×3 and 1×1 convolutions beside a shortcut (He et al. 2016)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * width
+        self.body = nn.Sequential(
+            _convolution(channels, width, 1, 1), nn.ReLU(),
+            _convolution(width, width, 3, stride), nn.ReLU(),
+            _convolution(width, out, 1, 1),
+        )  # fmt: skip
+        same = channels == out and stride == 1
+        self.shortcut = nn.Identity() if same else _convolution(channels, out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out))
+
+
+def resnet(
+    stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
+) -> nn.Sequential:
+    """A ResNet of bottlenecks: images (n, 3, 224, 224) to logits (n, classes).
+
+    ``stem`` is the first convolution's channels; each stage is twice as wide as that before.
+    """
+    layers: list[nn.Module] = [_convolution(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = stem
+    for stage, count in enumerate(blocks):
+        here = width * 2**stage
+        for block in range(count):
+            layers.append(Bottleneck(channels, here, 2 if stage and not block else 1))
+            channels = 4 * here
+    head = nn.Linear(channels, classes)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+class UNet(nn.Module):
+    """A U-Net (Ronneberger et al. 2015) with padded convolutions: images to 2 maps of their size.
+
+    ``width`` channels at full size, twice as many at each of ``depth`` halvings.
+    """
+
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        into = [3, *widths]
+        self.down = nn.ModuleList(_pair(a, b) for a, b in zip(into, widths, strict=False))
+        self.rise = nn.ModuleList(
+            nn.ConvTranspose2d(2 * each, each, 2, 2) for each in reversed(widths[:-1])
+        )
+        self.up = nn.ModuleList(_pair(2 * each, each) for each in reversed(widths[:-1]))
+        self.last = nn.Conv2d(width, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 3, h, w) to (n, 2, h, w)."""
+        beside = []
+        for level, block in enumerate(self.down):
+            x = block(functional.max_pool2d(x, 2) if level else x)
+            beside.append(x)
+        beside.pop()
+        for rise, block in zip(self.rise, self.up, strict=True):
+            x = block(torch.cat([rise(x), beside.pop()], dim=1))
+        return self.last(x)
+
+
+def _pair(channels: int, out: int) -> nn.Sequential:
+    return nn.Sequential(
+        _convolution(channels, out, 3, 1), nn.ReLU(), _convolution(out, out, 3, 1), nn.ReLU()
+    )
+
+
+class Gpt2Block(nn.Module):
+    """One block of GPT-2: attention and a feed-forward layer, normalised before (Radford 2019)."""
+
+    def __init__(self, hidden: int = 768, heads: int = 12, ffn: int = 0) -> None:
+        super().__init__()
+        _check_heads(hidden, heads)
+        ffn = ffn or 4 * hidden
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(sequences, length, hidden) to the same."""
+        n, length, hidden = x.shape
+        parts = self.qkv(self.norm_1(x)).view(n, length, 3, self.heads, hidden // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, length, hidden))
+        wide = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
+        return x + self.down(wide)
+
+
+class LlamaBlock(nn.Module):
+    """One block of Llama: grouped queries, rotary positions, gates (Touvron et al. 2023)."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
+        super().__init__()
+        _check_heads(heads, kv_heads)
+        self.heads, self.kv_heads, self.width = heads, kv_heads, head_width
+        self.norm_1, self.norm_2 = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.q = nn.Linear(hidden, heads * self.width, bias=False)
+        self.k = nn.Linear(hidden, kv_heads * self.width, bias=False)
+        self.v = nn.Linear(hidden, kv_heads * self.width, bias=False)
+        self.out = nn.Linear(heads * self.width, hidden, bias=False)
+        self.gate = nn.Linear(hidden, ffn, bias=False)
+        self.up = nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(sequences, length, hidden) to the same."""
+        n, length, _ = x.shape
+        y = self.norm_1(x)
+        q = self.q(y).view(n, length, self.heads, self.width).transpose(1, 2)
+        k = self.k(y).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        v = self.v(y).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            _rotated(q), _rotated(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + self.out(mixed.transpose(1, 2).reshape(n, length, -1))
+        y = self.norm_2(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021); the angles' values do not matter here."""
+    angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
+    one, other = x.chunk(2, dim=-1)
+    return x * angles + torch.cat([-other, one], dim=-1) * angles
+
+
+def _check_heads(hidden: int, heads: int) -> None:
+    if hidden % heads:
+        raise ValueError(f"{heads} does not divide {hidden}.")
+
+
+class LanguageModel(nn.Module):
+    """Blocks between an embedding and a head."""
+
+    def __init__(
+        self, blocks: list[nn.Module], norm: nn.Module, vocab: int, hidden: int, positions: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, hidden)
+        self.positions = nn.Embedding(positions, hidden) if positions else None
+        self.blocks, self.norm = nn.ModuleList(blocks), norm
+        self.head = nn.Linear(hidden, vocab, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(sequences, length) numbers of tokens to logits (sequences, length, vocab)."""
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def gpt2(
+    hidden: int = 768, heads: int = 12, layers: int = 12, vocab: int = 50257, ffn: int = 0
+) -> nn.Module:
+    """GPT-2 with its head tied to the embedding; ``ffn`` 0 means 4 · hidden."""
+    blocks: list[nn.Module] = [Gpt2Block(hidden, heads, ffn) for _ in range(layers)]
+    model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions=1024)
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def llama(
+    hidden: int, heads: int, kv_heads: int, ffn: int, layers: int, vocab: int, head_width: int = 128
+) -> nn.Module:
+    """A Llama, its head apart from the embedding."""
+    blocks: list[nn.Module] = [
+        LlamaBlock(hidden, heads, kv_heads, ffn, head_width) for _ in range(layers)
+    ]
+    return LanguageModel(blocks, nn.RMSNorm(hidden), vocab, hidden, positions=0)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model by name: its factory, the sizes that may be changed, and what it takes."""
+
+    build: Callable[..., nn.Module]
+    sizes: Mapping[str, int]
+    takes: str = TOKENS
+
+
+KNOWN = {
+    "gpt2": Known(gpt2, {"hidden": 768, "heads": 12, "layers": 12, "vocab": 50257}),
+    "gpt2-medium": Known(gpt2, {"hidden": 1024, "heads": 16, "layers": 24, "vocab": 50257}),
+    "gpt2-large": Known(gpt2, {"hidden": 1280, "heads": 20, "layers": 36, "vocab": 50257}),
+    "gpt2-xl": Known(gpt2, {"hidden": 1600, "heads": 25, "layers": 48, "vocab": 50257}),
+    "llama-2-7b": Known(
+        llama,
+        {"hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008, "layers": 32, "vocab": 32000},
+    ),
+    "llama-3-8b": Known(
+        llama,
+        {"hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "layers": 32, "vocab": 128256},
+    ),
+    "resnet-50": Known(resnet, {"stem": 64, "width": 64, "classes": 1000}, IMAGES),
+    "unet": Known(UNet, {"width": 64, "depth": 4}, IMAGES),
+}
+"""Published sizes: Radford et al. 2019, Touvron et al. 2023, Grattafiori et al. 2024 (Llama 3), He
+et al. 2016, Ronneberger et al. 2015."""

@@ -1,0 +1,213 @@
+"""From operations to products: what each multiplies, in which layout, for which role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.problem import Conv, Gemm
+from sweeps.capture.captured import (
+    BACKWARD,
+    DGRAD,
+    FORWARD,
+    WGRAD,
+    Attention,
+    Grouped,
+    Product,
+    Work,
+)
+from sweeps.capture.roles import role_of
+from sweeps.capture.trace import Operation
+
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+_LIKE_A_PRODUCT = re.compile(
+    r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru"
+)
+
+
+def products_of(operations: Sequence[Operation]) -> tuple[list[Product], list[str]]:
+    """Every product in the order of the step, and the names of those of no known kind."""
+    found: list[Product] = []
+    unknown: dict[str, None] = {}
+    places: dict[int, int] = {}  # of forward products, by the number of their autograd node
+    for operation in operations:
+        works = _works(operation)
+        if works is None:
+            unknown[operation.name] = None
+            continue
+        for pass_, work in works:
+            place = len(found)
+            of = place
+            if operation.backward:
+                of = places.get(operation.node, place)
+            else:
+                places.setdefault(operation.node, place)
+            inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
+            found.append(
+                Product(
+                    work=work,
+                    role=found[of].role if of < place else role_of(operation.module, work),
+                    path=re.sub(r"\b\d+\b", "*", operation.module),
+                    pass_=pass_,
+                    count=operation.count,
+                    shares=-1 if operation.backward else inputs.storage,
+                    of=of,
+                )
+            )
+    return found, list(unknown)
+
+
+def is_product(operation: Operation) -> bool:
+    """Whether it multiplies matrices, of a known kind or not."""
+    return operation.name in _READERS or bool(_LIKE_A_PRODUCT.search(operation.name))
+
+
+def _works(operation: Operation) -> list[tuple[str, Work]] | None:
+    """Passes and what is multiplied; empty for what is no product, None for an unknown kind."""
+    if not is_product(operation):
+        return []
+    reader = _READERS.get(operation.name)
+    try:
+        return None if reader is None else reader(operation)
+    except KeyError:  # a dtype that nobody times
+        return None
+
+
+def _pass(operation: Operation, a: Tensor, b: Tensor) -> str:
+    """Of a product of two matrices; the gradient of a parameter sums over rows, so A is turned."""
+    if not operation.backward:
+        return FORWARD
+    return WGRAD if _letter(a) == "t" else DGRAD
+
+
+def _gemm(a: Tensor, b: Tensor) -> Gemm:
+    """(…, m, k) times (…, k, n), at most one batch."""
+    m, k = a.shape[-2:]
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return Gemm(m, b.shape[-1], k, DTYPES[a.dtype], _letter(a) + _letter(b), batch)
+
+
+def _letter(tensor: Tensor) -> str:
+    """How it is stored, ``t`` if its columns are contiguous and its rows are not."""
+    rows, columns = tensor.stride()[-2:]
+    return "t" if columns != 1 and rows == 1 else "n"
+
+
+def _mm(operation: Operation) -> list[tuple[str, Work]]:
+    a, b = operation.args[-2:]
+    return [(_pass(operation, a, b), _gemm(a, b))]
+
+
+def _addmm(operation: Operation) -> list[tuple[str, Work]]:
+    a, b = operation.args[1:3]
+    return [(_pass(operation, a, b), _gemm(a, b))]
+
+
+def _bmm(operation: Operation) -> list[tuple[str, Work]]:
+    a, b = operation.args[-2:]
+    return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
+
+
+def _baddbmm(operation: Operation) -> list[tuple[str, Work]]:
+    a, b = operation.args[1:3]
+    return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
+
+
+def _mv(operation: Operation) -> list[tuple[str, Work]]:
+    a, x = operation.args[-2:]
+    return [(_pass(operation, a, a), _gemm(a, x.unsqueeze(-1)))]
+
+
+def _grouped(operation: Operation) -> list[tuple[str, Work]]:
+    a, b = operation.args[:2]
+    dtype = DTYPES[a.dtype]
+    if a.dim() == 3 and b.dim() == 3:
+        return [(FORWARD, _gemm(a, b))]
+    if a.dim() == 2 and b.dim() == 3:  # rows (m, k), each with its expert's weight (k, n)
+        pass_ = DGRAD if operation.backward else FORWARD
+        return [(pass_, Grouped(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, pass_))]
+    # The weights' gradients: A (n, rows) and B (rows, k), of which each expert has its own.
+    experts = operation.result.shape[0]
+    return [(WGRAD, Grouped(a.shape[1], a.shape[0], b.shape[1], experts, dtype, WGRAD))]
+
+
+def _attention(operation: Operation) -> list[tuple[str, Work]]:
+    backward = operation.name.endswith("_backward")
+    q, k, v, causal, window = operation.args[1:] if backward else operation.args
+    pass_ = BACKWARD if backward else FORWARD
+    batch, heads, queries, width = q.shape
+    work = Attention(
+        batch, heads, k.shape[1], queries, k.shape[2], width, v.shape[3], DTYPES[q.dtype],
+        causal, min(window, k.shape[2]), pass_,
+    )  # fmt: skip
+    return [(pass_, work)]
+
+
+def _convolution(operation: Operation) -> list[tuple[str, Work]]:
+    x, weight = operation.args[:2]
+    return _convolutions(x, weight, operation.args[3:], FORWARD, ("fprop",))
+
+
+def _convolution_backward(operation: Operation) -> list[tuple[str, Work]]:
+    _, x, weight = operation.args[:3]
+    wanted = operation.args[-1]
+    passes = [name for name, asked in zip(("dgrad", "wgrad"), wanted, strict=False) if asked]
+    return _convolutions(x, weight, operation.args[4:], BACKWARD, tuple(passes))
+
+
+def _convolutions(
+    x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
+) -> list[tuple[str, Work]]:
+    stride, padding, dilation, transposed, output_padding, groups = settings[:6]
+    spatial = x.dim() - 2
+    if spatial > 2:
+        raise KeyError("a convolution over more than two dimensions")
+    # Over one dimension it is one over images of one row.
+    one = [1] * (2 - spatial)
+    last = torch.channels_last
+    nhwc = x.dim() == 4 and (
+        x.is_contiguous(memory_format=last) or weight.is_contiguous(memory_format=last)
+    )
+    image, taps = [*one, *x.shape[2:]], [*one, *weight.shape[2:]]
+    pads = [*([0] * len(one)), *padding]
+    steps, reach = [*one, *stride], [*one, *dilation]
+    channels, out = x.shape[1], weight.shape[0]
+    if transposed:
+        # It computes what the gradient of a convolution's input does, and the reverse.
+        channels, out = weight.shape[1] * groups, x.shape[1]
+        more = [*([0] * len(one)), *output_padding]
+        image = [
+            (size - 1) * s - 2 * p + d * (t - 1) + o + 1
+            for size, s, p, d, t, o in zip(image, steps, pads, reach, taps, more, strict=True)
+        ]
+        passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
+    conv = Conv(
+        x.shape[0], channels, image[0], image[1], out, taps[0], taps[1], (steps[0], steps[1]),
+        (pads[0], pads[1]), (reach[0], reach[1]), groups, DTYPES[x.dtype],
+        "nhwc" if nhwc else "nchw",
+    )  # fmt: skip
+    return [
+        (FORWARD if pass_ == FORWARD else WGRAD if name == "wgrad" else DGRAD,
+         replace(conv, pass_=name))
+        for name in passes
+    ]  # fmt: skip
+
+
+_READERS: dict[str, Callable[[Operation], list[tuple[str, Work]]]] = {
+    "aten::mm": _mm,
+    "aten::addmm": _addmm,
+    "aten::bmm": _bmm,
+    "aten::baddbmm": _baddbmm,
+    "aten::mv": _mv,
+    "aten::_grouped_mm": _grouped,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "rooftile::attention": _attention,
+    "rooftile::attention_backward": _attention,
+}

@@ -1,0 +1,50 @@
+"""What a product is for, from the name of the module that it belongs to."""
+
+from __future__ import annotations
+
+import re
+
+from kernels.problem import Conv
+from sweeps.capture.captured import Attention, Grouped, Work
+
+_INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
+"""What the module around an attention's products is called."""
+
+# A role, a pattern of the module's own name and one of the path around it, as the common families
+# of models name their layers. The first that fits decides.
+_NAMES = (
+    ("qkv", r"qkv|qkv_proj|c_attn|query_key_value|in_proj|Wqkv|wqkv|to_qkv", ""),
+    ("q", r"q|q_proj|query|wq|q_lin|to_q|q_[ab]_proj", ""),
+    ("k", r"k|k_proj|key|wk|k_lin|to_k", ""),
+    ("v", r"v|v_proj|value|wv|v_lin|to_v", ""),
+    ("out", r"o|o_proj|out_proj|out|out_lin|to_out|c_proj|dense|wo|proj|projection", _INSIDE),
+    ("out", r"o|o_proj|out|out_proj|to_out|out_lin", ""),
+    ("head", r"lm_head|head|score|classifier|embed_out|output_projection|fc", ""),
+    ("head", r"decoder", r"predictions|lm_head"),
+    ("gate_up", r"gate_up_proj|gate_up|w13|fc1_gate", ""),
+    ("router", r"gate", r"(^|[._])(mlp|moe|ffn|block_sparse_moe|feed_forward)$"),
+    ("router", r"router|wg", ""),
+    ("router", r"\w+", r"(^|[._])router$"),
+    ("gate", r"gate|gate_proj|w1|wi_0", ""),
+    ("up", r"up|up_proj|w3|wi|wi_1|fc1|c_fc|dense_h_to_4h|fc_in|lin1|linear1", ""),
+    ("up", r"dense", r"(^|[._])intermediate$"),
+    ("down", r"down|down_proj|w2|wo|fc2|c_proj|dense_4h_to_h|fc_out|lin2|linear2", ""),
+    ("down", r"dense", r"(^|[._])output$"),
+    ("experts", r"experts", ""),
+    ("attention", r"(self_?|cross_?|linear_)?(attn|attention)|SelfAttention|EncDecAttention", ""),
+)
+
+
+def role_of(path: str, work: Work) -> str:
+    """One of :data:`sweeps.capture.captured.ROLES`."""
+    if isinstance(work, Attention):
+        return "attention"
+    if isinstance(work, Grouped):
+        return "experts"
+    if isinstance(work, Conv):
+        return "convolution"
+    around, _, name = re.sub(r"\.\d+\b", "", path).rpartition(".")
+    for role, names, place in _NAMES:
+        if re.fullmatch(names, name) and re.search(place, around):
+            return role
+    return "other"

@@ -1,0 +1,260 @@
+"""What is audited: a model by name, of transformers' ``config.json``, or from a factory."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels.errors import UserError, nearest
+from sweeps.capture.known import IMAGES, KNOWN
+
+TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
+_IMAGES = ("images of 224 by 224",)
+TORCH_DTYPES = {
+    "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step computes: on how many sequences of which length, forwards or both ways.
+
+    ``autocast`` keeps parameters in fp32 and multiplies in ``dtype``. When decoding, ``tokens``
+    new tokens of each sequence are computed, after ``seq`` that are known.
+    """
+
+    mode: str = TRAIN
+    batch: int = 1
+    seq: int = 2048
+    tokens: int = 1
+    dtype: str = "bf16"
+    autocast: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of each sequence that are computed."""
+        return self.tokens if self.mode == DECODE else self.seq
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """In which the model is built."""
+        return torch.float32 if self.autocast else TORCH_DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A model that is built, where tensors are fake, and its step's forward pass.
+
+    ``call`` returns the loss where the step trains; else nobody looks at what it returns.
+    """
+
+    model: nn.Module
+    call: Callable[[], Any]
+    assumptions: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where a model comes from."""
+
+    @property
+    def name(self) -> str:
+        """What it was asked for as."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Its sizes by name, those that may be changed."""
+
+    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+        """Build it with some sizes changed. To be called where tensors are fake."""
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """One of :data:`sweeps.capture.known.KNOWN`."""
+
+    name: str
+    given: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """As its factory takes them."""
+        return {**KNOWN[self.name].sizes, **self.given}
+
+    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+        """Random tokens or images; the loss of a language model is its cross entropy."""
+        known = KNOWN[self.name]
+        model = _built(known.build, {**self.sizes, **changes}, step)
+        if known.takes == IMAGES:
+            images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
+            images = images.to(memory_format=torch.channels_last)
+            _store_channels_last(model)
+            return Started(model, _with_loss(model, (images,), mean_of, step), _IMAGES)
+        tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
+
+        def loss(logits: Tensor) -> Tensor:
+            return functional.cross_entropy(logits.flatten(0, -2).float(), tokens.flatten())
+
+        return Started(model, _with_loss(model, (tokens,), loss, step))
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A function that builds a module, and the tensors that the module is called with."""
+
+    name: str
+    build: Callable[..., nn.Module]
+    given: Mapping[str, int]
+    inputs: tuple[tuple[torch.dtype | None, tuple[int, ...]], ...]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Its whole-number arguments, as given or by default."""
+        parameters = inspect.signature(self.build).parameters.values()
+        defaults = {p.name: p.default for p in parameters if type(p.default) is int}
+        return {**defaults, **self.given}
+
+    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+        """The loss is the mean of the first tensor of numbers that the module returns."""
+        model = _built(self.build, {**self.given, **changes}, step)
+        if not isinstance(model, nn.Module):
+            raise UserError(f"{self.name} returns no nn.Module but a {type(model).__name__}.")
+        tensors = [
+            torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
+        ]
+        return Started(model, _with_loss(model, tensors, mean_of, step))
+
+
+def find_source(
+    model: str, given: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
+) -> Source:
+    """What ``MODEL`` on the command line means.
+
+    Args:
+        model: a ``config.json``, a name of :data:`KNOWN`, or ``module:factory``.
+        given: sizes that replace its own.
+        inputs: of a factory's module, such as ``int64[8,2048]``.
+
+    Raises:
+        UserError: it is none of them, or cannot be read.
+    """
+    given = dict(given or {})
+    if model in KNOWN:
+        for name in given:
+            arguments = inspect.signature(KNOWN[model].build).parameters
+            if name not in arguments:
+                raise UserError(f"{model} has no {name!r}; {nearest(name, arguments)}")
+        return KnownModel(model, given)
+    path = Path(model)
+    if path.suffix == ".json" or path.exists():
+        from sweeps.capture.huggingface import read_config
+
+        return read_config(path / "config.json" if path.is_dir() else path, given)
+    if ":" in model:
+        return _factory(model, given, inputs)
+    raise UserError(
+        f"{model!r} is no config.json, no module:factory and none of the models that are known "
+        f"here; {nearest(model, KNOWN)}"
+    )
+
+
+def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Factory:
+    module, _, function = name.partition(":")
+    if not inputs:
+        raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
+    sys.path.insert(0, "")  # as `python -m` would find it
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise UserError(f"{module} cannot be imported: {error}.") from None
+    except AttributeError:
+        raise UserError(f"{module} has no {function!r}.") from None
+    finally:
+        sys.path.remove("")
+    if not callable(build):
+        raise UserError(f"{name} is no function.")
+    return Factory(name, build, given, tuple(map(_input, inputs)))
+
+
+def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
+    """``int64[8,2048]``; ``x[8,3,224,224]`` is of the step's dtype."""
+    match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
+    if not match:
+        raise UserError(f"--input takes a dtype and sizes, such as int64[8,2048], not {text!r}.")
+    dtype = None if match[1] == "x" else getattr(torch, match[1], None)
+    if match[1] != "x" and not isinstance(dtype, torch.dtype):
+        raise UserError(f"--input: {match[1]!r} is no dtype of PyTorch; x means the step's.")
+    return dtype, tuple(int(size) for size in match[2].split(","))
+
+
+def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Step) -> nn.Module:
+    """Built in its dtype: moving a module to another one inside fake tensors' mode fails."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(step.parameter_dtype)
+    try:
+        return build(**sizes)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _store_channels_last(model: nn.Module) -> None:
+    """Filters as on images whose channels come last; ``Module.to`` fails where tensors are fake."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.dim() == 4:
+            stored = weight.detach().contiguous(memory_format=torch.channels_last)
+            module.weight = nn.Parameter(stored)
+
+
+def _with_loss(
+    model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: Step
+) -> Callable[[], Any]:
+    """The forward pass, with its loss if the step trains."""
+    model.train(step.mode == TRAIN)
+    return lambda: loss(model(*inputs)) if step.mode == TRAIN else model(*inputs)
+
+
+def mean_of(result: Any) -> Tensor:
+    """A loss of whatever a module returns."""
+    if isinstance(result, Tensor) and result.is_floating_point():
+        return result.float().mean()
+    values = result.values() if isinstance(result, Mapping) else result
+    for value in values if isinstance(values, Sequence) or values is not result else ():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.float().mean()
+    raise UserError("the module returns no tensor of numbers, so there is no loss.")
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line: of an announcement, what it announces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return re.sub(r"^\w*Error: ", "", lines[1])
+    return lines[0] if lines else type(error).__name__
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise UserError(f"{path} is no JSON.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is no JSON object, which a model's config.json is.")
+    return data

@@ -1,0 +1,238 @@
+"""Products of whole models: their FLOPs, layouts, roles, passes and names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from counting import counted_by_pytorch, counted_here
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels.errors import UserError
+from kernels.problem import Conv, Gemm, linear
+from sweeps.capture.capture import capture, dimensions
+from sweeps.capture.captured import Attention, Grouped, Product, with_names
+from sweeps.capture.known import KNOWN
+from sweeps.capture.sources import Step, find_source
+
+STEP = Step(batch=2, seq=128)
+SMALL = {"hidden": 256, "heads": 4, "layers": 5, "vocab": 1003}
+
+
+def forward(products: tuple[Product, ...]) -> list[Product]:
+    return [product for product in products if product.pass_ == "forward"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_flops_are_those_that_pytorch_counts_over_every_layer(name: str) -> None:
+    source = find_source(name)
+    captured = capture(source, STEP)
+    assert counted_here(captured, "gemm", "conv") == counted_by_pytorch(source, STEP)
+    assert captured.uncounted == ()
+
+
+def test_a_transformer_s_flops_are_the_closed_formula_s() -> None:
+    """Kaplan et al. 2020: 6 per parameter of a product and token, and attention beside them."""
+    captured = capture(find_source("llama-3-8b"), STEP)
+    tokens, hidden, kv, ffn = 2 * 128, 4096, 1024, 14336
+    weights = 32 * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn) + hidden * 128256
+    assert counted_here(captured, "gemm") == 6 * tokens * weights
+    causal_pairs = 128 * 128 // 2
+    assert counted_here(captured, "attention") == 7 * 32 * 2 * 32 * causal_pairs * 2 * 128
+    norms = 65 * hidden
+    assert captured.parameters == weights + hidden * 128256 + norms
+
+
+def test_layers_that_are_alike_are_traced_once() -> None:
+    few, many = (
+        capture(find_source("gpt2", {**SMALL, "layers": layers}), STEP) for layers in (4, 40)
+    )
+    assert len(few.products) == len(many.products)
+    assert {p.count for p in few.products if "*" in p.path} == {4}
+    assert {p.count for p in many.products if "*" in p.path} == {40}
+    before, after = ({m.what: m.bytes for m in each.moved} for each in (few, many))
+    assert before.keys() == after.keys()
+    assert all(before[what] <= after[what] <= 10 * before[what] for what in before)
+
+
+def test_a_linear_layer_s_three_products_are_those_that_are_timed() -> None:
+    captured = capture(find_source("llama-3-8b"), STEP)
+    ups = {p.pass_: p.work for p in captured.products if p.role == "up"}
+    expected = linear(2 * 128, 4096, 14336, "bf16")
+    assert ups == {name: expected[name] for name in ("forward", "dgrad", "wgrad")}
+
+
+def test_roles_and_places_of_gradients_are_those_of_the_forward_product() -> None:
+    captured = capture(find_source("gpt2", SMALL), STEP)
+    by_role: dict[str, list[str]] = {}
+    for product in captured.products:
+        by_role.setdefault(product.role, []).append(product.pass_)
+    both = ["dgrad", "forward", "wgrad"]
+    assert {role: sorted(passes) for role, passes in by_role.items()} == {
+        **dict.fromkeys(("qkv", "out", "up", "down", "head"), both),
+        "attention": ["backward", "forward"],
+    }
+    for product in captured.products:
+        assert captured.products[product.of].path == product.path
+
+
+def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
+    captured = capture(find_source("resnet-50"), Step(batch=2))
+    convs = [p for p in captured.products if isinstance(p.work, Conv)]
+    counts = {
+        name: sum(p.count for p in convs if isinstance(p.work, Conv) and p.work.pass_ == name)
+        for name in ("fprop", "dgrad", "wgrad")
+    }
+    assert counts == {"fprop": 53, "dgrad": 52, "wgrad": 53}  # images need no gradient
+    assert {p.work.layout for p in convs if isinstance(p.work, Conv)} == {"nhwc"}
+    # He et al. 2016: 3.8e9 multiply-adds with the stride in the first convolution of a block,
+    # 4.1e9 with it in the 3 × 3 one, as here and in everybody's.
+    assert sum(p.count * p.work.flops for p in forward(captured.products)) / 2 / 2e9 == (
+        pytest.approx(4.09, abs=0.01)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt2", {"hidden": 832, "heads": 13}),
+        ("gpt2", {"vocab": 50304}),
+        ("llama-3-8b", {"ffn": 15000}),
+        ("llama-3-8b", {"kv_heads": 4}),
+        ("resnet-50", {"width": 72}),
+        ("resnet-50", {"stem": 80}),
+        ("unet", {"width": 48}),
+    ],
+)
+def test_slopes_foresee_a_third_value(name: str, changes: dict[str, int]) -> None:
+    source = find_source(name)
+    step = Step(mode="prefill", batch=2, seq=128)
+    base = capture(source, step)
+    named = {d.name: d for d in dimensions(source, step, base)}
+    changed = capture(source, step, changes)
+    for place, (before, after) in enumerate(zip(base.products, changed.products, strict=True)):
+        if isinstance(before.work, Attention):
+            continue  # heads and their width together are no sum
+        for size, value in before.sizes.items():
+            grown = value + sum(
+                named[name].slopes.get((place, size), 0.0) * (to - named[name].value)
+                for name, to in changes.items()
+            )
+            assert after.sizes[size] == grown, (before, size)
+
+
+def names(source_name: str) -> dict[str, dict[str, str]]:
+    source = find_source(source_name)
+    base = capture(source, STEP)
+    captured = with_names(base, dimensions(source, STEP, base))
+    return {f"{p.role} {p.pass_}": dict(p.names) for p in captured.products}
+
+
+def test_sizes_have_the_names_of_what_they_follow() -> None:
+    llama = names("llama-2-7b")
+    assert llama["q forward"] | {"batch": ""} == {
+        "m": "fixed", "n": "128·heads", "k": "hidden", "batch": "",
+    }  # fmt: skip
+    assert llama["k wgrad"]["m"] == "128·kv_heads"
+    assert llama["down dgrad"]["n"] == "ffn"
+    assert llama["head forward"]["n"] == "vocab"
+    gpt2 = names("gpt2-medium")
+    assert (gpt2["qkv forward"]["n"], gpt2["up forward"]["n"]) == ("3·hidden", "4·hidden")
+    assert gpt2["attention forward"]["heads"] == "heads"
+
+
+class Odd(nn.Module):
+    """Products of many kinds, in no known model."""
+
+    def __init__(self, width: int = 24, experts: int = 4) -> None:
+        super().__init__()
+        self.width = width
+        self.weights = nn.Parameter(torch.empty(experts, width, 2 * width))
+        self.one_d = nn.Conv1d(width, width, 3, padding=1, groups=2)
+        self.scale = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) to the same."""
+        batch, length, width = x.shape
+        scores = torch.baddbmm(torch.zeros(batch, length, length, dtype=x.dtype), x, x.mT)
+        x = torch.bmm(scores.softmax(-1), x)
+        x = self.one_d(x.mT).mT
+        rows = x.reshape(-1, width)
+        ends = torch.full((self.weights.shape[0],), rows.shape[0], dtype=torch.int32)
+        y = functional.grouped_mm(rows, self.weights, offs=ends)
+        y = functional.scaled_dot_product_attention(y[None, None], y[None, None], y[None, None])
+        return (y[0, 0, :, :width] @ self.scale).float()
+
+
+def build(width: int = 24, experts: int = 4) -> nn.Module:
+    return Odd(width, experts)
+
+
+def test_any_module_s_products_are_seen() -> None:
+    source = find_source(f"{__name__}:build", inputs=["x[3,40,24]"])
+    captured = capture(source, Step(dtype="bf16"))
+    works = [p.work for p in forward(captured.products)]
+    assert works[0] == Gemm(40, 40, 24, "bf16", "nt", 3)
+    assert works[1] == Gemm(40, 24, 40, "bf16", "nn", 3)
+    conv = works[2]
+    assert isinstance(conv, Conv)
+    assert (conv.h, conv.w, conv.r, conv.s, conv.groups) == (1, 40, 1, 3, 2)
+    assert works[3] == Grouped(120, 48, 24, 4, "bf16")
+    assert isinstance(works[4], Attention)
+    assert works[5] == Gemm(120, 1, 24, "bf16", "nn")
+    assert {p.pass_ for p in captured.products} == {"forward", "dgrad", "wgrad", "backward"}
+    found = dimensions(source, Step(), capture(source, Step()), ("experts",))
+    assert [d.name for d in found] == ["experts"]
+
+
+def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
+    captured = capture(find_source("gpt2", SMALL), Step("decode", batch=8, seq=500, tokens=1))
+    (attention,) = (p.work for p in captured.products if isinstance(p.work, Attention))
+    assert (attention.queries, attention.keys, attention.causal) == (1, 501, False)
+    assert {p.work.m for p in captured.products if isinstance(p.work, Gemm)} == {8}
+    assert {p.pass_ for p in captured.products} == {"forward"}
+    # An embedding reads its rows, not its table of 1003 by 256.
+    (embedding,) = (m.bytes for m in captured.moved if m.what == "embedding")
+    assert embedding < 1003 * 256 * 2 / 4
+
+
+def test_autocast_multiplies_in_its_dtype_and_keeps_parameters_in_fp32() -> None:
+    source = find_source("gpt2", SMALL)
+    plain, cast = (capture(source, Step(batch=2, seq=64, autocast=on)) for on in (False, True))
+    assert {p.work.dtype for p in cast.products} == {"bf16"}
+    assert cast.parameter_bytes == 2 * plain.parameter_bytes
+    assert sum(m.bytes for m in cast.moved) > sum(m.bytes for m in plain.moved)
+
+
+def test_fused_operations_move_less() -> None:
+    captured = capture(find_source("llama-3-8b"), STEP)
+    together, apart = (sum(m.bytes for m in x) for x in (captured.moved_fused, captured.moved))
+    assert 0 < together < apart
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "inputs", "words"),
+    [
+        ("gpt3", {}, (), "did you mean 'gpt2'"),
+        ("gpt2", {"hiden": 8}, (), "did you mean 'hidden'"),
+        ("nowhere.json", {}, (), "cannot be read"),
+        ("no_module_of_this_name:f", {}, ("x[2]",), "cannot be imported"),
+        ("torch:nothing_like_it", {}, ("x[2]",), "has no 'nothing_like_it'"),
+        ("torch:relu", {}, (), "needs its module's inputs"),
+        ("torch:relu", {}, ("float33[2]",), "is no dtype of PyTorch"),
+        ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
+    ],
+)
+def test_what_is_no_model_gets_a_sentence(
+    model: str, given: dict[str, int], inputs: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(UserError, match=words.replace("(", r"\(")):
+        find_source(model, given, inputs)
+
+
+def test_sizes_that_do_not_fit_get_a_sentence() -> None:
+    with pytest.raises(UserError, match="13 does not divide 256"):
+        capture(find_source("gpt2", {**SMALL, "heads": 13}), STEP)
+    source = find_source("gpt2", SMALL)
+    with pytest.raises(UserError, match="no size 'depth' to vary"):
+        dimensions(source, STEP, capture(source, STEP), ("depth",))

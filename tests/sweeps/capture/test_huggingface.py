@@ -1,0 +1,137 @@
+"""Families of transformers, from their configurations."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counting import counted_by_pytorch, counted_here
+
+from kernels.errors import UserError
+from sweeps.capture.capture import capture, dimensions
+from sweeps.capture.captured import Attention, Grouped, with_names
+from sweeps.capture.sources import Source, Step, find_source
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs the extra `models`"
+)
+STEP = Step(batch=2, seq=64)
+
+# Published sizes where a family's default is another; layers are few, since they are alike.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 1600, "n_head": 25, "n_layer": 6},
+    "llama": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "num_hidden_layers": 4,
+    },
+    "qwen2": {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064, "num_hidden_layers": 4,
+    },
+    "gemma2": {"num_hidden_layers": 4},
+    "gemma3_text": {"num_hidden_layers": 7},
+    "mixtral": {"num_hidden_layers": 4},
+    "deepseek_v3": {"num_hidden_layers": 5},
+    "phi3": {"num_hidden_layers": 4},
+    "opt": {},
+    "falcon": {"num_hidden_layers": 4},
+    "bert": {},
+    "t5": {},
+    "vit": {},
+    "gpt_oss": {"num_hidden_layers": 4},
+}  # fmt: skip
+
+
+def source_of(tmp_path: Path, kind: str, **settings: Any) -> Source:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **CONFIGS.get(kind, {}), **settings}))
+    return find_source(str(path))
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_flops_are_those_that_pytorch_counts_over_every_layer(kind: str, tmp_path: Path) -> None:
+    source = source_of(tmp_path, kind)
+    captured = capture(source, STEP)
+    assert captured.uncounted == ()
+    assert counted_here(captured, "gemm", "conv") == counted_by_pytorch(source, STEP)
+    assert any(isinstance(p.work, Attention) for p in captured.products)
+    # At most three kinds of layers, each once, in both directions of an encoder and a decoder.
+    assert len(captured.products) < 150
+
+
+@needs_transformers
+def test_experts_are_grouped_products(tmp_path: Path) -> None:
+    captured = capture(source_of(tmp_path, "mixtral"), STEP)
+    tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # two experts of eight for each token
+    experts = [p for p in captured.products if p.role == "experts"]
+    assert sum(p.count * p.work.flops for p in experts) == 4 * 3 * 2 * tokens * 3 * hidden * ffn
+    assert {p.work.experts for p in experts if isinstance(p.work, Grouped)} == {8}
+    assert captured.assumptions == ("each expert gets the same share of the tokens",)
+    assert {p.role for p in captured.products} == {
+        "q", "k", "v", "out", "router", "experts", "head", "attention",
+    }  # fmt: skip
+
+
+NAMES = [
+    ("deepseek_v3", "experts", 0, {"n": "2·moe_intermediate_size", "k": "hidden_size"}),
+    ("deepseek_v3", "experts", 1, {"n": "hidden_size", "k": "moe_intermediate_size"}),
+    ("deepseek_v3", "q", 0, {"n": "q_lora_rank", "k": "hidden_size"}),
+    ("llama", "k", 0, {"m": "fixed", "k": "hidden_size"}),
+    ("llama", "down", 0, {"n": "hidden_size", "k": "intermediate_size"}),
+    ("gpt2", "qkv", 0, {"n": "3·n_embd", "k": "n_embd"}),
+    ("gpt2", "up", 0, {"n": "4·n_embd", "k": "n_embd"}),
+    ("t5", "q", 0, {"n": "d_kv·num_heads", "k": "d_model"}),
+    ("bert", "head", 0, {"n": "vocab_size", "k": "hidden_size"}),
+]
+
+
+@needs_transformers
+@pytest.mark.parametrize(("kind", "role", "place", "expected"), NAMES)
+def test_sizes_have_the_names_of_the_configuration(
+    kind: str, role: str, place: int, expected: dict[str, str], tmp_path: Path
+) -> None:
+    source = source_of(tmp_path, kind)
+    step = Step(mode="prefill", batch=2, seq=64)
+    base = capture(source, step)
+    captured = with_names(base, dimensions(source, step, base))
+    names = [p.names for p in captured.products if p.role == role][place]
+    assert {size: names[size] for size in expected} == expected
+
+
+@needs_transformers
+def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 2}
+    captured = capture(source_of(tmp_path, "gemma3", text_config=text), STEP)
+    assert captured.assumptions == ("the text part of the model alone",)
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "has no model_type"),
+        ({"model_type": "llamma"}, "did you mean 'llama'"),
+        ({"model_type": "x1", "auto_map": {}}, "brings its own code"),
+        ({"model_type": "gemma3_text", "num_attention_heads": 7}, "not a multiple"),
+        ({"model_type": "wav2vec2"}, "give it as module:factory"),
+    ],
+)
+def test_a_wrong_configuration_gets_a_sentence(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=words):
+        capture(find_source(str(path)), STEP)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", ""])
+def test_what_is_no_configuration_gets_a_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="is no JSON"):
+        find_source(str(path))
