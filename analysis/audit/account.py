@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from analysis.advice.times import times_of
 from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
+from analysis.audit.sums import summed
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.config import ceil_div
@@ -23,11 +22,6 @@ ATTENTION_RANGE = 1.5
 
 MOVED_RANGE = 1.5
 """Likewise of what is no product: caches hold some of it, and small launches take longer."""
-
-CORRELATION = 0.35
-"""Of the errors of two products' times in one step, as on the baskets of held-out rows that
-``python -m analysis validate --baskets`` makes: a library's kernel is slower than predicted for
-more than one shape."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +100,18 @@ class Account:
     @property
     def interval_us(self) -> tuple[float, float]:
         """The 90 % interval of the step."""
-        below = [line.product.count * (line.time_us - line.lo_us) for line in self.counted]
-        above = [line.product.count * (line.hi_us - line.time_us) for line in self.counted]
+        products = summed([
+            (line.total_us, line.product.count * line.lo_us, line.product.count * line.hi_us)
+            for line in self.counted
+        ])  # fmt: skip
         moved = sum(other.time_us for other in self.other)
-        low = math.hypot(together(below), moved * (1 - 1 / MOVED_RANGE))
-        high = math.hypot(together(above), moved * (MOVED_RANGE - 1))
+        low = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
+        high = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
         return max(self.step_us - low, 0.0), self.step_us + high
 
     def share(self, line: Line) -> float:
         """Of the step."""
         return line.total_us / self.step_us
-
-
-def together(parts: Sequence[float]) -> float:
-    """Half an interval of a sum, from those of its parts, whose errors are partly the same."""
-    values = np.asarray(parts, dtype=float)
-    alone = math.fsum(values**2)
-    return math.sqrt((1 - CORRELATION) * alone + CORRELATION * math.fsum(values) ** 2)
 
 
 def as_problem(work: Work) -> Problem | None:

@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.advice.recommend import predicted_ratio
-from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, net, verdict
-from analysis.audit.account import MOVED_RANGE, Account, Line, account_of, as_problem, together
+from analysis.advice.verdict import LEAVE_IT, Gain, net
+from analysis.audit.account import (
+    ATTENTION_RANGE,
+    MOVED_RANGE,
+    Account,
+    Line,
+    account_of,
+    as_problem,
+)
 from analysis.audit.runtime import Runtime
+from analysis.audit.sums import Change, gain_of_step, step_verdict
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.errors import UserError
@@ -136,7 +144,7 @@ class _Question:
             parameters=changed.parameters / self.captured.parameters - 1,
             flops=more,
             bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
-            verdict=verdict(worth, PREDICTED, more),
+            verdict=step_verdict(worth, more, _aligns(pairs)),
             reason=_reason(changes, pairs, products, share, more),
         )  # fmt: skip
 
@@ -145,29 +153,22 @@ class _Question:
         ratios = ratios_of(
             [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
         )
-        before, after, less, more = [], [], [], []
+        changes: list[Change] = []
+        unsure = 0.0
         for (old, new), ratio in zip(pairs, ratios, strict=True):
-            count = new.product.count
-            before.append(old.total_us)
             if ratio is None:  # attention, whose time is proportional to its FLOPs
-                change = new.total_us - old.total_us
-                error = abs(change) * (MOVED_RANGE - 1)
-                after.append(new.total_us)
-                less.append(error)
-                more.append(error)
-                continue
-            both = old.basis == new.basis == "measured"
-            time = new.time_us if both else old.time_us / ratio[0]
-            after.append(count * time)
-            less.append(count * time * (1 - ratio[0] / ratio[2]))
-            more.append(count * time * (ratio[0] / ratio[1] - 1))
+                unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
+                ratio = (old.time_us / new.time_us,) * 3
+            elif old.basis == new.basis == "measured":
+                ends = old.time_us / new.hi_us, old.hi_us / new.time_us
+                ratio = (old.time_us / new.time_us, *ends)
+            changes.append(Change(old.total_us, ratio))
         moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
-        step = self.account.step_us
-        now = step + math.fsum(after) - math.fsum(before) + moved
-        unsure = abs(moved) * (MOVED_RANGE - 1)
-        low, high = math.hypot(together(less), unsure), math.hypot(together(more), unsure)
-        gain = Gain(step / now - 1, step / (now + high) - 1, step / max(now - low, 1e-9) - 1)
-        return gain, math.fsum(before) / math.fsum(after) - 1
+        unsure = math.hypot(unsure, abs(moved) * (MOVED_RANGE - 1))
+        gain = gain_of_step(self.account.step_us, changes, moved, unsure)
+        before = math.fsum(change.before for change in changes)
+        after = math.fsum(change.before / change.ratio[0] for change in changes)
+        return gain, before / after - 1
 
 
 def ratios_of(
@@ -341,6 +342,12 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
     return replace(chosen, reason=f"all of these at once: {chosen.reason}")
 
 
+def _aligns(pairs: Sequence[tuple[Line, Line]]) -> bool:
+    """Whether rows of any product become multiples of 16 bytes, or nearer to it."""
+    both = [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs]
+    return any(a is not None and b is not None and b.alignment > a.alignment for a, b in both)
+
+
 def _reason(
     changes: Mapping[str, tuple[int, int]], pairs: Sequence[tuple[Line, Line]], products: float,
     share: float, more_flops: float,
@@ -348,12 +355,8 @@ def _reason(
     """Why, and what it is for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
-    aligned = [
-        (as_problem(before.product.work), as_problem(after.product.work)) for before, after in pairs
-    ]
-    better = any(a is not None and b is not None and b.alignment > a.alignment for a, b in aligned)
     words = f"{told}: {share:.0%} of the step, which alone gain {products:.1%}"
-    if better:
+    if _aligns(pairs):
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:
         only_vocabulary = all("vocab" in name or "classes" in name for name in changes)

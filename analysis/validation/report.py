@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
+from analysis.validation.baskets import BasketsWorth
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
@@ -119,6 +120,16 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         for count, value in (measured or {}).items()
     ]
     return "\n".join(lines)
+
+
+def baskets_text(worth: BasketsWorth) -> str:
+    """The intervals of whole steps, in words."""
+    right = "–" if worth.sign_right is None else f"{worth.sign_right:.1%}"
+    return (
+        f"{worth.baskets:,} made-up steps: the 90 % interval holds {worth.step_coverage:.1%} of "
+        f"their times (median width {worth.step_width:.1%}) and {worth.gain_coverage:.1%} of what "
+        f"a change gains ({worth.gain_width:.1%}); of {worth.claims} claimed gains {right} gain."
+    )
 
 
 def _error_line(name: str, errors: Errors) -> str:

@@ -1,0 +1,234 @@
+"""The account of a step and its levers, on machines whose constants are shipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, Gain
+from analysis.audit.account import Account, account_of, as_problem
+from analysis.audit.levers import Lever, candidates, find_levers
+from analysis.audit.report import as_markdown, as_text, products_frame
+from analysis.audit.runtime import RECOMPUTED, Runtime
+from analysis.audit.sums import Change, gain_of_step, step_verdict, summed, together
+from analysis.model.basis import Basis, find_basis
+from kernels.errors import UserError
+from kernels.problem import Gemm
+from sweeps.capture.capture import capture, dimensions
+from sweeps.capture.captured import Attention, Captured, Dimension, Grouped, Product
+from sweeps.capture.sources import Step, find_source
+
+STEP = Step(batch=4, seq=512)
+GPT2 = find_source("gpt2")
+LLAMA = find_source("llama-3-8b", {"layers": 4})
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> Basis:
+    return find_basis("nvidia-h100-sxm", tmp_path_factory.mktemp("no-results"))
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Captured:
+    return capture(GPT2, STEP)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Captured:
+    return capture(LLAMA, STEP)
+
+
+def flops(products: list[Product]) -> int:
+    return sum(product.count * product.work.flops for product in products)
+
+
+def levers_of(basis: Basis, vary: tuple[str, ...], vocab: int = 50257) -> list[Lever]:
+    source = find_source("gpt2", {"vocab": vocab})
+    captured = capture(source, STEP)
+    account = account_of(captured, Runtime(), basis)
+
+    def changed(changes: Mapping[str, int]) -> Captured:
+        return capture(source, STEP, changes)
+
+    named = dimensions(source, STEP, captured, vary)
+    return find_levers(captured, named, changed, Runtime(), basis, account)
+
+
+def test_the_step_is_the_sum_of_its_lines(gpt2: Captured, h100: Basis) -> None:
+    account = account_of(gpt2, Runtime(), h100)
+    lines = sum(line.product.count * line.time_us for line in account.lines)
+    other = sum(each.time_us for each in account.other)
+    assert account.step_us == pytest.approx(lines + other)
+    assert sum(account.share(row) for row in account.rows) == pytest.approx(lines / (lines + other))
+    assert account.flops == gpt2.flops
+    low, high = account.interval_us
+    assert 0 < low < account.step_us < high
+    assert {row.basis for row in account.rows} == {"shipped", "assumed"}
+    (optimizer,) = (each for each in account.other if each.what.startswith("optimizer"))
+    assert optimizer.bytes == 7 * gpt2.parameter_bytes
+    without = account_of(gpt2, Runtime(optimizer="none"), h100)
+    assert account.step_us - without.step_us == pytest.approx(optimizer.time_us)
+
+
+def test_products_that_share_an_input_may_be_one(llama: Captured, h100: Basis) -> None:
+    apart = Runtime().products(llama)
+    fused = Runtime(fuse=("qkv", "gate_up")).products(llama)
+    assert flops(fused) == flops(apart)
+    works = {(p.role, p.pass_): p.work for p in fused}
+    tokens, hidden, out = 4 * 512, 4096, 4096 + 2 * 1024
+    assert works["qkv", "forward"] == Gemm(tokens, out, hidden, "bf16", "nt")
+    assert works["qkv", "dgrad"] == Gemm(tokens, hidden, out, "bf16", "nn")
+    assert works["qkv", "wgrad"] == Gemm(out, hidden, tokens, "bf16", "tn")
+    assert works["gate_up", "wgrad"] == Gemm(2 * 14336, hidden, tokens, "bf16", "tn")
+    assert not {"q", "k", "v", "gate", "up"} & {p.role for p in fused}
+    for product in fused:
+        assert fused[product.of].path == product.path
+    times = [account_of(llama, how, h100).step_us for how in (Runtime(fuse=("qkv",)), Runtime())]
+    assert times[0] < times[1]
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_tensor_parallelism_divides_every_wide_product(llama: Captured, degree: int) -> None:
+    whole, part = Runtime().products(llama), Runtime(tp=degree).products(llama)
+    assert flops(part) * degree == flops(whole)
+    by_pass = {p.pass_: p.work for p in part if p.role == "down"}
+    tokens, hidden, ffn = 4 * 512, 4096, 14336 // degree
+    assert by_pass == {
+        "forward": Gemm(tokens, hidden, ffn, "bf16", "nt"),
+        "dgrad": Gemm(tokens, ffn, hidden, "bf16", "nn"),
+        "wgrad": Gemm(hidden, ffn, tokens, "bf16", "tn"),
+    }
+
+
+def test_a_degree_that_divides_nothing_gets_a_sentence(llama: Captured) -> None:
+    with pytest.raises(UserError, match="--tp 7 does not divide"):
+        Runtime(tp=7).products(llama)
+
+
+def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
+    plain = Runtime().products(gpt2)
+    again = Runtime(recompute=True).products(gpt2)
+    layers = [p for p in plain if p.pass_ == "forward" and "*" in p.path]
+    assert flops([p for p in again if p.pass_ == RECOMPUTED]) == flops(layers)
+    chunked = Runtime(loss_chunks=8).products(gpt2)
+    assert flops(chunked) == flops(plain)
+    heads = {p.pass_: (p.count, p.work) for p in chunked if p.role == "head"}
+    assert heads["forward"] == (8, Gemm(256, 50257, 768, "bf16", "nt"))
+    assert heads["wgrad"] == (8, Gemm(50257, 768, 256, "bf16", "tn"))
+
+
+def test_experts_are_predicted_as_a_batch() -> None:
+    forward = Grouped(1024, 4096, 2048, 8, "bf16")
+    assert as_problem(forward) == Gemm(128, 4096, 2048, "bf16", "nt", 8)
+    few = replace(forward, m=3)  # when decoding, no more experts work than there are tokens
+    assert as_problem(few) == Gemm(1, 4096, 2048, "bf16", "nt", 3)
+    weights = replace(forward, pass_="wgrad")
+    assert as_problem(weights) == Gemm(4096, 2048, 128, "bf16", "tn", 8)
+
+
+def test_attention_is_counted_by_flops_and_never_for_one_token(h100: Basis) -> None:
+    decoding = capture(GPT2, Step("decode", batch=16, seq=1024))
+    account = account_of(decoding, Runtime(), h100)
+    (missing,) = account.not_counted
+    assert missing.startswith("attention: 16×12 heads of 64, 1 queries")
+    assert not math.isnan(account.step_us)
+    half, whole = (
+        account_of(capture(GPT2, STEP), Runtime(attention=share), h100) for share in (0.5, 1.0)
+    )
+    (one, two) = (
+        sum(r.total_us for r in account.rows if isinstance(r.product.work, Attention))
+        for account in (half, whole)
+    )
+    assert one == pytest.approx(2 * two)
+
+
+def test_errors_of_a_sum_are_partly_the_same() -> None:
+    alone = [(10.0, 8.0, 13.0)]
+    assert summed(alone) == pytest.approx((10.0, 8.0, 13.0))
+    many = summed(alone * 16)
+    assert many.time == 160
+    assert 160 - 16 * 2 < many.lo < 160 - 4 * 2
+    assert together([3.0, 4.0], 0.0) == 5.0
+    assert together([3.0, 4.0], 1.0) == 7.0
+
+
+def test_a_step_gains_what_its_products_gain() -> None:
+    half = gain_of_step(100.0, [Change(40.0, (2.0, 2.0, 2.0))])
+    assert half == pytest.approx((100 / 80 - 1,) * 3)
+    unsure = gain_of_step(100.0, [Change(40.0, (2.0, 1.0, 4.0))])
+    assert unsure == pytest.approx((0.25, 0.0, 100 / 70 - 1))
+    costs = gain_of_step(100.0, [Change(40.0, (2.0, 2.0, 2.0))], more=20.0)
+    assert costs.value == pytest.approx(0.0)
+    assert gain_of_step(100.0, [], unsure=10.0) == pytest.approx((0, 100 / 110 - 1, 100 / 90 - 1))
+
+
+def test_a_claim_needs_an_interval_that_is_all_gain() -> None:
+    assert step_verdict(Gain(0.05, 0.01, 0.1), 0.0, aligns=False) == LIKELY
+    assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=False) == LEAVE_IT
+    assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=True) == LIKELY
+    assert step_verdict(Gain(0.005, 0.001, 0.1), 0.0, aligns=True) == LEAVE_IT
+
+
+def test_a_vocabulary_that_nothing_divides_is_the_lever(h100: Basis) -> None:
+    levers = levers_of(h100, ("vocab", "hidden"))
+    best = levers[0]
+    assert best.name == "vocab"
+    assert best.verdict == LIKELY
+    to = best.changes["vocab"][1]
+    assert to % 8 == 0
+    assert to > 50257
+    assert best.products > best.gain.value > 0.01
+    assert "multiples of 16 bytes" in best.reason
+    assert 0 < best.parameters < 0.01
+    assert {lever.verdict for lever in levers if lever.name != "vocab"} <= {LEAVE_IT}
+
+
+def test_there_may_be_nothing_to_gain(h100: Basis) -> None:
+    levers = levers_of(h100, ("vocab",), vocab=50304)
+    assert [lever.verdict for lever in levers] == [LEAVE_IT]
+    assert DO_IT not in {lever.verdict for lever in levers}  # which needs a measurement
+
+
+def test_a_lever_s_gain_is_that_of_the_changed_model_s_own_account(h100: Basis) -> None:
+    (lever,) = levers_of(h100, ("vocab",))
+    before = account_of(capture(GPT2, STEP), Runtime(), h100)
+    after = account_of(capture(GPT2, STEP, {"vocab": lever.changes["vocab"][1]}), Runtime(), h100)
+    assert lever.gain.value == pytest.approx(before.step_us / after.step_us - 1, rel=1e-6)
+    assert lever.flops == pytest.approx(after.flops / before.flops - 1)
+
+
+def test_candidates_are_sizes_that_an_engineer_would_choose(gpt2: Captured) -> None:
+    named = {d.name: d for d in dimensions(GPT2, STEP, gpt2)}
+    vocabulary = candidates(named["vocab"], gpt2)
+    assert {50264, 50272, 50304, 50432, 51200} <= set(vocabulary)
+    assert min(vocabulary) > 50257  # nobody can do without words
+    assert all(value % 24 == 0 for value in candidates(named["hidden"], gpt2))  # 12 heads
+    assert all(value % 4 == 0 for value in candidates(named["vocab"], gpt2, tp=4))
+    plain = Dimension("ffn", 3000, 64, {(3, "n"): 1.0})
+    assert {2992, 3008, 3072} <= set(candidates(plain, gpt2))
+    assert all(abs(value / 3000 - 1) <= 0.125 for value in candidates(plain, gpt2))
+
+
+def test_heads_are_changed_together_with_the_hidden_size(h100: Basis) -> None:
+    levers = levers_of(h100, ("hidden", "heads"))
+    (pair,) = (lever for lever in levers if len(lever.changes) == 2)
+    (hidden, heads) = (pair.changes[name][1] for name in ("hidden", "heads"))
+    assert hidden == 64 * heads
+
+
+def test_pages_have_every_product_and_lever(gpt2: Captured, h100: Basis, tmp_path: Path) -> None:
+    account: Account = account_of(gpt2, Runtime(), h100)
+    levers = levers_of(h100, ("vocab",))
+    frame = products_frame(account)
+    assert frame["count"].mul(frame["flops"]).sum() == gpt2.flops
+    assert set(frame["role"]) == {"qkv", "out", "up", "down", "head", "attention"}
+    page = as_markdown("gpt2 | a `name`", account, levers, ["an assumption"])
+    assert page.count("\n| ") >= len(frame)
+    for text in (page, as_text(account, levers, ["an assumption"])):
+        assert "vocab 50257 → " in text
+        assert "an assumption" in text
+        assert "a step should take" in text

@@ -1,0 +1,72 @@
+"""``audit`` as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import analysis
+
+GPT2 = ("audit", "gpt2", "--machine", "nvidia-h100-sxm", "--seq", "256")
+
+
+def test_a_document_has_what_scripts_lean_on(tmp_path: Path) -> None:
+    written = ("--csv", tmp_path / "a.csv", "--markdown", tmp_path / "a.md", "--plots", tmp_path)
+    told = analysis(*GPT2, "--vary", "vocab,hidden", "--json", *written)
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)
+    assert {
+        "machine", "mode", "assumptions", "products", "other", "step_us", "lo_us", "hi_us", "levers"
+    } <= document.keys()  # fmt: skip
+    for product in document["products"]:
+        assert {
+            "role", "path", "pass", "count", "problem", "flops", "time_us", "lo_us", "hi_us",
+            "share", "basis",
+        } <= product.keys()  # fmt: skip
+    assert {lever["dimension"] for lever in document["levers"]} == {"vocab", "hidden"}
+    for lever in document["levers"]:
+        assert {
+            "dimension", "from", "to", "gain", "lo", "hi", "parameters", "flops", "verdict", "reason"
+        } <= lever.keys()  # fmt: skip
+    total = sum(p["count"] * p["time_us"] for p in document["products"])
+    total += sum(other["time_us"] for other in document["other"])
+    assert document["step_us"] == pytest.approx(total)
+    assert len(pd.read_csv(tmp_path / "a.csv")) == len(document["products"])
+    assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("## gpt2 on nvidia-h100-sxm")
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert {"audit-step.png", "audit-step.svg", "audit-levers.png", "audit-levers.svg"} <= drawn
+
+
+def test_machines_stand_side_by_side() -> None:
+    told = analysis(
+        "audit", "llama-2-7b", "--machine", "nvidia-h100-sxm,nvidia-b200", "--mode", "decode",
+        "--batch", "32", "--seq", "1024", "--tp", "2", "--vary", "vocab",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "On nvidia-h100-sxm a step" in told.stdout
+    assert "On nvidia-b200 a step" in told.stdout
+    assert "communication not counted" in told.stdout
+    assert "Not counted: attention" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("audit", "gpt5"), "did you mean 'gpt2'"),
+        ((*GPT2, "--mode", "training"), "--mode takes train, prefill, decode"),
+        ((*GPT2, "--fuse", "kv"), "--fuse takes qkv, gate_up"),
+        ((*GPT2, "--tp", "5"), "--tp 5 does not divide"),
+        ((*GPT2, "--vary", "depth"), "no size 'depth' to vary"),
+        ((*GPT2, "--arg", "hidden"), "--arg takes a size such as hidden=4096"),
+        ((*GPT2, "--attention", "150%"), "--attention takes a share"),
+        (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "not bf16"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
+    told = analysis(*arguments)
+    assert told.returncode == 2
+    assert words in told.stderr
+    assert "Traceback" not in told.stderr
+    assert not told.stdout
