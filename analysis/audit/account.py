@@ -23,6 +23,9 @@ ATTENTION_RANGE = 1.5
 MOVED_RANGE = 1.5
 """Likewise of what is no product: caches hold some of it, and small launches take longer."""
 
+NO_PRODUCT = "no product"
+"""What normalisation, activations, the optimizer and the like are called together."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -86,6 +89,16 @@ class Account:
     def counted(self) -> list[Line]:
         """Lines that have a time."""
         return [line for line in self.lines if not math.isnan(line.time_us)]
+
+    @property
+    def by_role(self) -> dict[str, float]:
+        """Microseconds of the step by role, largest first; last what is no product, together."""
+        roles: dict[str, float] = {}
+        for line in self.counted:
+            role = line.product.role
+            roles[role] = roles.get(role, 0.0) + line.total_us
+        ordered = sorted(roles.items(), key=lambda item: -item[1])
+        return {**dict(ordered), NO_PRODUCT: sum(other.time_us for other in self.other)}
 
     @property
     def step_us(self) -> float:

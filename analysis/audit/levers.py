@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from analysis.advice.measurements import Measurements
 from analysis.advice.recommend import predicted_ratio
-from analysis.advice.verdict import LEAVE_IT, Gain, net
+from analysis.advice.times import measurements_near
+from analysis.advice.verdict import CONFIRMED, LEAVE_IT, MEASURED, PREDICTED, Gain, net
 from analysis.audit.account import (
     ATTENTION_RANGE,
     MOVED_RANGE,
@@ -16,19 +18,17 @@ from analysis.audit.account import (
     account_of,
     as_problem,
 )
+from analysis.audit.candidates import REACH, candidates, pairs_of
 from analysis.audit.runtime import Runtime
 from analysis.audit.sums import Change, gain_of_step, step_verdict
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.errors import UserError
 from kernels.problem import Problem
-from sweeps.capture.captured import Attention, Captured, Dimension, Product
+from sweeps.capture.captured import Captured, Dimension, Product
 
-_MULTIPLES = (8, 16, 32, 64, 128, 256)
-_OF_VOCABULARY = (512, 1024)
-_REACH = 0.125  # how far a size may be moved, as a share of it
 _CAPTURED = 2  # candidates of each dimension that are captured, after all were estimated
-_VOCABULARY = 30_000
+_NEGLIGIBLE = 0.05  # of the time of what changes: its evidence does not decide
 
 Capture = Callable[[Mapping[str, int]], Captured]
 """Captures the model again with some sizes changed."""
@@ -41,9 +41,11 @@ class Lever:
     ``gain`` 0.02 means 1/1.02 of the step's time, with its 90 % interval. ``products`` is the gain
     of the products that change, alone. ``parameters``, ``flops`` and ``bytes`` are how many more
     there are, as fractions. Of a smaller model ``verdict`` goes by what is gained per FLOP.
+    ``pairs`` are the problems that change, those that take most first.
     """
 
     changes: Mapping[str, tuple[int, int]]
+    pairs: tuple[tuple[Problem, Problem], ...]
     gain: Gain
     products: float
     share: float
@@ -51,6 +53,7 @@ class Lever:
     flops: float
     bytes: float
     verdict: str
+    evidence: str
     reason: str
 
     @property
@@ -87,7 +90,9 @@ def find_levers(
         account: of the model as it is.
         more_parameters: how many more the joint change may have, as a fraction.
     """
-    asked = _Question(captured, capture, runtime, basis, account)
+    problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
+    measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
+    asked = _Question(captured, capture, runtime, basis, account, measured)
     best: list[Lever] = []
     for dimension in dimensions:
         tried = [
@@ -99,7 +104,7 @@ def find_levers(
             best.append(max(tried, key=lambda lever: lever.worth))
     paired = [
         lever
-        for changes in _pairs(captured, dimensions)
+        for changes in pairs_of(captured, dimensions)
         if (lever := asked.lever(changes)) is not None
     ]
     if paired:
@@ -118,6 +123,7 @@ class _Question:
     runtime: Runtime
     basis: Basis
     account: Account
+    measured: Measurements
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
         """What a change brings; None where the model cannot be built so."""
@@ -135,40 +141,60 @@ class _Question:
         ]
         if not pairs or any(math.isnan(line.time_us) for pair in pairs for line in pair):
             return None
-        gain, products = self._gain(pairs, account)
+        gain, products, evidence = self._gain(pairs, account)
         more = account.flops / self.account.flops - 1
         worth = _worth(gain, more)
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
         return Lever(
-            changes, gain, products, share,
+            changes, _problems(pairs), gain, products, share,
             parameters=changed.parameters / self.captured.parameters - 1,
             flops=more,
             bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
-            verdict=step_verdict(worth, more, _aligns(pairs)),
+            verdict=step_verdict(worth, more, _aligns(pairs), evidence),
+            evidence=evidence,
             reason=_reason(changes, pairs, products, share, more),
         )  # fmt: skip
 
-    def _gain(self, pairs: Sequence[tuple[Line, Line]], changed: Account) -> tuple[Gain, float]:
-        """The step's gain with its interval, and that of the products that change, alone."""
+    def _gain(
+        self, pairs: Sequence[tuple[Line, Line]], changed: Account
+    ) -> tuple[Gain, float, str]:
+        """The step's gain with its interval, that of the products that change, alone, and what both
+        rest on: the weakest evidence of any product of weight.
+        """
         ratios = ratios_of(
             [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
         )
         changes: list[Change] = []
         unsure = 0.0
+        weight = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)
         for (old, new), ratio in zip(pairs, ratios, strict=True):
+            evidence = PREDICTED
             if ratio is None:  # attention, whose time is proportional to its FLOPs
                 unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
                 ratio = (old.time_us / new.time_us,) * 3
-            elif old.basis == new.basis == "measured":
-                ends = old.time_us / new.hi_us, old.hi_us / new.time_us
-                ratio = (old.time_us / new.time_us, *ends)
+            elif (known := self._known(old, new)) is not None:
+                ratio, evidence = known
+            weight[evidence] += old.total_us
             changes.append(Change(old.total_us, ratio))
         moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
         unsure = math.hypot(unsure, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure)
         before = math.fsum(change.before for change in changes)
         after = math.fsum(change.before / change.ratio[0] for change in changes)
-        return gain, before / after - 1
+        small = _NEGLIGIBLE * before
+        evidence = next(name for name, total in weight.items() if total > small)
+        return gain, before / after - 1, evidence
+
+    def _known(self, old: Line, new: Line) -> tuple[tuple[float, float, float], str] | None:
+        """The measured ratio of a product's times, from samples taken anew if there are any."""
+        before, after = as_problem(old.product.work), as_problem(new.product.work)
+        assert before is not None
+        assert after is not None
+        for kind in ("pad", "choose"):
+            if (ratio := self.measured.confirmed(before, after, kind)) is not None:
+                return ratio, CONFIRMED
+        ratio = self.measured.ratio(before, after)
+        return None if ratio is None else (ratio, MEASURED)
 
 
 def ratios_of(
@@ -252,77 +278,6 @@ def _resized(
     return found
 
 
-def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[int]:
-    """The near sizes that an engineer would choose: multiples of 8 and of powers of two.
-
-    Heads divide what they share, and every process of ``tp`` has a whole part. A vocabulary, a
-    number of experts or of classes can only grow.
-    """
-    value = dimension.value
-    unit, few = _unit(dimension, captured)
-    low, high = math.ceil(value * (1 - _REACH)), math.floor(value * (1 + _REACH))
-    if few:
-        low, high = value - 4, value + 8
-    multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
-    steps = {math.lcm(unit, tp, 1 if few else step) for step in multiples}
-    found: set[int] = set()
-    for step in steps:
-        found |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
-    if _only_grows(dimension.name) or value >= _VOCABULARY:
-        low = value
-    return sorted(v for v in found if low <= v <= high and v > 0 and v != value)
-
-
-def _unit(dimension: Dimension, captured: Captured) -> tuple[int, bool]:
-    """What its values are multiples of, and whether it counts few things, such as heads."""
-    for (place, size), slope in dimension.slopes.items():
-        work = captured.products[place].work
-        if isinstance(work, Attention):
-            if size == "heads":
-                return work.kv_heads if work.kv_heads < work.heads else 1, True
-            if size == "kv_heads":
-                return 1, True
-            if size == "width" and slope > 0:
-                return max(1, round(2 / slope)), False  # a head has an even width
-        if size == "experts":
-            return 1, True
-    return 1, False
-
-
-def _only_grows(name: str) -> bool:
-    return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
-
-
-def _pairs(
-    captured: Captured, dimensions: Sequence[Dimension]
-) -> Iterable[dict[str, tuple[int, int]]]:
-    """A hidden size with the number of its heads, whose width stays as it is."""
-    by_width = [d for d in dimensions if _slope(captured, d, "width") > 0]
-    by_heads = [d for d in dimensions if _slope(captured, d, "heads") > 0]
-    for hidden in by_width:
-        for heads in by_heads:
-            if heads is hidden or hidden.value % heads.value:
-                continue
-            width = hidden.value // heads.value
-            for count in range(heads.value - 2, heads.value + 4):
-                if count > 0 and count != heads.value:
-                    yield {
-                        hidden.name: (hidden.value, count * width),
-                        heads.name: (heads.value, count),
-                    }
-
-
-def _slope(captured: Captured, dimension: Dimension, size: str) -> float:
-    return max(
-        (
-            slope
-            for (place, name), slope in dimension.slopes.items()
-            if name == size and isinstance(captured.products[place].work, Attention)
-        ),
-        default=0.0,
-    )
-
-
 def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> Lever | None:
     """All levers that are worth a change, one after the other, while there are parameters left."""
     chosen: Lever | None = None
@@ -340,6 +295,16 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
     if chosen is None or any(chosen is lever for lever in best):
         return None
     return replace(chosen, reason=f"all of these at once: {chosen.reason}")
+
+
+def _problems(pairs: Sequence[tuple[Line, Line]]) -> tuple[tuple[Problem, Problem], ...]:
+    """What is to be measured of a change, each pair once, those that take most first."""
+    found: dict[tuple[Problem, Problem], None] = {}
+    for old, new in sorted(pairs, key=lambda pair: -pair[0].total_us):
+        before, after = as_problem(old.product.work), as_problem(new.product.work)
+        if before is not None and after is not None:
+            found[before, after] = None
+    return tuple(found)
 
 
 def _aligns(pairs: Sequence[tuple[Line, Line]]) -> bool:

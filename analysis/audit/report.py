@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis.advice.verdict import LEAVE_IT
-from analysis.audit.account import Account, Line
+from analysis.audit.account import NO_PRODUCT, Account, Line
 from analysis.audit.levers import Lever
 from analysis.markdown import table_row
 
 _MOST_ROWS = 16
 
 
-def milliseconds(us: float) -> str:
-    """``12.3 ms``, or µs where that reads better."""
-    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
+def duration(us: float) -> str:
+    """``12.3 ms``, or µs or s where that reads better."""
+    for size, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= 0.9995 * size:
+            return f"{us / size:.3g} {unit}"
+    return f"{us:.3g} µs"
 
 
 def products_frame(account: Account) -> pd.DataFrame:
@@ -56,7 +59,8 @@ def lever_json(lever: Lever) -> dict[str, Any]:
         "to": after if many else next(iter(after.values())),
         "gain": lever.gain.value, "lo": lever.gain.lo, "hi": lever.gain.hi,
         "products_gain": lever.products, "parameters": lever.parameters, "flops": lever.flops,
-        "bytes": lever.bytes, "verdict": lever.verdict, "reason": lever.reason,
+        "bytes": lever.bytes, "verdict": lever.verdict, "evidence": lever.evidence,
+        "reason": lever.reason,
     }  # fmt: skip
 
 
@@ -85,15 +89,15 @@ def _cells(account: Account, row: Line) -> list[str]:
                 "", row.basis]  # fmt: skip
     return [
         product.role, product.pass_, str(product.count), str(product.work),
-        milliseconds(row.time_us), f"{account.share(row):.1%}", f"{row.peak_share:.0%}", row.limit,
+        duration(row.time_us), f"{account.share(row):.1%}", f"{row.peak_share:.0%}", row.limit,
         row.basis,
     ]  # fmt: skip
 
 
 def _other_rows(account: Account) -> list[list[str]]:
     return [
-        ["no product", "", "", f"{other.what}, {other.bytes / 1e9:.3g} GB",
-         milliseconds(other.time_us), f"{other.time_us / account.step_us:.1%}", "", "memory",
+        [NO_PRODUCT, "", "", f"{other.what}, {other.bytes / 1e9:.3g} GB",
+         duration(other.time_us), f"{other.time_us / account.step_us:.1%}", "", "memory",
          "estimate"]
         for other in account.other
     ]  # fmt: skip
@@ -101,9 +105,10 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 def lever_line(lever: Lever) -> str:
     """One lever in words."""
+    gain = lever.gain
     return (
-        f"{lever.verdict}: {lever.words}: the step gains {lever.gain.value:+.1%} "
-        f"({lever.gain.lo:+.1%} to {lever.gain.hi:+.1%}); {lever.flops:+.2%} FLOPs, "
+        f"{lever.verdict}: {lever.words}: the step gains {gain.value:+.1%} "
+        f"({gain.lo:+.1%} to {gain.hi:+.1%}, {lever.evidence}); {lever.flops:+.2%} FLOPs, "
         f"{lever.parameters:+.2%} parameters, {lever.bytes:+.2%} bytes moved; {lever.reason}."
     )
 
@@ -111,23 +116,46 @@ def lever_line(lever: Lever) -> str:
 def summary(account: Account, levers: Sequence[Lever]) -> str:
     """One paragraph: what the step takes, where it goes, and what to change."""
     low, high = account.interval_us
-    shares: dict[str, float] = {}
-    for row in account.rows:
-        if not math.isnan(row.time_us):
-            role = row.product.role
-            shares[role] = shares.get(role, 0.0) + account.share(row)
-    largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
-    told = ", ".join(f"{role} {share:.0%}" for role, share in largest)
     products = account.products_us / account.step_us
+    largest = [(role, time) for role, time in account.by_role.items() if role != NO_PRODUCT][:3]
+    told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
     worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
     advice = (
         f"What promises most: {worth[0].words}." if worth else "Nothing to gain here."
     )  # fmt: skip
     return (
-        f"On {account.machine} a step should take {milliseconds(account.step_us)} "
-        f"({milliseconds(low)} to {milliseconds(high)}), {products:.0%} of it in products: {told}. "
+        f"On {account.machine} a step should take {duration(account.step_us)} "
+        f"({duration(low)} to {duration(high)}), {products:.0%} of it in products: {told}. "
         f"{advice}"
     )
+
+
+def as_comparison(audits: Mapping[str, tuple[Account, Sequence[Lever]]]) -> str:
+    """Machines side by side: what each role takes of the step, and a paragraph for each."""
+    accounts = {machine: account for machine, (account, _) in audits.items()}
+    by_role = {machine: account.by_role for machine, account in accounts.items()}
+    roles = dict.fromkeys(role for shares in by_role.values() for role in shares)
+    table = [["", *accounts]]
+    for role in roles:
+        cells = []
+        for machine, account in accounts.items():
+            time = by_role[machine].get(role, 0.0)
+            cells.append(f"{duration(time)}, {time / account.step_us:.0%}")
+        table.append([role, *cells])
+    paragraphs = [
+        "\n".join([summary(account, levers), *(f"  {lever_line(lever)}" for lever in levers[:2])])
+        for account, levers in audits.values()
+    ]
+    return "\n".join([*_aligned(table), "", *paragraphs])
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, in columns."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
 
 
 def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str]) -> str:
@@ -135,10 +163,7 @@ def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str
     rows = [_cells(account, row) for row in account.rows]
     left_out = rows[_MOST_ROWS:]
     table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+    lines = _aligned(table)
     if left_out:
         lines.append(f"… and {len(left_out)} products that take less; --json has them all.")
     lines.append("")

@@ -10,11 +10,11 @@ import numpy as np
 
 from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, verdict
 
-LEVEL_CORRELATION = 0.35
+LEVEL_CORRELATION = 0.5
 """Of the errors of two products' times in one step: a library's kernel that is slower than
 predicted is so for more than one shape."""
 
-CHANGE_CORRELATION = 0.1
+CHANGE_CORRELATION = 0.2
 """Likewise of the errors of two products' time ratios, before and after a change. Both were chosen
 looking at what ``python -m analysis validate --baskets`` says of three public tables
 (tests/recordings/baskets.json)."""
@@ -66,7 +66,7 @@ def gain_of_step(
     return Gain(step / now - 1, step / (now + high) - 1, step / best - 1)
 
 
-def step_verdict(gain: Gain, more_flops: float, aligns: bool) -> str:
+def step_verdict(gain: Gain, more_flops: float, aligns: bool, evidence: str = PREDICTED) -> str:
     """Whether a change of a whole model is worth it, one of the three verdicts.
 
     The table's rule for one product is not enough: a dimension changes many, of which some are
@@ -74,7 +74,7 @@ def step_verdict(gain: Gain, more_flops: float, aligns: bool) -> str:
     would take gain and many do not; so the whole 90 % interval has to be a gain. What better
     alignment is worth is assumed where nobody measured it, and the reason then says so.
     """
-    found = verdict(gain, PREDICTED, more_flops)
+    found = verdict(gain, evidence, more_flops)
     return found if gain.lo > 0 or aligns else LEAVE_IT
 
 

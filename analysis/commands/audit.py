@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.commands.app import ResultsOption, app, basis_of, parse_share
-from kernels.cli import JsonOption, note, print_json
+from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
 from kernels.errors import UserError, nearest
 from sweeps.store import RESULTS, make_folder
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.capture.captured import Captured, Dimension
     from sweeps.capture.sources import Source, Step
+    from sweeps.running.resume import Request
 
 _MODES = ("train", "prefill", "decode")
+_MEASURED_LEVERS = 3  # whose products are timed beside the model's own
+_CONFIRMED_PAIRS = 9  # three products and their gradients
 
 
 @app.command("audit")
@@ -31,7 +34,8 @@ def audit_command(
         str, typer.Argument(help="A config.json, a name such as gpt2-xl, or module:factory.")
     ],
     machine: Annotated[
-        str | None, typer.Option("--machine", help="Its slug, or several with commas between.")
+        str | None,
+        typer.Option("--machine", "--compare", help="Its slug, or several with commas between."),
     ] = None,
     mode: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
     batch: Annotated[int, typer.Option(min=1, help="Sequences or images.")] = 1,
@@ -65,13 +69,26 @@ def audit_command(
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Draw step and levers into this folder.")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the products and the best levers here.")
+    ] = False,
+    budget: Annotated[str, typer.Option(help="Measuring time of --measure.")] = "60s",
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
     """Say where a model's step goes, which dimension to change, and what the step gains."""
-    from analysis.audit.report import as_markdown, as_text, audit_json, products_frame
+    from analysis.audit.report import (
+        as_comparison,
+        as_markdown,
+        as_text,
+        audit_json,
+        products_frame,
+    )
     from analysis.audit.runtime import FUSIONS, Runtime
     from sweeps.capture.sources import Step, find_source
+    from sweeps.running.resume import Request
 
     _one_of("--mode", mode, _MODES)
     _one_of("--runtime", runtime, ("eager", "compile"))
@@ -86,16 +103,29 @@ def audit_command(
     source = find_source(model, _sizes(arg or []), inputs or [])
     step = Step(mode, batch, seq, tokens, dtype, autocast)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
-    bases = [basis_of(name, results) for name in machines]
-    found = audit(source, step, how, bases, tuple(filter(None, vary.split(","))),
-                  parse_share(parameters, "parameters"))  # fmt: skip
+    wanted = tuple(filter(None, vary.split(",")))
+    more = parse_share(parameters, "parameters")
+
+    def on(*bases: Basis) -> list[Audit]:
+        return audit(source, step, how, list(bases), wanted, more)
+
+    if measure:
+        if len(machines) > 1:
+            raise UserError("--measure times on this machine; leave the others out.")
+        request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
+        found = measured_audit(on, machines[0], request)
+    else:
+        found = on(*(basis_of(name, results) for name in machines))
     documents = []
     for each in found:
         assumed = each.assumptions
         documents.append(audit_json(each.account, each.levers, mode, assumed, each.basis.source))
-        if not json:
+        if not json and len(found) == 1:
             print(as_text(each.account, each.levers, assumed))
-            note(f"{each.account.machine}: {each.basis.source}.")
+        note(f"{each.account.machine}: {each.basis.source}.")
+    if not json and len(found) > 1:
+        print(as_comparison({e.account.machine: (e.account, e.levers) for e in found}))
+        print(f"Assumed: {'; '.join(found[0].assumptions)}.")
     if json:
         print_json(documents if len(documents) > 1 else documents[0])
     if csv is not None:
@@ -115,6 +145,43 @@ def audit_command(
         make_folder(plots)
         plot_step({e.account.machine: e.account for e in found}, f"{model}, {mode}", plots)
         plot_levers({e.account.machine: e.levers for e in found}, f"{model}, {mode}", plots)
+
+
+def measured_audit(
+    on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
+) -> list[Audit]:
+    """The audit on this machine, its products and the best levers' timed.
+
+    Everything is timed once in shuffled rounds; then what the best lever changes anew, beside what
+    it is now, in other processes. The rows become part of the machine's recording.
+
+    Raises:
+        UserError: another machine is meant, or this one is too disturbed to say anything.
+    """
+    from analysis.audit.account import as_problem
+    from analysis.commands.confirming import basis_here, usable
+    from sweeps.running.confirming import confirm_choices, explore
+
+    basis = basis_here(machine, request)
+    (first,) = on(basis)
+    problems = [p for row in first.account.rows if (p := as_problem(row.product.work)) is not None]
+    problems += [changed for lever in first.levers[:_MEASURED_LEVERS] for _, changed in lever.pairs]
+    ways = [(p, basis.library(p)) for p in dict.fromkeys(problems)]
+    note(f"Measuring {len(ways)} products …")
+    run = explore(request, ways, note, quickly=True)
+    (second,) = on(usable(run.folder, request))
+    pairs = [
+        ((before, basis.library(before)), (after, basis.library(after)))
+        for lever in second.levers[:1] if lever.gain.value > 0
+        for before, after in lever.pairs[:_CONFIRMED_PAIRS]
+    ]  # fmt: skip
+    known = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
+    pairs = [pair for pair in pairs if known >= set(pair)]
+    if not pairs:
+        note("No lever is better enough to be timed anew.")
+        return [second]
+    confirm_choices(run, pairs, note)
+    return on(usable(run.folder, request))
 
 
 @dataclass(frozen=True)
@@ -182,7 +249,7 @@ def _assumptions(
             "(`shape_padding`)"
         )
     said = [
-        f"{step.mode} of {step.batch} × {step.length} in {step.dtype}",
+        f"{step.mode} of a batch of {step.batch} in {step.dtype}",
         f"{runtime.kind}: {how}",
     ]
     if any(product.work.op == "attention" for product in captured.products):

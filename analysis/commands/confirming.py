@@ -96,27 +96,10 @@ def measure_questions(
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
-    from analysis.model.basis import Basis, find_basis
-    from analysis.model.predict import Model
-    from analysis.recordings.load import recorded_machines
-    from analysis.recordings.runs import health_lines, load_runs
-    from kernels.device import select_device
-    from kernels.machine import known_machines
-    from sweeps.running.confirming import machine_here, other_implementations, seconds_of
+    from sweeps.running.confirming import other_implementations, seconds_of
 
-    slug = select_device(request.device, request.gpu).machine.slug
-    if machine not in (None, slug):
-        raise UserError(
-            f"--measure times on this machine, {slug}, and --machine says {machine}; leave one of "
-            "them out."
-        )
-    here = machine_here(request)
-    known = recorded_machines(request.results) | known_machines().keys()
-    basis = (
-        find_basis(slug, request.results)
-        if slug in known
-        else Basis(Model(here), "none", "measured now", calibrated=False)
-    )
+    basis = basis_here(machine, request)
+    here = basis.model.machine
     near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(problem, basis.model, near, basis.library(problem), question, _CANDIDATES,
@@ -130,13 +113,49 @@ def measure_questions(
     cost = seconds_of([way for trial in open_trials for way in trial.ways], here)
     exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=exploring), quickly=True)
+    return usable(folder, request)
+
+
+def basis_here(machine: str | None, request: Request) -> Basis:
+    """What answers about the machine at hand rest on, before anything is measured for them.
+
+    Raises:
+        UserError: another machine is meant, or the device cannot be used.
+    """
+    from analysis.model.basis import Basis, find_basis
+    from analysis.model.predict import Model
+    from analysis.recordings.load import recorded_machines
+    from kernels.device import select_device
+    from kernels.machine import known_machines
+    from sweeps.running.confirming import machine_here
+
+    slug = select_device(request.device, request.gpu).machine.slug
+    if machine not in (None, slug):
+        raise UserError(
+            f"--measure times on this machine, {slug}, and --machine says {machine}; leave one of "
+            "them out."
+        )
+    if slug in recorded_machines(request.results) | known_machines().keys():
+        return find_basis(slug, request.results)
+    return Basis(Model(machine_here(request)), "none", "measured now", calibrated=False)
+
+
+def usable(folder: Path, request: Request) -> Basis:
+    """What answers rest on once a recording has what was measured for them.
+
+    Raises:
+        UserError: the machine was too disturbed to say anything.
+    """
+    from analysis.model.basis import find_basis
+    from analysis.recordings.runs import health_lines, load_runs
+
     recording = load_runs(folder)
     if recording.unusable:
         raise UserError(
             f"What was measured says nothing: {' '.join(health_lines(recording))} Try again when "
             "the machine is quiet.", exit_code=1,
         )  # fmt: skip
-    return find_basis(slug, request.results)
+    return find_basis(recording.machine.slug, request.results)
 
 
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:

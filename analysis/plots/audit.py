@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from analysis.audit.account import Account
+from analysis.audit.account import NO_PRODUCT, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
 
@@ -24,33 +23,22 @@ _CAPTION = (
 )
 
 
-def shares(account: Account) -> dict[str, float]:
-    """Milliseconds of the step by role, largest first; what is no product last, together."""
-    roles: dict[str, float] = {}
-    for line in account.lines:
-        if not math.isnan(line.time_us):
-            role = line.product.role
-            roles[role] = roles.get(role, 0.0) + line.total_us / 1e3
-    ordered = dict(sorted(roles.items(), key=lambda item: -item[1]))
-    return {**ordered, "no product": sum(other.time_us for other in account.other) / 1e3}
-
-
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
     """One stacked bar per machine: where the step's time goes."""
     figure, (axes,) = panels(1, f"Where the step goes: {title}", (10.0, 2.2 + 0.9 * len(accounts)))
-    roles = list(dict.fromkeys(role for account in accounts.values() for role in shares(account)))
+    roles = list(dict.fromkeys(role for each in accounts.values() for role in each.by_role))
     colors = {
         role: _COLORS[i % len(_COLORS)]
-        for i, role in enumerate(role for role in roles if role != "no product")
+        for i, role in enumerate(role for role in roles if role != NO_PRODUCT)
     }
     for row, account in enumerate(accounts.values()):
         left = 0.0
-        for role, time in sorted(shares(account).items(), key=lambda item: roles.index(item[0])):
-            plain = role != "no product"
-            axes.barh(row, time, left=left, height=0.6, edgecolor="white",
+        for role, time in sorted(account.by_role.items(), key=lambda item: roles.index(item[0])):
+            plain = role != NO_PRODUCT
+            axes.barh(row, time / 1e3, left=left, height=0.6, edgecolor="white",
                       color=colors[role] if plain else _HATCHED, hatch="" if plain else "//",
                       label=None if row else role)  # fmt: skip
-            left += time
+            left += time / 1e3
         low, high = (end / 1e3 for end in account.interval_us)
         axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
     axes.set(yticks=range(len(accounts)), yticklabels=list(accounts), xlabel="time of a step, ms")
@@ -62,9 +50,9 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
     """What each lever gains of the step with its interval; one panel per machine."""
     most = max((len(each) for each in levers.values()), default=1)
-    figure, axes = panels(
-        max(len(levers), 1), f"What to change: {title}", (10.0, 2.0 + 0.45 * max(most, 1))
-    )
+    count = max(len(levers), 1)
+    size = (9.0 * count, 2.0 + 0.45 * max(most, 1))
+    figure, axes = panels(count, f"What to change: {title}", size)
     for panel, (machine, found) in zip(axes, levers.items(), strict=False):
         places = np.arange(len(found))
         for place, lever in zip(places, found, strict=True):

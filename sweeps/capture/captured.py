@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, check_positive
 
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
@@ -71,6 +72,10 @@ class Attention:
     pass_: str = FORWARD
 
     op = "attention"
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise UserError(f"{self.kv_heads} heads of keys do not divide {self.heads} heads.")
 
     @property
     def flops(self) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from kernels.errors import UserError, nearest
 from sweeps.capture import attention
-from sweeps.capture.sources import TRAIN, Started, Step, first_line, mean_of, read_json
+from sweeps.capture.sources import TRAIN, Started, Step, first_line, mean_of, read_json, tokens_of
 
 _TEXT = "the text part of the model alone"
 
@@ -52,7 +52,8 @@ class HuggingFace:
             loss = result.get("loss")
             return mean_of(result) if loss is None else loss
 
-        return Started(model, call, (_TEXT,) if self.of_text else ())
+        said = tokens_of(step) if build.main_input_name == "input_ids" else ()
+        return Started(model, call, (*said, *([_TEXT] if self.of_text else [])))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
         from transformers import AutoConfig

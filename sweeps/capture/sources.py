@@ -105,7 +105,7 @@ class KnownModel:
         def loss(logits: Tensor) -> Tensor:
             return functional.cross_entropy(logits.flatten(0, -2).float(), tokens.flatten())
 
-        return Started(model, _with_loss(model, (tokens,), loss, step))
+        return Started(model, _with_loss(model, (tokens,), loss, step), tokens_of(step))
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,11 @@ def _with_loss(
     """The forward pass, with its loss if the step trains."""
     model.train(step.mode == TRAIN)
     return lambda: loss(model(*inputs)) if step.mode == TRAIN else model(*inputs)
+
+
+def tokens_of(step: Step) -> tuple[str, ...]:
+    """What is assumed of a language model's input."""
+    return (f"{step.length:,} tokens each",)
 
 
 def mean_of(result: Any) -> Tensor:

@@ -11,7 +11,8 @@ import pytest
 
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, Gain
 from analysis.audit.account import Account, account_of, as_problem
-from analysis.audit.levers import Lever, candidates, find_levers
+from analysis.audit.candidates import candidates
+from analysis.audit.levers import Lever, find_levers
 from analysis.audit.report import as_markdown, as_text, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.sums import Change, gain_of_step, step_verdict, summed, together

@@ -1,0 +1,86 @@
+"""The near values of a model's dimensions that an engineer would choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sweeps.capture.captured import Attention, Captured, Dimension
+
+REACH = 0.125
+"""How far a size may be moved, as a share of it."""
+
+_MULTIPLES = (8, 16, 32, 64, 128, 256)
+_OF_VOCABULARY = (512, 1024)
+_VOCABULARY = 30_000
+
+
+def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[int]:
+    """The near sizes that an engineer would choose: multiples of 8 and of powers of two.
+
+    Heads divide what they share, and every process of ``tp`` has a whole part. A vocabulary, a
+    number of experts or of classes can only grow.
+    """
+    value = dimension.value
+    unit, few = _unit(dimension, captured)
+    low, high = math.ceil(value * (1 - REACH)), math.floor(value * (1 + REACH))
+    if few:
+        low, high = value - 4, value + 8
+    multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
+    steps = {math.lcm(unit, tp, 1 if few else step) for step in multiples}
+    found: set[int] = set()
+    for step in steps:
+        found |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
+    if _only_grows(dimension.name) or value >= _VOCABULARY:
+        low = value
+    return sorted(v for v in found if low <= v <= high and v > 0 and v != value)
+
+
+def pairs_of(
+    captured: Captured, dimensions: Sequence[Dimension]
+) -> Iterator[dict[str, tuple[int, int]]]:
+    """A hidden size with the number of its heads, whose width stays as it is."""
+    by_width = [d for d in dimensions if _slope(captured, d, "width") > 0]
+    by_heads = [d for d in dimensions if _slope(captured, d, "heads") > 0]
+    for hidden in by_width:
+        for heads in by_heads:
+            if heads is hidden or hidden.value % heads.value:
+                continue
+            width = hidden.value // heads.value
+            for count in range(heads.value - 2, heads.value + 4):
+                if count > 0 and count != heads.value:
+                    yield {
+                        hidden.name: (hidden.value, count * width),
+                        heads.name: (heads.value, count),
+                    }
+
+
+def _unit(dimension: Dimension, captured: Captured) -> tuple[int, bool]:
+    """What its values are multiples of, and whether it counts few things, such as heads."""
+    for (place, size), slope in dimension.slopes.items():
+        work = captured.products[place].work
+        if isinstance(work, Attention):
+            if size == "heads":
+                return work.kv_heads if work.kv_heads < work.heads else 1, True
+            if size == "kv_heads":
+                return 1, True
+            if size == "width" and slope > 0:
+                return max(1, round(2 / slope)), False  # a head has an even width
+        if size == "experts":
+            return 1, True
+    return 1, False
+
+
+def _only_grows(name: str) -> bool:
+    return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
+
+
+def _slope(captured: Captured, dimension: Dimension, size: str) -> float:
+    return max(
+        (
+            slope
+            for (place, name), slope in dimension.slopes.items()
+            if name == size and isinstance(captured.products[place].work, Attention)
+        ),
+        default=0.0,
+    )
