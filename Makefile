@@ -67,7 +67,7 @@ record:  ## everything that this machine can tell, one archive; goes on (BUDGET=
 import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public); "$$py" -m analysis import $(of_machine)
 
-attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, half an hour
+attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, an hour
 	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable --long $(long_tests)
 
 rehearse:  ## record on a CPU and on a made-up GPU, in slices and killed in every step; long
