@@ -133,7 +133,7 @@ def compile_command(
     names = implementation or []
     _check_names(names)
     try:
-        kept = compare.read_text(encoding="utf-8") if compare is not None else ""
+        kept = None if compare is None else compare.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{compare} cannot be read: {error.strerror}.") from None
     rows = compile_rows(arch or ARCHES, every, names, show)
@@ -143,7 +143,7 @@ def compile_command(
         write.write_text(compile_markdown(rows), encoding="utf-8")
     bad = [row for row in rows if not row.ok]
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
-    differences = differing_cells(kept, compile_markdown(rows)) if kept else []
+    differences = [] if kept is None else differing_cells(kept, compile_markdown(rows))
     for line in differences:
         note(f"{line}: if that is meant, `make compile-check WRITE={compare}`.")
     if bad or differences or not rows:

@@ -54,14 +54,15 @@ def undisturbed() -> Iterator[None]:
         KeyboardInterrupt: afterwards, if a signal came meanwhile.
     """
     came: list[int] = []
-    numbers = (*_TERMINATING, signal.SIGINT)
     before = {
-        number: signal.signal(number, lambda which, frame: came.append(which)) for number in numbers
+        number: signal.signal(number, lambda which, frame: came.append(which))
+        for number in (*_TERMINATING, signal.SIGINT)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if came:
-        raise KeyboardInterrupt
+        if came:
+            raise KeyboardInterrupt

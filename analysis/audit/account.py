@@ -136,9 +136,8 @@ def as_problem(work: Work) -> Problem | None:
     active = min(work.experts, work.m)
     rows = int(ceil_div(work.m, active))
     if work.pass_ == WGRAD:
-        return Gemm(work.n, work.k, rows, work.dtype, "tn", active)
-    layout = "nt" if work.pass_ == "forward" else "nn"
-    return Gemm(rows, work.n, work.k, work.dtype, layout, active)
+        return Gemm(work.n, work.k, rows, work.dtype, work.layout, active)
+    return Gemm(rows, work.n, work.k, work.dtype, work.layout, active)
 
 
 def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:

@@ -27,7 +27,8 @@ def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[in
     if few:
         low, high = value - 4, value + 8
     multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
-    steps = {math.lcm(unit, tp, 1 if few else step) for step in multiples}
+    # Each process has a whole part of a width, and that is what has to be a multiple.
+    steps = {math.lcm(unit, tp if few else tp * step) for step in multiples}
     found: set[int] = set()
     for step in steps:
         found |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
@@ -47,6 +48,7 @@ def pairs_of(
             if heads is hidden or hidden.value % heads.value:
                 continue
             width = hidden.value // heads.value
+            # Up to an eighth of GPT-2's or Llama's heads, and one more that is even.
             for count in range(heads.value - 2, heads.value + 4):
                 if count > 0 and count != heads.value:
                     yield {

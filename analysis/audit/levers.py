@@ -69,7 +69,7 @@ class Lever:
     @property
     def worth(self) -> float:
         """What it gains after costs; of a smaller model, per FLOP."""
-        return _worth(self.gain, self.flops).value - max(0.0, self.flops) * 0.1
+        return net(_worth(self.gain, self.flops), self.flops)
 
 
 def find_levers(
@@ -139,7 +139,9 @@ class _Question:
             for before, after in zip(self.account.lines, account.lines, strict=True)
             if before.product.work != after.product.work
         ]
-        if not pairs or any(math.isnan(line.time_us) for pair in pairs for line in pair):
+        uncounted = [pair for pair in pairs if math.isnan(pair[0].time_us + pair[1].time_us)]
+        pairs = [pair for pair in pairs if pair not in uncounted]
+        if not pairs:
             return None
         gain, products, evidence = self._gain(pairs, account)
         more = account.flops / self.account.flops - 1
@@ -152,7 +154,8 @@ class _Question:
             bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
             verdict=step_verdict(worth, more, _aligns(pairs), evidence),
             evidence=evidence,
-            reason=_reason(changes, pairs, products, share, more),
+            reason=_reason(changes, pairs, products, share, more)
+            + ("; attention is not counted" if uncounted else ""),
         )  # fmt: skip
 
     def _gain(
@@ -239,8 +242,13 @@ def _promising(captured: Captured, dimension: Dimension, asked: _Question) -> li
     values = candidates(dimension, captured, asked.runtime.tp)
     if not values:
         return []
-    forward = [(i, p) for i, p in enumerate(captured.products) if p.of == i]
-    sizes = [_resized(forward, dimension, value) for value in (dimension.value, *values)]
+    asis, *changed = (
+        _resized(captured, dimension, value, asked.runtime) for value in (dimension.value, *values)
+    )
+    if asis is None:
+        return []
+    possible = [(v, row) for v, row in zip(values, changed, strict=True) if row is not None]
+    values, sizes = [v for v, _ in possible], [asis, *(row for _, row in possible)]
     problems = list(dict.fromkeys(p for row in sizes for p, _ in row))
     if not problems:
         return []
@@ -260,22 +268,30 @@ def _net(gain: float, more_flops: float) -> float:
 
 
 def _resized(
-    forward: Sequence[tuple[int, Product]], dimension: Dimension, value: int
-) -> list[tuple[Problem, int]]:
-    """Forward products with one dimension changed, as its slopes say, and how many of each."""
-    found = []
-    for place, product in forward:
+    captured: Captured, dimension: Dimension, value: int, runtime: Runtime
+) -> list[tuple[Problem, int]] | None:
+    """Forward products with one dimension changed, as its slopes say, and how many of each.
+
+    None where they cannot be computed so, for instance because heads do not divide.
+    """
+    forward: list[Product] = []
+    for place, product in enumerate(captured.products):
+        if product.of != place:
+            continue
         sizes = {
             name: round(size + dimension.slopes.get((place, name), 0.0) * (value - dimension.value))
             for name, size in product.sizes.items()
         }
         try:
-            problem = as_problem(product.resized(sizes).work)
+            forward.append(replace(product.resized(sizes), of=len(forward)))
         except UserError:
-            continue
-        if problem is not None:
-            found.append((problem, product.count))
-    return found
+            return None
+    try:
+        products = runtime.products(replace(captured, products=tuple(forward)))
+    except UserError:
+        return None
+    problems = [(as_problem(product.work), product.count) for product in products]
+    return [(problem, count) for problem, count in problems if problem is not None]
 
 
 def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> Lever | None:
@@ -294,7 +310,7 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
             chosen = both
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"all of these at once: {chosen.reason}")
+    return replace(chosen, reason=f"the changes below that pay, at once: {chosen.reason}")
 
 
 def _problems(pairs: Sequence[tuple[Line, Line]]) -> tuple[tuple[Problem, Problem], ...]:

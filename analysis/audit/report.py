@@ -146,7 +146,12 @@ def as_comparison(audits: Mapping[str, tuple[Account, Sequence[Lever]]]) -> str:
         "\n".join([summary(account, levers), *(f"  {lever_line(lever)}" for lever in levers[:2])])
         for account, levers in audits.values()
     ]
-    return "\n".join([*_aligned(table), "", *paragraphs])
+    missing = [
+        f"Not counted on {machine}: {'; '.join(account.not_counted)}."
+        for machine, account in accounts.items()
+        if account.not_counted
+    ]
+    return "\n".join([*_aligned(table), "", *paragraphs, *missing])
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

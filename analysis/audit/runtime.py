@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
+from kernels.config import ceil_div
 from kernels.errors import UserError
 from kernels.problem import Gemm
-from sweeps.capture.captured import DGRAD, FORWARD, WGRAD, Attention, Captured, Grouped, Product
+from sweeps.capture.captured import (
+    FORWARD,
+    WGRAD,
+    Attention,
+    Captured,
+    Grouped,
+    Product,
+    in_size,
+    out_size,
+)
 
 EAGER, COMPILE = "eager", "compile"
 RECOMPUTED = "recompute"
@@ -15,6 +26,10 @@ FUSIONS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 _BY_COLUMNS = ("q", "k", "v", "qkv", "up", "gate", "gate_up", "head")
 _BY_ROWS = ("out", "down")
+
+# Multi-head latent attention (DeepSeek-AI 2024): each GPU has the whole of what is compressed.
+_WHOLE = re.compile(r"(q_a_proj|kv_a_proj\w*)$")
+_COLUMNS_BY_PATH = re.compile(r"kv_b_proj$")
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,25 @@ class Runtime:
         if self.tp > 1:
             products = [_split(product, products[product.of], self.tp) for product in products]
         if self.loss_chunks > 1:
-            products = [_chunked(product, self.loss_chunks) for product in products]
+            products = [p for product in products for p in _chunked(product, self.loss_chunks)]
         if self.recompute:
             products = [p for product in products for p in _twice(product)]
         return products
+
+    def changes(self, captured: Captured) -> list[str]:
+        """What it does to a model's products, in words, for those options that do anything."""
+        products = list(captured.products)
+        fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
+        said = [f"{role} as one product" for role in fusing]
+        if self.tp > 1:
+            said.append(
+                f"widths divided by {self.tp}, what is no product is not, communication not counted"
+            )
+        if self.recompute:
+            said.append("repeated layers' products are computed again, what is no product is not")
+        if self.loss_chunks > 1 and any(product.role == "head" for product in products):
+            said.append(f"the head in {self.loss_chunks} parts")
+        return said
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
@@ -86,25 +116,8 @@ def _fused(products: list[Product], role: str) -> list[Product]:
     return [replace(product, of=places[product.of]) for product in kept]
 
 
-def _out_size(product: Product, forward: Product) -> str:
-    """Which size of a product is the output features of its forward product."""
-    if product.pass_ == DGRAD:
-        return "k"
-    if product.pass_ == WGRAD:
-        # y = x Wᵀ stores W (out, in), and y = x W stores it (in, out), as its gradient is.
-        return "m" if isinstance(forward.work, Gemm) and forward.work.layout[1] == "t" else "n"
-    return "n"
-
-
-def _in_size(product: Product, forward: Product) -> str:
-    """Which size of a product is the input features of its forward product."""
-    if product.pass_ == WGRAD:
-        return "n" if _out_size(product, forward) == "m" else "m"
-    return "n" if product.pass_ == DGRAD else "k"
-
-
 def _wider(product: Product, forward: Product, out: int) -> Product:
-    size = _out_size(product, forward)
+    size = out_size(product, forward)
     return product.resized({size: product.sizes[size] + out})
 
 
@@ -112,22 +125,42 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     """As one of ``tp`` GPUs computes it (Shoeybi et al. 2019, Megatron-LM)."""
     work = product.work
     if isinstance(work, Attention):
-        kv = max(1, work.kv_heads // tp)
-        return product.resized({"heads": _divided(work.heads, tp, "heads"), "kv_heads": kv})
+        heads, keys = (
+            _divided(work.heads, tp, "heads"),
+            _divided(work.kv_heads, tp, "heads of keys"),
+        )
+        return _named(
+            product.resized({"heads": heads, "kv_heads": keys}), ("heads", "kv_heads"), tp
+        )
     if isinstance(work, Grouped):  # experts are dealt out, and their tokens with them
         experts = _divided(work.experts, tp, "experts")
-        return product.resized({"experts": experts, "m": max(1, work.m // tp)})
-    if not isinstance(work, Gemm):
+        return _named(
+            product.resized({"experts": experts, "m": max(1, work.m // tp)}), ("experts",), tp
+        )
+    if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
-    if product.role == "attention":
+    if product.role == "attention" and work.batch > 1:
         return product.resized({"batch": _divided(work.batch, tp, "batched products")})
-    if product.role in _BY_COLUMNS:
-        size = _out_size(product, forward)
+    if product.role in _BY_COLUMNS or _COLUMNS_BY_PATH.search(product.path):
+        size = out_size(product, forward)
     elif product.role in _BY_ROWS:
-        size = _in_size(product, forward)
+        size = in_size(product, forward)
     else:
         return product
-    return product.resized({size: _divided(product.sizes[size], tp, product.role)})
+    if product.role == "head":  # a vocabulary is padded until it can be divided
+        part = int(ceil_div(product.sizes[size], tp))
+    else:
+        part = _divided(product.sizes[size], tp, product.role)
+    return _named(product.resized({size: part}), (size,), tp)
+
+
+def _named(product: Product, sizes: tuple[str, ...], tp: int) -> Product:
+    """Sizes that were divided are named so."""
+    names = {
+        size: f"{name} / {tp}" if size in sizes and name != "fixed" else name
+        for size, name in product.names.items()
+    }
+    return replace(product, names=names)
 
 
 def _divided(size: int, tp: int, what: str) -> int:
@@ -136,18 +169,21 @@ def _divided(size: int, tp: int, what: str) -> int:
     return size // tp
 
 
-def _chunked(product: Product, chunks: int) -> Product:
-    """A part of the tokens at a time, for the head alone."""
+def _chunked(product: Product, chunks: int) -> list[Product]:
+    """A part of the tokens at a time, for the head alone; the last part may be smaller."""
     if product.role != "head":
-        return product
+        return [product]
     size = "k" if product.pass_ == WGRAD else "m"
-    part = -(-product.sizes[size] // chunks)
-    return replace(product.resized({size: part}), count=product.count * chunks)
+    tokens = product.sizes[size]
+    part = int(ceil_div(tokens, min(chunks, tokens)))
+    whole, rest = divmod(tokens, part)
+    parts = [replace(product.resized({size: part}), count=product.count * whole)]
+    return parts + ([product.resized({size: rest})] if rest else [])
 
 
 def _twice(product: Product) -> list[Product]:
-    repeated = product.pass_ == FORWARD and "*" in product.path
-    return [product, replace(product, pass_=RECOMPUTED)] if repeated else [product]
+    again = product.pass_ == FORWARD and product.repeated
+    return [product, replace(product, pass_=RECOMPUTED)] if again else [product]
 
 
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:

@@ -94,12 +94,20 @@ def audit_command(
     _one_of("--runtime", runtime, ("eager", "compile"))
     _one_of("--optimizer", optimizer, ("adamw", "sgd", "none"))
     _one_of("--dtype", dtype, ("fp32", "tf32", "fp16", "bf16"))
+    if autocast and dtype in ("fp32", "tf32"):
+        raise UserError(f"--autocast casts to fp16 or bf16, not to {dtype}.")
+    if recompute and mode != "train":
+        raise UserError("--recompute is for training: nothing else computes layers again.")
+    share = parse_share(attention, "attention")
+    if not share:
+        raise UserError("--attention takes a share of the peak above 0%.")
+    for file in (csv, markdown):
+        if file is not None and not file.parent.is_dir():
+            raise UserError(f"{file.parent} is no folder to write {file.name} into.")
     fused = tuple(filter(None, fuse.split(",")))
     for name in fused:
         _one_of("--fuse", name, tuple(FUSIONS))
-    how = Runtime(
-        runtime, fused, tp, recompute, loss_chunks, optimizer, parse_share(attention, "attention")
-    )
+    how = Runtime(runtime, fused, tp, recompute, loss_chunks, optimizer, share)
     source = find_source(model, _sizes(arg or []), inputs or [])
     step = Step(mode, batch, seq, tokens, dtype, autocast)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
@@ -218,7 +226,12 @@ def audit(
 
     captured = capture(source, step)
     if not captured.products:
-        raise UserError(f"{source.name} multiplies nothing, so there is nothing to audit.")
+        what = (
+            f" but {', '.join(captured.uncounted)}, which is not counted"
+            if captured.uncounted
+            else ""
+        )
+        raise UserError(f"{source.name} multiplies nothing{what}, so there is nothing to audit.")
     named = dimensions(source, step, captured, vary)
     captured = with_names(captured, named)
     known: dict[tuple[tuple[str, int], ...], Captured] = {}
@@ -249,7 +262,7 @@ def _assumptions(
             "(`shape_padding`)"
         )
     said = [
-        f"{step.mode} of a batch of {step.batch} in {step.dtype}",
+        f"{step.mode} in {step.dtype}",
         f"{runtime.kind}: {how}",
     ]
     if any(product.work.op == "attention" for product in captured.products):
@@ -258,14 +271,7 @@ def _assumptions(
         )
     if step.autocast:
         said.append("parameters in fp32, cast for each product")
-    if runtime.fuse:
-        said.append(f"{' and '.join(runtime.fuse)} as one product each")
-    if runtime.recompute:
-        said.append("layers are computed again for their gradients")
-    if runtime.loss_chunks > 1:
-        said.append(f"head and loss in {runtime.loss_chunks} parts")
-    if runtime.tp > 1:
-        said.append(f"widths divided by {runtime.tp}, communication not counted")
+    said += runtime.changes(captured)
     if step.mode == "train":
         said.append(f"optimizer {runtime.optimizer}, its state in the parameters' dtype")
     if not named:

@@ -76,9 +76,9 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
         elif line.startswith("| dtype "):
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
-            dtype, kind, *texts = (word.strip() for word in line.strip("|").split("|"))
+            dtype, kind, *texts = (*(word.strip() for word in line.strip("|").split("|")), "")
             cells |= {
-                (family, dtype, kind, arch): text for arch, text in zip(arches, texts, strict=True)
+                (family, dtype, kind, arch): text for arch, text in zip(arches, texts, strict=False)
             }
     return cells
 

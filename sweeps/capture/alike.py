@@ -34,20 +34,21 @@ class AlikeLayers:
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """While it is entered, calls of layers like one that was traced are only counted."""
-        changed: list[nn.Module] = []
+        before: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-                for kind in _kinds(list(module)):
-                    if len(kind) > 1:
-                        traced: dict[Any, _Traced] = {}
-                        for layer in kind:
-                            layer.forward = self._counting(layer.forward, traced)
-                            changed.append(layer)
+                for kind in _kinds([layer for layer in module if layer not in before]):
+                    traced: dict[Any, _Traced] = {}
+                    for layer in dict.fromkeys(kind):
+                        before[layer] = vars(layer).get("forward")
+                        layer.forward = self._counting(layer.forward, traced)
         try:
             yield
         finally:
-            for layer in changed:
+            for layer, own in before.items():
                 del layer.forward
+                if own is not None:
+                    layer.forward = own
 
     def _counting(
         self, forward: Callable[..., Any], traced: dict[Any, _Traced]
@@ -123,7 +124,7 @@ def _kinds(layers: list[nn.Module]) -> list[list[nn.Module]]:
                 break
         else:
             kinds.append((number, facts, [layer]))
-    return [kind for _, _, kind in kinds]
+    return [kind for _, _, kind in kinds if len(kind) > 1]
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def _same(one: dict[str, Any], number: int, other: dict[str, Any], first: int) -
         return False
     return all(
         value == other[name]
-        # A layer's own number, such as the place of its keys in a cache.
+        # Many layers know their own number, the place of their keys in a cache.
         or (type(value) is int and (value, other[name]) == (number, first))
         for name, value in one.items()
     )

@@ -54,7 +54,25 @@ attention.register_autograd(_backward, setup_context=_keep)
 
 
 class OneAttention(TorchFunctionMode):
-    """While it is entered, ``scaled_dot_product_attention`` is the one operation."""
+    """While it is entered, ``scaled_dot_product_attention`` is the one operation.
+
+    Whoever imported the function is caught by the mode. PyTorch's own modules call it where no mode
+    is active any more, and some of them skip it for a fused path: for these the name is replaced
+    and the path switched off.
+    """
+
+    def __enter__(self) -> OneAttention:
+        self._before = functional.scaled_dot_product_attention
+        self._fast = torch.backends.mha.get_fastpath_enabled()
+        functional.scaled_dot_product_attention = _of_pytorch  # type: ignore[assignment]
+        torch.backends.mha.set_fastpath_enabled(False)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        functional.scaled_dot_product_attention = self._before
+        torch.backends.mha.set_fastpath_enabled(self._fast)
 
     def __torch_function__(
         self,
@@ -63,7 +81,7 @@ class OneAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is functional.scaled_dot_product_attention:
+        if func is self._before:
             return _of_pytorch(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -78,9 +96,16 @@ def _of_pytorch(
     **others: Any,
 ) -> Tensor:
     """With PyTorch's arguments; heads may be missing, and batches have several dimensions."""
-    q, k, v = (t.reshape(-1, *_four(t)[-3:]) for t in (query, key, value))
+    q, k, v = (_cast(t).reshape(-1, *_four(t)[-3:]) for t in (query, key, value))
     result = attention(q, k, v, is_causal, 0)
     return result.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """As autocast does with attention's operands."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _four(tensor: Tensor) -> tuple[int, ...]:
@@ -101,5 +126,6 @@ def for_transformers(
 ) -> tuple[Tensor, None]:
     """As transformers' ``AttentionInterface`` calls it; the result is (batch, length, heads, d)."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    mixed = attention(query, key, value, bool(causal), int(sliding_window or 0))
+    q, k, v = (_cast(tensor) for tensor in (query, key, value))
+    mixed = attention(q, k, v, bool(causal), int(sliding_window or 0))
     return mixed.transpose(1, 2), None

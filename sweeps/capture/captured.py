@@ -31,6 +31,7 @@ class Grouped:
     k: int
     experts: int
     dtype: str
+    layout: str = "nt"
     pass_: str = FORWARD
 
     op = "grouped"
@@ -120,7 +121,8 @@ class Product:
     ``path`` is the module's, layers that are alike as ``*``. ``shares`` is the same number for
     products of one input, -1 where nothing is known. ``of`` is the place of the forward product
     whose gradient this is, its own for a forward product. ``names`` says of which dimensions of the
-    model its sizes are made, such as ``2·hidden``.
+    model its sizes are made, such as ``2·hidden``. ``repeated`` says that it is in a layer of which
+    there are several alike.
     """
 
     work: Work
@@ -131,6 +133,7 @@ class Product:
     shares: int
     of: int
     names: Mapping[str, str] = field(default_factory=dict)
+    repeated: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -201,14 +204,32 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
         of_first = {
             size: _formula(product.of, size, value, dimensions) for size, value in sizes.items()
         }
-        own = {"gemm": ("m", "n", "k"), "grouped": ("m", "n", "k")}.get(product.work.op, ())
-        names = dict(of_first)
-        if product is not first and product.work.op == first.work.op:
-            for size in own:  # a gradient's sizes are its forward product's in another order
-                same = [name for name in own if sizes[name] == product.sizes[size]]
-                names[size] = next((of_first[name] for name in same), "fixed")
+        names = of_first
+        if product is not first and isinstance(product.work, Gemm | Grouped):
+            names = {}
+            if product.pass_ in (DGRAD, WGRAD):  # the forward product's sizes in another order
+                rows = "k" if product.pass_ == WGRAD else "m"
+                order = {rows: "m", out_size(product, first): "n", in_size(product, first): "k"}
+                names = {size: of_first[name] for size, name in order.items()}
         named.append(replace(product, names=names))
     return replace(captured, products=tuple(named))
+
+
+def out_size(product: Product, forward: Product) -> str:
+    """Which size of a product is the output features of its forward product."""
+    if product.pass_ == DGRAD:
+        return "k"
+    if product.pass_ == WGRAD:
+        # y = x Wᵀ stores W (out, in), and y = x W stores it (in, out), as its gradient is.
+        return "m" if isinstance(forward.work, Gemm) and forward.work.layout[1] == "t" else "n"
+    return "n"
+
+
+def in_size(product: Product, forward: Product) -> str:
+    """Which size of a product is the input features of its forward product."""
+    if product.pass_ == WGRAD:
+        return "n" if out_size(product, forward) == "m" else "m"
+    return "n" if product.pass_ == DGRAD else "k"
 
 
 def _formula(place: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
@@ -220,6 +241,9 @@ def _formula(place: int, size: str, value: int, dimensions: Sequence[Dimension])
     if value % whole == 0 and all(slope * d.value == value for d, slope in found):
         factor = value // whole
         return "·".join([*([str(factor)] if factor > 1 else []), *(d.name for d, _ in found)])
+    alone = [d.name for d, slope in found if slope * d.value == value]
+    if alone:  # the others are derived from it, or it from them
+        return alone[0]
     rest = value - sum(slope * d.value for d, slope in found)
     terms = [f"{slope:g}·{d.name}" if slope != 1 else d.name for d, slope in found]
     return " + ".join([*terms, *([f"{rest:g}"] if rest else [])]).replace("+ -", "− ")

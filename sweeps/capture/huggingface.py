@@ -14,7 +14,16 @@ import torch
 
 from kernels.errors import UserError, nearest
 from sweeps.capture import attention
-from sweeps.capture.sources import TRAIN, Started, Step, first_line, mean_of, read_json, tokens_of
+from sweeps.capture.sources import (
+    TRAIN,
+    Started,
+    Step,
+    first_line,
+    mean_of,
+    read_json,
+    refuse_decoding,
+    tokens_of,
+)
 
 _TEXT = "the text part of the model alone"
 
@@ -38,6 +47,8 @@ class HuggingFace:
         """Numbers of tokens or pixels; a language model's own loss, else the mean of its result."""
         config = self._configuration(changes)
         build = _class_of(config, self.config)
+        if getattr(config, "is_encoder_decoder", False) or build.main_input_name != "input_ids":
+            refuse_decoding(self.name, step)
         model = _build(build, config, step)
         model.train(step.mode == TRAIN)
         inputs = _inputs(build, config, step)
@@ -85,7 +96,7 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
     if isinstance(text, dict) and of_text:
         config = dict(text)
     kind = config.get("model_type")
-    if kind is None:
+    if not isinstance(kind, str):
         raise UserError(f"{path} has no model_type, so nobody can tell which family it is of.")
     if kind not in CONFIG_MAPPING:
         own = "auto_map" in config
@@ -112,9 +123,11 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    for name in data.get("architectures") or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
+    names = data.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        found = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
             found = mapping[type(config)]

@@ -27,7 +27,7 @@ from sweeps.capture.trace import Operation
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 _LIKE_A_PRODUCT = re.compile(
-    r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru"
+    r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn"
 )
 
 
@@ -48,6 +48,8 @@ def products_of(operations: Sequence[Operation]) -> tuple[list[Product], list[st
                 of = places.get(operation.node, place)
             else:
                 places.setdefault(operation.node, place)
+            if operation.backward and pass_ in (DGRAD, WGRAD):
+                pass_ = _gradient_of(work, found[of].work, pass_)
             inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
             found.append(
                 Product(
@@ -58,6 +60,7 @@ def products_of(operations: Sequence[Operation]) -> tuple[list[Product], list[st
                     count=operation.count,
                     shares=-1 if operation.backward else inputs.storage,
                     of=of,
+                    repeated=bool(operation.layers),
                 )
             )
     return found, list(unknown)
@@ -84,6 +87,17 @@ def _pass(operation: Operation, a: Tensor, b: Tensor) -> str:
     if not operation.backward:
         return FORWARD
     return WGRAD if _letter(a) == "t" else DGRAD
+
+
+def _gradient_of(work: Work, forward: Work, guess: str) -> str:
+    """Whose gradient a product is, by its sizes; by how A is stored where both are as large."""
+    if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
+        return guess
+    of_input = (work.m, work.n, work.k) == (forward.m, forward.k, forward.n)
+    of_weight = work.k == forward.m and {work.m, work.n} == {forward.n, forward.k}
+    if of_input == of_weight:
+        return guess
+    return DGRAD if of_input else WGRAD
 
 
 def _gemm(a: Tensor, b: Tensor) -> Gemm:
@@ -131,10 +145,13 @@ def _grouped(operation: Operation) -> list[tuple[str, Work]]:
         return [(FORWARD, _gemm(a, b))]
     if a.dim() == 2 and b.dim() == 3:  # rows (m, k), each with its expert's weight (k, n)
         pass_ = DGRAD if operation.backward else FORWARD
-        return [(pass_, Grouped(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, pass_))]
+        layout = _letter(a) + _letter(b)
+        work = Grouped(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, layout, pass_)
+        return [(pass_, work)]
     # The weights' gradients: A (n, rows) and B (rows, k), of which each expert has its own.
     experts = operation.result.shape[0]
-    return [(WGRAD, Grouped(a.shape[1], a.shape[0], b.shape[1], experts, dtype, WGRAD))]
+    layout = _letter(a) + _letter(b)
+    return [(WGRAD, Grouped(a.shape[1], a.shape[0], b.shape[1], experts, dtype, layout, WGRAD))]
 
 
 def _attention(operation: Operation) -> list[tuple[str, Work]]:
@@ -144,7 +161,7 @@ def _attention(operation: Operation) -> list[tuple[str, Work]]:
     batch, heads, queries, width = q.shape
     work = Attention(
         batch, heads, k.shape[1], queries, k.shape[2], width, v.shape[3], DTYPES[q.dtype],
-        causal, min(window, k.shape[2]), pass_,
+        causal, window, pass_,
     )  # fmt: skip
     return [(pass_, work)]
 
@@ -171,8 +188,9 @@ def _convolutions(
     # Over one dimension it is one over images of one row.
     one = [1] * (2 - spatial)
     last = torch.channels_last
-    nhwc = x.dim() == 4 and (
-        x.is_contiguous(memory_format=last) or weight.is_contiguous(memory_format=last)
+    # A filter of one tap, or an image of one channel, is stored both ways at once.
+    nhwc = x.dim() == 4 and any(
+        t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)
     )
     image, taps = [*one, *x.shape[2:]], [*one, *weight.shape[2:]]
     pads = [*([0] * len(one)), *padding]

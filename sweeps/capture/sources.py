@@ -20,7 +20,6 @@ from kernels.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
-_IMAGES = ("images of 224 by 224",)
 TORCH_DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
@@ -96,10 +95,12 @@ class KnownModel:
         known = KNOWN[self.name]
         model = _built(known.build, {**self.sizes, **changes}, step)
         if known.takes == IMAGES:
+            refuse_decoding(self.name, step)
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
-            return Started(model, _with_loss(model, (images,), mean_of, step), _IMAGES)
+            said = (f"a batch of {step.batch}", "images of 224 by 224")
+            return Started(model, _with_loss(model, (images,), mean_of, step), said)
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
         def loss(logits: Tensor) -> Tensor:
@@ -126,13 +127,14 @@ class Factory:
 
     def start(self, step: Step, changes: Mapping[str, int]) -> Started:
         """The loss is the mean of the first tensor of numbers that the module returns."""
+        refuse_decoding(self.name, step)
         model = _built(self.build, {**self.given, **changes}, step)
         if not isinstance(model, nn.Module):
             raise UserError(f"{self.name} returns no nn.Module but a {type(model).__name__}.")
         tensors = [
             torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
         ]
-        return Started(model, _with_loss(model, tensors, mean_of, step))
+        return Started(model, _with_loss(model, tensors, mean_of, step), ("inputs as given",))
 
 
 def find_source(
@@ -174,13 +176,14 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
     sys.path.insert(0, "")  # as `python -m` would find it
     try:
-        build = getattr(importlib.import_module(module), function)
-    except ImportError as error:
-        raise UserError(f"{module} cannot be imported: {error}.") from None
-    except AttributeError:
-        raise UserError(f"{module} has no {function!r}.") from None
+        found = importlib.import_module(module)
+    except Exception as error:  # whatever a stranger's module raises
+        raise UserError(f"{module!r} cannot be imported: {first_line(error)}.") from None
     finally:
         sys.path.remove("")
+    build = getattr(found, function, None)
+    if build is None:
+        raise UserError(f"{module} has no {function!r}.")
     if not callable(build):
         raise UserError(f"{name} is no function.")
     return Factory(name, build, given, tuple(map(_input, inputs)))
@@ -226,7 +229,20 @@ def _with_loss(
 
 def tokens_of(step: Step) -> tuple[str, ...]:
     """What is assumed of a language model's input."""
-    return (f"{step.length:,} tokens each",)
+    tokens = "1 token" if step.length == 1 else f"{step.length:,} tokens"
+    return (f"a batch of {step.batch}, {tokens} each",)
+
+
+def refuse_decoding(name: str, step: Step) -> None:
+    """
+    Raises:
+        UserError: the step decodes, which a model of other things than tokens does not.
+    """
+    if step.mode == DECODE:
+        raise UserError(
+            f"{name} does not decode tokens one after the other: use --mode prefill, with the "
+            "sizes of such a step."
+        )
 
 
 def mean_of(result: Any) -> Tensor:

@@ -21,9 +21,10 @@ from sweeps.capture.alike import AlikeLayers, Layer
 
 @dataclass(frozen=True)
 class Access:
-    """A tensor that an operation reads or writes: its storage, and the bytes that it touches."""
+    """A tensor that an operation reads or writes: where it is, and the bytes that it touches."""
 
     storage: int
+    offset: int
     bytes: int
 
 
@@ -101,7 +102,9 @@ class Trace(TorchDispatchMode):
         if not made:
             return result  # a question about a tensor, such as which device it is on
         node = torch._C._current_autograd_node()
-        if node is None:
+        backward = node is not None and not torch.is_grad_enabled()
+        if node is None or not backward:
+            # Also of what a checkpoint computes again while gradients are computed.
             number = torch._C._autograd._get_sequence_nr() - 1
             place = (self._path[-1] if self._path else "", tuple(self._layers.stack))
             # The first operation with a number made the node; without gradients none is made.
@@ -117,7 +120,7 @@ class Trace(TorchDispatchMode):
                 return result  # a view moves nothing
             writes = tuple(access for access in writes if access.storage not in owned)
         made_by = Operation(
-            func._schema.name, args, result, place[0], number, node is not None, place[1], reads,
+            func._schema.name, args, result, place[0], number, backward, place[1], reads,
             writes,
         )  # fmt: skip
         self.operations.append(made_by)
@@ -129,7 +132,7 @@ class Trace(TorchDispatchMode):
         elements = math.prod(
             size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
         )
-        return Access(storage._cdata, elements * tensor.element_size())
+        return Access(storage._cdata, tensor.storage_offset(), elements * tensor.element_size())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -80,14 +80,15 @@ def _as_one(group: Sequence[Operation], used_later: set[int]) -> Counter[str]:
     """Reads of what came from elsewhere, by the kind that reads first; writes of what is kept."""
     total: Counter[str] = Counter()
     inside: set[int] = set()
-    read: dict[str, dict[int, int]] = defaultdict(dict)
+    read: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
     for operation in group:
         kind = kind_of(operation)
         if kind == "nothing":
             continue
         for access in _reads(operation):
-            if access.storage not in inside and not any(access.storage in r for r in read.values()):
-                read[kind][access.storage] = operation.count * access.bytes
+            place = (access.storage, access.offset)
+            if access.storage not in inside and not any(place in of for of in read.values()):
+                read[kind][place] = operation.count * access.bytes
         for access in _distinct(operation.writes):
             inside.add(access.storage)
             if access.storage in used_later:
@@ -107,10 +108,10 @@ def _reads(operation: Operation) -> Sequence[Access]:
 
 
 def _distinct(accesses: Sequence[Access]) -> list[Access]:
-    """One access for each storage, the largest."""
-    largest: dict[int, Access] = {}
+    """One access for each part of a storage, the largest that begins there."""
+    largest: dict[tuple[int, int], Access] = {}
     for access in accesses:
-        before = largest.get(access.storage)
-        if before is None or access.bytes > before.bytes:
-            largest[access.storage] = access
+        place = (access.storage, access.offset)
+        if place not in largest or access.bytes > largest[place].bytes:
+            largest[place] = access
     return list(largest.values())

@@ -105,6 +105,19 @@ def test_tensor_parallelism_divides_every_wide_product(llama: Captured, degree: 
     }
 
 
+def test_what_a_degree_cannot_divide(llama: Captured, gpt2: Captured, h100: Basis) -> None:
+    with pytest.raises(UserError, match="--tp 16 does not divide the 8 of heads of keys"):
+        Runtime(tp=16).products(llama)
+    heads = [p for p in Runtime(tp=4).products(gpt2) if p.role == "head" and p.pass_ == "forward"]
+    assert [p.sizes["n"] for p in heads] == [12565]  # of a vocabulary of 50257, rounded up
+    levers = find_levers(
+        gpt2, dimensions(GPT2, STEP, gpt2, ("vocab",)), lambda c: capture(GPT2, STEP, c),
+        Runtime(tp=4), h100, account_of(gpt2, Runtime(tp=4), h100),
+    )  # fmt: skip
+    assert levers[0].verdict == LIKELY
+    assert levers[0].changes["vocab"][1] % 32 == 0
+
+
 def test_a_degree_that_divides_nothing_gets_a_sentence(llama: Captured) -> None:
     with pytest.raises(UserError, match="--tp 7 does not divide"):
         Runtime(tp=7).products(llama)
@@ -117,6 +130,9 @@ def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
     assert flops([p for p in again if p.pass_ == RECOMPUTED]) == flops(layers)
     chunked = Runtime(loss_chunks=8).products(gpt2)
     assert flops(chunked) == flops(plain)
+    uneven = [p for p in Runtime(loss_chunks=3).products(gpt2) if p.role == "head"]
+    assert [(p.count, p.sizes["m"]) for p in uneven if p.pass_ == "forward"] == [(2, 683), (1, 682)]
+    assert flops(Runtime(loss_chunks=10**6).products(gpt2)) == flops(plain)
     heads = {p.pass_: (p.count, p.work) for p in chunked if p.role == "head"}
     assert heads["forward"] == (8, Gemm(256, 50257, 768, "bf16", "nt"))
     assert heads["wgrad"] == (8, Gemm(50257, 768, 256, "bf16", "tn"))
@@ -127,7 +143,7 @@ def test_experts_are_predicted_as_a_batch() -> None:
     assert as_problem(forward) == Gemm(128, 4096, 2048, "bf16", "nt", 8)
     few = replace(forward, m=3)  # when decoding, no more experts work than there are tokens
     assert as_problem(few) == Gemm(1, 4096, 2048, "bf16", "nt", 3)
-    weights = replace(forward, pass_="wgrad")
+    weights = replace(forward, layout="tn", pass_="wgrad")
     assert as_problem(weights) == Gemm(4096, 2048, 128, "bf16", "tn", 8)
 
 
@@ -208,7 +224,8 @@ def test_candidates_are_sizes_that_an_engineer_would_choose(gpt2: Captured) -> N
     assert {50264, 50272, 50304, 50432, 51200} <= set(vocabulary)
     assert min(vocabulary) > 50257  # nobody can do without words
     assert all(value % 24 == 0 for value in candidates(named["hidden"], gpt2))  # 12 heads
-    assert all(value % 4 == 0 for value in candidates(named["vocab"], gpt2, tp=4))
+    # What each of four processes has is aligned, too.
+    assert all(value % 32 == 0 for value in candidates(named["vocab"], gpt2, tp=4))
     plain = Dimension("ffn", 3000, 64, {(3, "n"): 1.0})
     assert {2992, 3008, 3072} <= set(candidates(plain, gpt2))
     assert all(abs(value / 3000 - 1) <= 0.125 for value in candidates(plain, gpt2))

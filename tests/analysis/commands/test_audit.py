@@ -49,6 +49,7 @@ def test_machines_stand_side_by_side() -> None:
     assert "On nvidia-h100-sxm a step" in told.stdout
     assert "On nvidia-b200 a step" in told.stdout
     assert "communication not counted" in told.stdout
+    assert told.stdout.count("Not counted on nvidia-") == 2
     (roles, *_) = told.stdout.splitlines()
     assert roles.split() == ["nvidia-h100-sxm", "nvidia-b200"]
 
@@ -63,6 +64,10 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--vary", "depth"), "no size 'depth' to vary"),
         ((*GPT2, "--arg", "hidden"), "--arg takes a size such as hidden=4096"),
         ((*GPT2, "--attention", "150%"), "--attention takes a share"),
+        ((*GPT2, "--attention", "0%"), "above 0%"),
+        ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
+        ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is for training"),
+        ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is no folder"),
         (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "not bf16"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from counting import counted_by_pytorch, counted_here
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, linear
@@ -177,12 +178,127 @@ def test_any_module_s_products_are_seen() -> None:
     conv = works[2]
     assert isinstance(conv, Conv)
     assert (conv.h, conv.w, conv.r, conv.s, conv.groups) == (1, 40, 1, 3, 2)
-    assert works[3] == Grouped(120, 48, 24, 4, "bf16")
+    assert works[3] == Grouped(120, 48, 24, 4, "bf16", "nn")
     assert isinstance(works[4], Attention)
     assert works[5] == Gemm(120, 1, 24, "bf16", "nn")
     assert {p.pass_ for p in captured.products} == {"forward", "dgrad", "wgrad", "backward"}
     found = dimensions(source, Step(), capture(source, Step()), ("experts",))
     assert [d.name for d in found] == ["experts"]
+
+
+def encoder(width: int = 32) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(width, 4, 64, batch_first=True)
+    return nn.TransformerEncoder(layer, 3)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(64, 96), nn.Linear(96, 96), nn.Linear(96, 1)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.body, x, use_reentrant=False))
+
+
+def checkpointed() -> nn.Module:
+    return Checkpointed()
+
+
+def thrice() -> nn.Module:
+    layer = nn.Linear(48, 48)
+    return nn.Sequential(layer, layer, layer)
+
+
+def recurrent() -> nn.Module:
+    return nn.LSTM(16, 16)
+
+
+def mixed_filters() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3))
+
+
+def of(factory: str, *inputs: str, step: Step = STEP) -> list[Product]:
+    return list(capture(find_source(f"{__name__}:{factory}", inputs=inputs), step).products)
+
+
+@pytest.mark.parametrize("mode", ["train", "prefill"])
+def test_pytorch_s_own_attention_is_one_operation(mode: str) -> None:
+    products = of("encoder", "x[2,128,32]", step=Step(mode))
+    attention = [p for p in products if isinstance(p.work, Attention)]
+    assert sum(p.count for p in attention if p.pass_ == "forward") == 3
+    assert sum(p.count for p in attention if p.pass_ == "backward") == 3 * (mode == "train")
+    assert not [p for p in products if isinstance(p.work, Gemm) and p.work.batch > 1]
+
+
+def test_what_is_computed_again_for_its_gradient_is_a_forward_product() -> None:
+    products = of("checkpointed", "x[8,64]")
+    seen = [(p.path, p.pass_, p.work) for p in products]
+    first = ("first", "forward", Gemm(8, 96, 64, "bf16", "nt"))
+    assert seen.count(first) == 2
+    # A head of one feature: its weight's gradient is (1, 96), stored both ways at once.
+    assert ("last", "wgrad") in {(path, pass_) for path, pass_, _ in seen}
+    assert sum(p.pass_ == "wgrad" for p in products) == 3
+
+
+def test_a_layer_may_be_called_more_than_once() -> None:
+    products = of("thrice", "x[16,48]")
+    assert sum(p.count for p in products if p.pass_ == "forward") == 3
+    assert sum(p.count for p in products if p.pass_ == "wgrad") == 3
+
+
+def test_filters_of_one_tap_are_stored_as_the_images_are() -> None:
+    products = of("mixed_filters", "x[2,8,16,16]")
+    assert {p.work.layout for p in products if isinstance(p.work, Conv)} == {"nchw"}
+
+
+def test_what_nobody_times_is_named() -> None:
+    captured = capture(find_source(f"{__name__}:recurrent", inputs=["float32[5,2,16]"]),
+                       Step(dtype="fp32"))  # fmt: skip
+    assert not captured.products
+    assert any("rnn" in name or "lstm" in name for name in captured.uncounted)
+
+
+def test_names_of_gradients_do_not_depend_on_sizes_that_are_the_same() -> None:
+    source = find_source("llama-2-7b", {"layers": 2})
+    step = Step(batch=2, seq=2048)  # as many tokens as there are hidden units
+    base = capture(source, step)
+    products = with_names(base, dimensions(source, step, base)).products
+    (q,) = (p for p in products if p.role == "q" and p.pass_ == "wgrad")
+    assert dict(q.names) == {"m": "128·heads", "n": "hidden", "k": "fixed"}
+
+
+def test_parts_of_one_tensor_are_each_read() -> None:
+    step = Step("prefill")
+    halves, apart = (
+        capture(find_source(f"{__name__}:{name}", inputs=["x[64,32]"]), step)
+        for name in ("gated_together", "gated_apart")
+    )
+    assert [sum(m.bytes for m in each.moved_fused) for each in (halves, apart)] == [
+        sum(m.bytes for m in halves.moved_fused)
+    ] * 2
+
+
+class Gated(nn.Module):
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.both = nn.Linear(32, 128) if together else None
+        self.one, self.other = nn.Linear(32, 64), nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.both(x).chunk(2, -1) if self.both is not None else (self.one(x), self.other(x))
+        return self.down(functional.silu(a) * b)
+
+
+def gated_together() -> nn.Module:
+    return Gated(True)
+
+
+def gated_apart() -> nn.Module:
+    return Gated(False)
 
 
 def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
@@ -199,7 +315,7 @@ def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
 def test_autocast_multiplies_in_its_dtype_and_keeps_parameters_in_fp32() -> None:
     source = find_source("gpt2", SMALL)
     plain, cast = (capture(source, Step(batch=2, seq=64, autocast=on)) for on in (False, True))
-    assert {p.work.dtype for p in cast.products} == {"bf16"}
+    assert {p.work.dtype for p in cast.products} == {"bf16"}  # attention's, too
     assert cast.parameter_bytes == 2 * plain.parameter_bytes
     assert sum(m.bytes for m in cast.moved) > sum(m.bytes for m in plain.moved)
 
@@ -221,6 +337,8 @@ def test_fused_operations_move_less() -> None:
         ("torch:relu", {}, (), "needs its module's inputs"),
         ("torch:relu", {}, ("float33[2]",), "is no dtype of PyTorch"),
         ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
+        (":", {}, ("x[2]",), "cannot be imported"),
+        (".here:f", {}, ("x[2]",), "cannot be imported"),
     ],
 )
 def test_what_is_no_model_gets_a_sentence(
@@ -234,5 +352,8 @@ def test_sizes_that_do_not_fit_get_a_sentence() -> None:
     with pytest.raises(UserError, match="13 does not divide 256"):
         capture(find_source("gpt2", {**SMALL, "heads": 13}), STEP)
     source = find_source("gpt2", SMALL)
+    for model in ("resnet-50", "unet"):
+        with pytest.raises(UserError, match="does not decode tokens"):
+            capture(find_source(model), Step("decode"))
     with pytest.raises(UserError, match="no size 'depth' to vary"):
         dimensions(source, STEP, capture(source, STEP), ("depth",))

@@ -103,6 +103,24 @@ def test_sizes_have_the_names_of_the_configuration(
 
 
 @needs_transformers
+def test_a_window_reaches_over_the_keys_that_are_known(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "mistral", num_hidden_layers=1, sliding_window=64)
+    captured = capture(source, Step("decode", batch=1, seq=256))
+    (work,) = (p.work for p in captured.products if isinstance(p.work, Attention))
+    assert (work.keys, work.window, work.pairs) == (257, 64, 64)
+
+
+@needs_transformers
+def test_a_width_that_follows_from_others_has_one_name(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "llama")
+    step = Step(mode="prefill", batch=2, seq=64)
+    base = capture(source, step)
+    products = with_names(base, dimensions(source, step, base)).products
+    (q,) = (p for p in products if p.role == "q")
+    assert q.names["n"] in ("hidden_size", "head_dim·num_attention_heads")
+
+
+@needs_transformers
 def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 2}
     captured = capture(source_of(tmp_path, "gemma3", text_config=text), STEP)
@@ -114,6 +132,7 @@ def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> N
     ("config", "words"),
     [
         ({}, "has no model_type"),
+        ({"model_type": ["llama"]}, "has no model_type"),
         ({"model_type": "llamma"}, "did you mean 'llama'"),
         ({"model_type": "x1", "auto_map": {}}, "brings its own code"),
         ({"model_type": "gemma3_text", "num_attention_heads": 7}, "not a multiple"),
