@@ -39,9 +39,10 @@ class Lever:
     """A change of one or more dimensions, and what it does to the step.
 
     ``gain`` 0.02 means 1/1.02 of the step's time, with its 90 % interval. ``products`` is the gain
-    of the products that change, alone. ``parameters``, ``flops`` and ``bytes`` are how many more
-    there are, as fractions. Of a smaller model ``verdict`` goes by what is gained per FLOP.
-    ``pairs`` are the problems that change, those that take most first.
+    of the products that change, alone, and ``share`` what they are of the step. ``parameters``,
+    ``flops`` and ``bytes`` are how many more there are, as fractions. Of a smaller model
+    ``verdict`` goes by what is gained per FLOP. ``pairs`` are the problems that change, those that
+    take most first.
     """
 
     changes: Mapping[str, tuple[int, int]]

@@ -276,9 +276,7 @@ def test_parts_of_one_tensor_are_each_read() -> None:
         capture(find_source(f"{__name__}:{name}", inputs=["x[64,32]"]), step)
         for name in ("gated_together", "gated_apart")
     )
-    assert [sum(m.bytes for m in each.moved_fused) for each in (halves, apart)] == [
-        sum(m.bytes for m in halves.moved_fused)
-    ] * 2
+    assert sum(m.bytes for m in halves.moved_fused) == sum(m.bytes for m in apart.moved_fused)
 
 
 class Gated(nn.Module):
