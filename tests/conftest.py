@@ -4,6 +4,7 @@ is first imported; with one, GPU tests run on it and the interpreter's skip them
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -14,6 +15,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import hypothesis
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background deaf to Ctrl-C, and tests send it to their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:

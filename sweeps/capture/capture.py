@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -141,7 +142,12 @@ def fake_tensors() -> Iterator[None]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # a size that does not fit is an answer here, not an accident
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+        with (
+            warnings.catch_warnings(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            torch.device("cpu"),
+        ):
+            warnings.simplefilter("ignore")  # of models' own code, about what nobody computes
             yield
     finally:
         log.disabled = False
