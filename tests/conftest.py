@@ -17,7 +17,7 @@ import pytest
 import torch
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background deaf to Ctrl-C, and tests send it to their children.
+    # A shell starts background jobs deaf to Ctrl-C, which tests send to their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HAS_GPU = torch.cuda.is_available()
