@@ -116,7 +116,8 @@ def test_a_run_that_was_ended_goes_on(tmp_path: Path, seed: int) -> None:
     assert any(row["status"] == "ok" for row in sound(tmp_path, float("inf")))
 
 
-@pytest.mark.parametrize("seed", first_quick(range(20)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
 def test_a_run_that_is_paused_times_nothing_wrong_and_pays_nothing(
     tmp_path: Path, seed: int
 ) -> None:
