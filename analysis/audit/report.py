@@ -58,7 +58,8 @@ def lever_json(lever: Lever) -> dict[str, Any]:
         "from": before if many else next(iter(before.values())),
         "to": after if many else next(iter(after.values())),
         "gain": lever.gain.value, "lo": lever.gain.lo, "hi": lever.gain.hi,
-        "products_gain": lever.products, "parameters": lever.parameters, "flops": lever.flops,
+        "products_gain": lever.products, "share": lever.share,
+        "parameters": lever.parameters, "flops": lever.flops,
         "bytes": lever.bytes, "verdict": lever.verdict, "evidence": lever.evidence,
         "reason": lever.reason,
     }  # fmt: skip

@@ -112,7 +112,7 @@ def _dimension(
             for size, before in product.sizes.items()
             if changed.products[place].sizes[size] != before
         }
-        return Dimension(name, value, abs(other - value), slopes) if slopes else None
+        return Dimension(name, value, slopes) if slopes else None
     return None
 
 

@@ -186,12 +186,11 @@ class Dimension:
     """A size of the model that can be changed, and what it does to the products' sizes.
 
     ``slopes`` has, by a product's place and a size's name, how much that grows for one more of the
-    dimension. ``step`` is a change that the model allows.
+    dimension.
     """
 
     name: str
     value: int
-    step: int
     slopes: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
 

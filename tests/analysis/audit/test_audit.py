@@ -13,7 +13,7 @@ from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, Gain
 from analysis.audit.account import Account, account_of, as_problem
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers
-from analysis.audit.report import as_markdown, as_text, products_frame
+from analysis.audit.report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.sums import Change, gain_of_step, step_verdict, summed, together
 from analysis.model.basis import Basis, find_basis
@@ -226,7 +226,7 @@ def test_candidates_are_sizes_that_an_engineer_would_choose(gpt2: Captured) -> N
     assert all(value % 24 == 0 for value in candidates(named["hidden"], gpt2))  # 12 heads
     # What each of four processes has is aligned, too.
     assert all(value % 32 == 0 for value in candidates(named["vocab"], gpt2, tp=4))
-    plain = Dimension("ffn", 3000, 64, {(3, "n"): 1.0})
+    plain = Dimension("ffn", 3000, {(3, "n"): 1.0})
     assert {2992, 3008, 3072} <= set(candidates(plain, gpt2))
     assert all(abs(value / 3000 - 1) <= 0.125 for value in candidates(plain, gpt2))
 
@@ -244,6 +244,8 @@ def test_pages_have_every_product_and_lever(gpt2: Captured, h100: Basis, tmp_pat
     frame = products_frame(account)
     assert frame["count"].mul(frame["flops"]).sum() == gpt2.flops
     assert set(frame["role"]) == {"qkv", "out", "up", "down", "head", "attention"}
+    assert levers_frame(levers)["to"].tolist() == [levers[0].changes["vocab"][1]]
+    assert 0 < levers_frame(levers)["share"][0] < 1
     page = as_markdown("gpt2 | a `name`", account, levers, ["an assumption"])
     assert page.count("\n| ") >= len(frame)
     for text in (page, as_text(account, levers, ["an assumption"])):

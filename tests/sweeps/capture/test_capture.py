@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, linear
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import Attention, Grouped, Product, with_names
+from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_names
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import Step, find_source
 
@@ -74,6 +74,7 @@ def test_roles_and_places_of_gradients_are_those_of_the_forward_product() -> Non
         "attention": ["backward", "forward"],
     }
     for product in captured.products:
+        assert product.role in ROLES
         assert captured.products[product.of].path == product.path
 
 

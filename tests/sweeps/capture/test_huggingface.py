@@ -12,7 +12,7 @@ from counting import counted_by_pytorch, counted_here
 
 from kernels.errors import UserError
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import Attention, Grouped, with_names
+from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
 from sweeps.capture.sources import Source, Step, find_source
 
 needs_transformers = pytest.mark.skipif(
@@ -59,6 +59,7 @@ def test_flops_are_those_that_pytorch_counts_over_every_layer(kind: str, tmp_pat
     assert captured.uncounted == ()
     assert counted_here(captured, "gemm", "conv") == counted_by_pytorch(source, STEP)
     assert any(isinstance(p.work, Attention) for p in captured.products)
+    assert {p.role for p in captured.products} <= set(ROLES)
     # At most three kinds of layers, each once, in both directions of an encoder and a decoder.
     assert len(captured.products) < 150
 
