@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,8 @@ class Runtime:
         loss_chunks: into how many parts of the tokens the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``; what its step moves.
         attention: the share of the peak that fused attention is taken to reach.
+        causal_half: whether its kernel skips what a causal mask hides, half of the pairs.
+        skew: tokens go to one expert in so many, to each of these the same share.
     """
 
     kind: str = EAGER
@@ -53,6 +56,8 @@ class Runtime:
     loss_chunks: int = 1
     optimizer: str = "adamw"
     attention: float = 0.5
+    causal_half: bool = True
+    skew: float = 1.0
 
     def products(self, captured: Captured) -> list[Product]:
         """The products as this runtime computes them, in the order of the step.
@@ -69,11 +74,16 @@ class Runtime:
             products = [p for product in products for p in _chunked(product, self.loss_chunks)]
         if self.recompute:
             products = [p for product in products for p in _twice(product)]
+        if self.skew > 1:
+            products = [_skewed(product, self.skew) for product in products]
+        if not self.causal_half:
+            products = [_with_every_pair(product) for product in products]
         return products
 
     def changes(self, captured: Captured) -> list[str]:
         """What it does to a model's products, in words, for those options that do anything."""
         products = list(captured.products)
+        kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
         said = [f"{role} as one product" for role in fusing]
         if self.tp > 1:
@@ -84,6 +94,14 @@ class Runtime:
             said.append("repeated layers' products are computed again, what is no product is not")
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
             said.append(f"the head in {self.loss_chunks} parts")
+        if "attention" in kinds:
+            masks = "as half" if self.causal_half else "in full"
+            said.append(
+                f"fused attention at {self.attention:.0%} of the peak, causal masks counted {masks}"
+            )
+        if "grouped" in kinds:
+            who = f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
+            said.append(f"experts: {who} the same share of the tokens")
         return said
 
 
@@ -154,10 +172,10 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     return _named(product.resized({size: part}), (size,), tp)
 
 
-def _named(product: Product, sizes: tuple[str, ...], tp: int) -> Product:
+def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
     """Sizes that were divided are named so."""
     names = {
-        size: f"{name} / {tp}" if size in sizes and name != "fixed" else name
+        size: f"{name} / {divisor:g}" if size in sizes and name != "fixed" else name
         for size, name in product.names.items()
     }
     return replace(product, names=names)
@@ -184,6 +202,21 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
 def _twice(product: Product) -> list[Product]:
     again = product.pass_ == FORWARD and product.repeated
     return [product, replace(product, pass_=RECOMPUTED)] if again else [product]
+
+
+def _skewed(product: Product, skew: float) -> Product:
+    """Tokens go to fewer experts, of which each has more of them."""
+    if not isinstance(product.work, Grouped):
+        return product
+    fewer = {"experts": math.ceil(product.work.experts / skew)}
+    return _named(product.resized(fewer), ("experts",), skew)
+
+
+def _with_every_pair(product: Product) -> Product:
+    """As a kernel computes attention that masks scores instead of skipping them."""
+    if not isinstance(product.work, Attention):
+        return product
+    return replace(product, work=replace(product.work, causal=False))
 
 
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:

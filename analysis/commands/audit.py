@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ def audit_command(
     attention: Annotated[
         str, typer.Option(help="Share of the peak that attention is taken to reach.")
     ] = "50%",
+    causal: Annotated[str, typer.Option(help="A causal mask leaves half of it, or full.")] = "half",
+    skew: Annotated[float, typer.Option(help="Tokens go to one expert in so many.")] = 1.0,
     vary: Annotated[str, typer.Option(help="Only these dimensions, such as hidden,ffn.")] = "",
     parameters: Annotated[str, typer.Option(help="More parameters allowed at once.")] = "1%",
     arg: Annotated[
@@ -93,11 +96,14 @@ def audit_command(
     _one_of("--mode", mode, _MODES)
     _one_of("--runtime", runtime, ("eager", "compile"))
     _one_of("--optimizer", optimizer, ("adamw", "sgd", "none"))
+    _one_of("--causal", causal, ("half", "full"))
     _one_of("--dtype", dtype, ("fp32", "tf32", "fp16", "bf16"))
     if autocast and dtype in ("fp32", "tf32"):
         raise UserError(f"--autocast casts to fp16 or bf16, not to {dtype}.")
     if recompute and mode != "train":
         raise UserError("--recompute is for training: nothing else computes layers again.")
+    if not 1 <= skew < math.inf:
+        raise UserError(f"--skew is {skew:g}: give 1, for all experts alike, or more.")
     share = parse_share(attention, "attention")
     if not share:
         raise UserError("--attention takes a share of the peak above 0%.")
@@ -107,7 +113,9 @@ def audit_command(
     fused = tuple(filter(None, fuse.split(",")))
     for name in fused:
         _one_of("--fuse", name, tuple(FUSIONS))
-    how = Runtime(runtime, fused, tp, recompute, loss_chunks, optimizer, share)
+    how = Runtime(
+        runtime, fused, tp, recompute, loss_chunks, optimizer, share, causal == "half", skew
+    )
     source = find_source(model, _sizes(arg or []), inputs or [])
     step = Step(mode, batch, seq, tokens, dtype, autocast)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
@@ -265,10 +273,6 @@ def _assumptions(
         f"{step.mode} in {step.dtype}",
         f"{runtime.kind}: {how}",
     ]
-    if any(product.work.op == "attention" for product in captured.products):
-        said.append(
-            f"fused attention at {runtime.attention:.0%} of the peak, causal masks counted as half"
-        )
     if step.autocast:
         said.append("parameters in fp32, cast for each product")
     said += runtime.changes(captured)

@@ -15,13 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.errors import UserError
 from sweeps.capture.attention import OneAttention
-from sweeps.capture.captured import Attention, Captured, Dimension, Grouped, Product
+from sweeps.capture.captured import Attention, Captured, Dimension, Product
 from sweeps.capture.products import products_of
 from sweeps.capture.sources import DECODE, PREFILL, TORCH_DTYPES, TRAIN, Source, Step, first_line
 from sweeps.capture.trace import trace
 from sweeps.capture.traffic import bytes_moved
 
-_EXPERTS = "each expert gets the same share of the tokens"
 _SIZE = re.compile(
     r"size|dim|d_model|d_ff|d_kv|n_embd|n_inner|n_head|heads|rank|experts|width|channels|features"
     r"|ffn|vocab|hidden|stem|classes|intermediate"
@@ -50,7 +49,6 @@ def capture(source: Source, step: Step, changes: Mapping[str, int] | None = None
             raise UserError(f"{source.name} cannot be computed: {first_line(error)}") from error
     parameters = list(started.model.parameters())
     products, unknown = products_of(operations)
-    has_experts = any(isinstance(product.work, Grouped) for product in products)
     return Captured(
         products=tuple(_of_context(product, step) for product in products),
         moved=bytes_moved(operations, fused=False),
@@ -58,7 +56,7 @@ def capture(source: Source, step: Step, changes: Mapping[str, int] | None = None
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         uncounted=tuple(unknown),
-        assumptions=(*started.assumptions, *([_EXPERTS] if has_experts else [])),
+        assumptions=started.assumptions,
     )
 
 

@@ -147,6 +147,31 @@ def test_experts_are_predicted_as_a_batch() -> None:
     assert as_problem(weights) == Gemm(4096, 2048, 128, "bf16", "tn", 8)
 
 
+def test_tokens_may_go_to_few_experts_alone() -> None:
+    experts = Grouped(1024, 4096, 2048, 8, "bf16")
+    product = Product(experts, "experts", "mlp", "forward", 1, -1, 0, {"experts": "num_experts"})
+    captured = Captured((product,), (), (), 1, 2)
+    (balanced,) = Runtime().products(captured)
+    (skewed,) = Runtime(skew=4).products(captured)
+    assert as_problem(balanced.work) == Gemm(128, 4096, 2048, "bf16", "nt", 8)
+    assert as_problem(skewed.work) == Gemm(512, 4096, 2048, "bf16", "nt", 2)
+    assert skewed.names["experts"] == "num_experts / 4"
+    (one,) = Runtime(skew=100).products(captured)
+    assert as_problem(one.work) == Gemm(1024, 4096, 2048, "bf16", "nt", 1)
+    assert Runtime(skew=4).changes(captured) == [
+        "experts: one expert in 4 gets tokens, each the same share of the tokens"
+    ]
+    assert "each gets the same share" in Runtime().changes(captured)[0]
+
+
+def test_causal_attention_counts_half_or_in_full(gpt2: Captured) -> None:
+    def attention(runtime: Runtime) -> int:
+        return flops([p for p in runtime.products(gpt2) if p.role == "attention"])
+
+    assert attention(Runtime(causal_half=False)) == 2 * attention(Runtime())
+    assert "in full" in " ".join(Runtime(causal_half=False).changes(gpt2))
+
+
 def test_attention_is_counted_by_flops_and_never_for_one_token(h100: Basis) -> None:
     decoding = capture(GPT2, Step("decode", batch=16, seq=1024))
     account = account_of(decoding, Runtime(), h100)
