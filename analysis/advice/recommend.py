@@ -32,7 +32,7 @@ from analysis.advice.verdict import (
     net,
     verdict,
 )
-from analysis.model.fit import NEAR, Fit
+from analysis.model.fit import NEAR, UNCALIBRATED_PAIR, Fit
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from kernels.problem import Problem
@@ -265,12 +265,15 @@ def _error(
 
     It was measured over pairs of which one pads the other by little (:data:`NEAR`). An option that
     is smaller in a size gets the wider side of it both ways, and one further away the range of any
-    two shapes.
+    two shapes. Of layouts and batches that were not measured, neither was it.
     """
     growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
     if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
         return fit.ratio_range(False, spreads)
-    low, high = fit.ratio_range(True, spreads)
+    if fit.has_like(problem) and fit.has_like(option):
+        low, high = fit.ratio_range(True, spreads)
+    else:  # as on a machine of which nothing was measured
+        low, high = UNCALIBRATED_PAIR
     if min(growth) < 1:
         low, high = min(low, -high), max(high, -low)
     return low, high

@@ -29,7 +29,11 @@ NO_PRODUCT = "no product"
 
 @dataclass(frozen=True)
 class Line:
-    """One product of the account, its times of one instance in µs; NaN where it is not counted."""
+    """One product of the account, its times of one instance in µs; NaN where it is not counted.
+
+    ``in_sums`` are by how much its interval is wider in a sum, below and above: a model's errors
+    may be more alike than assumed, or less (:class:`analysis.model.fit.Fit`).
+    """
 
     product: Product
     time_us: float
@@ -38,11 +42,21 @@ class Line:
     basis: str
     limit: str
     peak_share: float
+    in_sums: tuple[float, float] = (1.0, 1.0)
 
     @property
     def total_us(self) -> float:
         """Of all instances."""
         return self.product.count * self.time_us
+
+    @property
+    def part_of_sum(self) -> tuple[float, float, float]:
+        """The time of all instances, with the interval that it has as a part of a step."""
+        below, above = self.in_sums
+        lo = self.time_us - below * (self.time_us - self.lo_us)
+        hi = self.time_us + above * (self.hi_us - self.time_us)
+        count = self.product.count
+        return self.total_us, count * lo, count * hi
 
 
 @dataclass(frozen=True)
@@ -113,10 +127,7 @@ class Account:
     @property
     def interval_us(self) -> tuple[float, float]:
         """The 90 % interval of the step."""
-        products = summed([
-            (line.total_us, line.product.count * line.lo_us, line.product.count * line.hi_us)
-            for line in self.counted
-        ])  # fmt: skip
+        products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
         low = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
         high = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
@@ -157,7 +168,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
             lines.append(_attention(product, product.work, runtime, basis))
         else:
             assert problem is not None
-            lines.append(_line(product, rows[problem], basis))
+            lines.append(_line(product, problem, rows[problem], basis))
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     if any(p.pass_ not in ("forward", "recompute") for p in products):
         moved = (
@@ -175,13 +186,15 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     )  # fmt: skip
 
 
-def _line(product: Product, row: Mapping[str, Any], basis: Basis) -> Line:
+def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis) -> Line:
     peak = basis.model.machine.peak(product.work.dtype)
     share = product.work.flops / (row["time_us"] * 1e-6) / peak
-    return Line(
-        product, row["time_us"], row["lo_us"], row["hi_us"],
-        "measured" if row["evidence"] == "measured" else row["basis"], row["limit"], share,
-    )  # fmt: skip
+    times = row["time_us"], row["lo_us"], row["hi_us"]
+    if row["evidence"] == "measured":
+        return Line(product, *times, "measured", row["limit"], share)
+    fit = basis.model.fit(group_of(basis.library(problem), problem))
+    in_sums = (fit.sum_low, fit.sum_high) if fit.has_like(problem) else (1.0, 1.0)
+    return Line(product, *times, row["basis"], row["limit"], share, in_sums)
 
 
 def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis) -> Line:

@@ -171,15 +171,18 @@ class _Question:
         changes: list[Change] = []
         unsure = 0.0
         weight = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)
-        for (old, new), ratio in zip(pairs, ratios, strict=True):
+        for (old, new), predicted in zip(pairs, ratios, strict=True):
             evidence = PREDICTED
-            if ratio is None:  # attention, whose time is proportional to its FLOPs
+            if predicted is None:  # attention, whose time is proportional to its FLOPs
                 unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
-                ratio = (old.time_us / new.time_us,) * 3
+                change = Change(old.total_us, (old.time_us / new.time_us,) * 3)
             elif (known := self._known(old, new)) is not None:
                 ratio, evidence = known
+                change = Change(old.total_us, ratio)
+            else:
+                change = Change(old.total_us, *predicted)
             weight[evidence] += old.total_us
-            changes.append(Change(old.total_us, ratio))
+            changes.append(change)
         moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
         unsure = math.hypot(unsure, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure)
@@ -203,14 +206,16 @@ class _Question:
 
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
-) -> list[tuple[float, float, float] | None]:
-    """Predicted ratios of the first's time over the second's with 90 % intervals, by pair."""
+) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
+    """Predicted ratios of the first's time over the second's with 90 % intervals, and by how much
+    these are wider in sums, by pair.
+    """
     problems = list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
     if not problems:
         return [None] * len(pairs)
     predicted = basis.model.predict(basis.query(problems))
     place = {problem: i for i, problem in enumerate(problems)}
-    found: list[tuple[float, float, float] | None] = []
+    found: list[tuple[tuple[float, float, float], tuple[float, float]] | None] = []
     for one, other in pairs:
         if one is None or other is None:
             found.append(None)
@@ -222,7 +227,9 @@ def ratios_of(
             fit.spread(predicted.lo[j], predicted.hi[j]),
         )
         times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
-        found.append(predicted_ratio(one, other, times, spreads, fit))
+        like = fit.has_like(one) and fit.has_like(other)
+        in_sums = (fit.change_low, fit.change_high) if like else (1.0, 1.0)
+        found.append((predicted_ratio(one, other, times, spreads, fit), in_sums))
     return found
 
 

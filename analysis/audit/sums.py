@@ -1,4 +1,4 @@
-"""How sure a sum of predicted times is: the errors of products in one step are partly the same."""
+"""How sure a step's time is, and what it gains by a change, from its products' intervals."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, verdict
+from analysis.model.sums import CHANGE_CORRELATION, LEVEL_CORRELATION, together
 
-LEVEL_CORRELATION = 0.5
-"""Of the errors of two products' times in one step: a library's kernel that is slower than
-predicted is so for more than one shape."""
-
-CHANGE_CORRELATION = 0.2
-"""Likewise of the errors of two products' time ratios, before and after a change. Both were chosen
-looking at what ``python -m analysis validate --baskets`` says of three public tables
-(tests/recordings/baskets.json)."""
+_DOUBT = 1.5
 
 
 class Sum(NamedTuple):
@@ -31,18 +25,22 @@ class Sum(NamedTuple):
 class Change(NamedTuple):
     """What products of one kind take in all before a change, and the ratio to what they take
     after it, with the 90 % interval of that.
+
+    ``in_sums`` are by how much the halves of the interval of the time after it are wider in a step:
+    where it may take less, and where more (:func:`analysis.model.sums.change_factors`).
     """
 
     before: float
     ratio: tuple[float, float, float]
+    in_sums: tuple[float, float] = (1.0, 1.0)
 
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> Sum:
     """The sum of times, each with its interval: (time, lo, hi)."""
     time = math.fsum(part[0] for part in parts)
-    below = together([part[0] - part[1] for part in parts], LEVEL_CORRELATION)
-    above = together([part[2] - part[0] for part in parts], LEVEL_CORRELATION)
-    return Sum(time, max(time - below, 0.0), time + above)
+    below = together(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
+    above = together(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
+    return Sum(time, max(time - float(below), 0.0), time + float(above))
 
 
 def gain_of_step(
@@ -57,11 +55,12 @@ def gain_of_step(
         unsure: by how much that may be wrong, either way.
     """
     after = [change.before / change.ratio[0] for change in changes]
-    less = [a * (1 - c.ratio[0] / c.ratio[2]) for a, c in zip(after, changes, strict=True)]
-    worse = [a * (c.ratio[0] / c.ratio[1] - 1) for a, c in zip(after, changes, strict=True)]
+    both = list(zip(after, changes, strict=True))
+    less = np.array([c.in_sums[0] * a * (1 - c.ratio[0] / c.ratio[2]) for a, c in both])
+    worse = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
     now = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
-    low = math.hypot(together(less, CHANGE_CORRELATION), unsure)
-    high = math.hypot(together(worse, CHANGE_CORRELATION), unsure)
+    low = math.hypot(float(together(less, CHANGE_CORRELATION)), unsure)
+    high = math.hypot(float(together(worse, CHANGE_CORRELATION)), unsure)
     best = max(now - low, 1e-3 * now)
     return Gain(step / now - 1, step / (now + high) - 1, step / best - 1)
 
@@ -71,15 +70,11 @@ def step_verdict(gain: Gain, more_flops: float, aligns: bool, evidence: str = PR
 
     The table's rule for one product is not enough: a dimension changes many, of which some are
     slower than predicted. On baskets of held-out rows with random changes, most of those that it
-    would take gain and many do not; so the whole 90 % interval has to be a gain. What better
-    alignment is worth is assumed where nobody measured it, and the reason then says so.
+    would take gain and many do not, nor do all of those whose 90 % interval is all gain: what is
+    claimed was chosen for looking good. So an interval :data:`_DOUBT` times as wide has to be a
+    gain. What better alignment is worth is assumed where nobody measured it, and the reason then
+    says so.
     """
     found = verdict(gain, evidence, more_flops)
-    return found if gain.lo > 0 or aligns else LEAVE_IT
-
-
-def together(parts: Sequence[float], correlation: float) -> float:
-    """Half an interval of a sum, from those of its parts."""
-    values = np.asarray(parts, dtype=float)
-    alone = math.fsum(values**2)
-    return math.sqrt((1 - correlation) * alone + correlation * math.fsum(values) ** 2)
+    certain = gain.value > _DOUBT * (gain.value - gain.lo)
+    return found if certain or aligns else LEAVE_IT

@@ -25,6 +25,7 @@ from analysis.model.predict import Model, Part, Prediction
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.residual import Residual, fit_residual
+from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
 from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
 from kernels.estimate import ALGORITHMS, Array
@@ -123,10 +124,24 @@ def calibrate_query(
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
-        of_pairs = pair_errors(query.take(where), predicted, log_ratio, spread)
+        small, large = neighbours(query.take(where), predicted)
+        both = np.hypot(spread[small], spread[large])
+        of_pairs = (log_ratio[small] - log_ratio[large]) / both
         problems = [query.problems[i] for i in where]
+        fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs)
+        times = Times(predicted, seconds[where])
+        lo, hi = (predicted * np.exp(end * spread) for end in (fit.low, fit.high))
+        before, after = (Times(*(part[at] for part in times)) for at in (small, large))
+        less = after.predicted * (1 - np.exp(-fit.pair_high * both))
+        more = after.predicted * (np.exp(-fit.pair_low * both) - 1)
+        sum_low, sum_high = sum_factors(times, lo, hi)
+        change_low, change_high = change_factors(before, after, less, more)
         fits[group] = replace(
-            _fit_with_errors(fitted, log_ratio, spread, of_pairs),
+            fit,
+            sum_low=sum_low,
+            sum_high=sum_high,
+            change_low=change_low,
+            change_high=change_high,
             aligned_only=all(problem.alignment >= WIDE_BYTES for problem in problems),
             layout=_only_layout(problems),
         )
@@ -232,28 +247,37 @@ def _leave_one_out_ranges(errors: Array) -> tuple[Array, Array]:
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Error of the log of a time ratio, over pairs of GEMMs of which one pads the other.
+    """Error of the log of a time ratio, over pairs of :func:`neighbours`.
 
-    Pairs differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all
+    Pairs that promise less than ``min_gain`` are left out: the more is promised, the more it is
+    flattered. An error is relative to the spreads of both predictions, as if they were independent.
+    """
+    small, large = neighbours(query, predicted)
+    promised = predicted[small] > (1 + min_gain) * predicted[large]
+    small, large = small[promised], large[promised]
+    return (log_ratio[small] - log_ratio[large]) / np.hypot(spread[small], spread[large])
+
+
+def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Pairs of GEMMs of which one pads the other: positions of the small ones and the large ones.
+
+    They differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all
     measured paddings of a shape, the one that is predicted to be fastest makes the pair, because
-    advice chooses it too, and with it errors that flatter it. Pairs that promise less than
-    ``min_gain`` are left out: the more is promised, the more it is flattered. An error is relative
-    to the spreads of both predictions, as if they were independent.
+    advice chooses it too, and with it errors that flatter it.
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ in size alone
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
             how = (query.configs[index], query.cached[index], query.sustained[index])
             kinds.setdefault((problem.layout, problem.batch, *how), []).append(index)
-    errors = [np.empty(0)]
-    for members in kinds.values():
+    found = [(np.empty(0, dtype=np.intp),) * 2]
+    for indices in kinds.values():
+        members = np.array(indices, dtype=np.intp)
         sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
         small, large = _best_pads(sizes, predicted[members])
-        promised = predicted[members][small] > (1 + min_gain) * predicted[members][large]
-        small, large = small[promised], large[promised]
-        error, width = log_ratio[members], spread[members]
-        errors.append((error[small] - error[large]) / np.hypot(width[small], width[large]))
-    return np.concatenate(errors)
+        found.append((members[small], members[large]))
+    smalls, larges = zip(*found, strict=True)
+    return np.concatenate(smalls), np.concatenate(larges)
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:

@@ -68,7 +68,10 @@ class Fit:
     of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
     that all rows had sizes in multiples of 16 bytes: what others cost is then assumed. ``layout``
     is that of all rows, which then are single products; empty where there are several. A spread
-    counts as at least ``min_spread``.
+    counts as at least ``min_spread``. ``sum_low`` and ``sum_high`` are by how much the interval of
+    a sum of times is wider, below and above, than their intervals make it, ``change_low`` and
+    ``change_high`` likewise after some of the times were changed for those of neighbours (see
+    :mod:`analysis.model.sums`).
     """
 
     constants: Constants
@@ -85,6 +88,10 @@ class Fit:
     aligned_only: bool = False
     layout: str = ""
     min_spread: float = 0.0
+    sum_low: float = 1.0
+    sum_high: float = 1.0
+    change_low: float = 1.0
+    change_high: float = 1.0
 
     def has_like(self, problem: Problem) -> bool:
         """Whether rows like this problem were measured: as aligned, of its layout and batch."""
@@ -102,6 +109,11 @@ class Fit:
             pair_low=min(self.pair_low, software.pair_low),
             pair_high=max(self.pair_high, software.pair_high),
             min_spread=MIN_SOFTWARE_SPREAD,
+            # Other software is faster or slower at many shapes at once.
+            sum_low=max(self.sum_low, 1.0),
+            sum_high=max(self.sum_high, 1.0),
+            change_low=max(self.change_low, 1.0),
+            change_high=max(self.change_high, 1.0),
         )
 
     def spread(self, lo: float, hi: float) -> float:

@@ -1,8 +1,8 @@
 """Made-up models out of rows that the model has not seen, whose steps' true times are known.
 
-A basket is a dozen of a table's shapes, each so and so often, as the products of a model's step.
-Some of them are replaced by neighbours that pad them a little, those that are predicted to take
-least, as somebody would who looks for a better dimension.
+A basket is up to a dozen of a table's shapes, each so and so often, as the products of a model's
+step. Those of which a neighbour that pads them a little is predicted to take less are replaced by
+the one that is predicted to take least, as somebody would who looks for a better dimension.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from analysis.advice.verdict import LIKELY, Gain
 from analysis.audit.sums import Change, gain_of_step, step_verdict, summed
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
+from analysis.model.sums import MOST_PRODUCTS, made_up_counts
 from analysis.validation.holdout import Validation
 from kernels.errors import UserError
 
 _MIN_FLOPS = 1e9
-_PRODUCTS = (3, 12)  # of a basket, distinct
-_MOST_OFTEN = 48  # a product in one step
 DRAWS = 1000
 
 
@@ -34,13 +33,14 @@ class BasketsWorth:
 
     ``step_coverage`` is the share of steps whose time lies in its 90 % interval, ``step_width`` the
     median width of that, relative to the time; ``gain_coverage`` and ``gain_width`` are the same of
-    a change's gain. ``claims`` counts the changes that are said to be *likely* to pay, and
-    ``sign_right`` the share of them that do gain.
+    the gain of the ``changed`` steps, those of which any product is changed. ``claims`` counts the
+    changes that are said to be *likely* to pay, and ``sign_right`` the share of them that do gain.
     """
 
     baskets: int
     step_coverage: float
     step_width: float
+    changed: int
     gain_coverage: float
     gain_width: float
     claims: int
@@ -67,42 +67,54 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
         near = [int(j) for j in index.near(problems[place], 0.0, NEAR) if j != place]
         if near:
             padded[int(place)] = near
-    if len(padded) < _PRODUCTS[1]:
+    if len(padded) < MOST_PRODUCTS:
         raise UserError(f"{validation.source.name} has too few neighbours for baskets.")
     seconds = tested.seconds[keep]
+    names = [tested.implementations[i] for i in keep]
+    groups = [group_of(name, problem) for name, problem in zip(names, problems, strict=True)]
     times, lo, hi = (
         ends[keep] for ends in (prediction.estimate.time, prediction.lo, prediction.hi)
     )
     steps, gains, claims = [], [], []
     places = np.array(list(padded))
-    for _ in range(draws):
-        size = int(rng.integers(_PRODUCTS[0], _PRODUCTS[1] + 1))
-        chosen = rng.choice(places, size, replace=False)
-        counts = rng.integers(1, _MOST_OFTEN + 1, size)
+    for counts in made_up_counts(rng, draws):
+        counts = counts[counts > 0]
+        chosen = rng.choice(places, len(counts), replace=False)
+        products = list(zip(counts, chosen, strict=True))
+        fits = [validation.model.fit(groups[i]) for i in chosen]
+        total = summed([
+            (
+                n * times[i],
+                n * (times[i] - fit.sum_low * (times[i] - lo[i])),
+                n * (times[i] + fit.sum_high * (hi[i] - times[i])),
+            )
+            for (n, i), fit in zip(products, fits, strict=True)
+        ])  # fmt: skip
         true = float(counts @ seconds[chosen])
-        parts = zip(*(counts * ends[chosen] for ends in (times, lo, hi)), strict=True)
-        total = summed([(float(time), float(low), float(high)) for time, low, high in parts])
         steps.append((true / total.time, total.lo / total.time, total.hi / total.time))
         changes, after, work = [], true, 0.0
-        moved = int(rng.integers(1, size + 1))
-        for i, count in zip(chosen[:moved], counts[:moved], strict=True):
-            j = min(padded[int(i)], key=times.__getitem__)
-            fit = validation.model.fit(group_of(tested.implementations[keep[i]], problems[i]))
+        for (n, i), fit in zip(products, fits, strict=True):
+            j = min(padded[i], key=times.__getitem__)
+            if times[j] >= times[i]:
+                continue
             spreads = fit.spread(lo[i], hi[i]), fit.spread(lo[j], hi[j])
             ratio = predicted_ratio(problems[i], problems[j], (times[i], times[j]), spreads, fit)
-            changes.append(Change(count * times[i], ratio))
-            after += count * (seconds[j] - seconds[i])
-            work += count * (problems[j].flops - problems[i].flops)
+            changes.append(Change(n * times[i], ratio, (fit.change_low, fit.change_high)))
+            after += n * (seconds[j] - seconds[i])
+            work += n * (problems[j].flops - problems[i].flops)
+        if not changes:
+            continue
         gain = gain_of_step(total.time, changes)
         real = true / after - 1
         gains.append((real, gain))
-        flops = sum(count * problems[i].flops for i, count in zip(chosen, counts, strict=True))
+        flops = sum(n * problems[i].flops for n, i in products)
         if step_verdict(gain, work / flops, aligns=False) == LIKELY:
             claims.append(real > 0)
     return BasketsWorth(
         baskets=draws,
         step_coverage=float(np.mean([low <= real <= high for real, low, high in steps])),
         step_width=float(np.median([high - low for _, low, high in steps])),
+        changed=len(gains),
         gain_coverage=float(np.mean([_inside(real, gain) for real, gain in gains])),
         gain_width=float(np.median([gain.hi - gain.lo for _, gain in gains])),
         claims=len(claims),

@@ -14,7 +14,7 @@ from analysis.advice.recommend import _error, advise
 from analysis.advice.sizes import Wishes
 from analysis.advice.table import build_table, recommendations_markdown, write_table
 from analysis.advice.verdict import LEAVE_IT, LIKELY, MIN_GAIN
-from analysis.model.fit import Fit
+from analysis.model.fit import UNCALIBRATED_PAIR, Fit
 from analysis.model.fitted import analyse
 from analysis.model.predict import Model
 from analysis.recordings.load import load
@@ -95,6 +95,18 @@ def test_a_shape_far_from_every_measurement_is_less_certain() -> None:
     assert fit.spread(math.exp(-0.3), math.exp(0.2)) == pytest.approx(1.0)
     assert fit.spread(math.exp(-0.03), math.exp(0.02)) == pytest.approx(0.1)
     assert fit.ratio_range(True, (0.1, 1.0))[1] > 7 * fit.ratio_range(True, (0.1, 0.1))[1]
+
+
+def test_a_layout_that_was_not_measured_is_as_uncertain_as_a_machine_that_was_not() -> None:
+    """Not as two unlike shapes, whose errors are not largely the same."""
+    fit = Fit(
+        default_constants("hopper", "bf16"), None, -0.1, 0.1, -0.02, 0.05, rows=100, layout="nt"
+    )
+    like, unlike = (replace(ROUND, layout=layout) for layout in ("nt", "nn"))
+    far = (7.0, 7.0)  # the spreads of a factor of two either way
+    assert _error(like, replace(like, n=1088), fit, (0.6, 0.8)) == pytest.approx((-0.02, 0.05))
+    assert _error(unlike, replace(unlike, n=1088), fit, far) == UNCALIBRATED_PAIR
+    assert _error(unlike, replace(unlike, n=2048), fit, far) == fit.ratio_range(False, far)
 
 
 def test_a_smaller_shape_is_as_uncertain_either_way() -> None:

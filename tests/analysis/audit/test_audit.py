@@ -15,7 +15,7 @@ from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers
 from analysis.audit.report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
-from analysis.audit.sums import Change, gain_of_step, step_verdict, summed, together
+from analysis.audit.sums import Change, gain_of_step, step_verdict, summed
 from analysis.model.basis import Basis, find_basis
 from kernels.errors import UserError
 from kernels.problem import Gemm
@@ -194,8 +194,15 @@ def test_errors_of_a_sum_are_partly_the_same() -> None:
     many = summed(alone * 16)
     assert many.time == 160
     assert 160 - 16 * 2 < many.lo < 160 - 4 * 2
-    assert together([3.0, 4.0], 0.0) == 5.0
-    assert together([3.0, 4.0], 1.0) == 7.0
+
+
+def test_a_model_says_how_alike_the_errors_of_a_sum_are(h100: Basis, gpt2: Captured) -> None:
+    (group, fit), *_ = h100.model.fits.items()
+    wider = replace(fit, sum_low=fit.sum_low * 2, sum_high=fit.sum_high * 2)
+    model = replace(h100.model, fits={**h100.model.fits, group: wider})
+    one, two = (account_of(gpt2, Runtime(), b) for b in (h100, replace(h100, model=model)))
+    assert one.step_us == two.step_us
+    assert two.interval_us[0] < one.interval_us[0] < one.interval_us[1] < two.interval_us[1]
 
 
 def test_a_step_gains_what_its_products_gain() -> None:
@@ -209,7 +216,8 @@ def test_a_step_gains_what_its_products_gain() -> None:
 
 
 def test_a_claim_needs_an_interval_that_is_all_gain() -> None:
-    assert step_verdict(Gain(0.05, 0.01, 0.1), 0.0, aligns=False) == LIKELY
+    assert step_verdict(Gain(0.05, 0.02, 0.1), 0.0, aligns=False) == LIKELY
+    assert step_verdict(Gain(0.05, 0.01, 0.1), 0.0, aligns=False) == LEAVE_IT
     assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=False) == LEAVE_IT
     assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=True) == LIKELY
     assert step_verdict(Gain(0.005, 0.001, 0.1), 0.0, aligns=True) == LEAVE_IT
