@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from typer.main import get_command
 
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
+
+_LONGEST = 365 * 24 * 3600.0  # seconds of measuring that anybody may ask for
 
 GemmOption = Annotated[
     list[str] | None, typer.Option("--gemm", help="M,N,K,dtype[,layout[,batch]]")
@@ -38,9 +41,12 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
-    if match is None or not float(match.group(1)):
-        raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text!r}.")
-    return float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
+    if match is None or len(text) > 40 or not float(match.group(1)):
+        raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text[:40]!r}.")
+    seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
+    if seconds > _LONGEST:
+        raise UserError(f"--{option} {text} is more than a year; give less.")
+    return seconds
 
 
 def new_app(help_text: str) -> typer.Typer:
@@ -60,6 +66,7 @@ def run(app: typer.Typer, program: str) -> None:
 
     An error is one sentence on stderr; ``--debug``, anywhere, prints the traceback instead.
     """
+    _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
@@ -74,6 +81,17 @@ def run(app: typer.Typer, program: str) -> None:
         sentence, code = _explain(error, program)
         print(sentence, file=sys.stderr)
     sys.exit(code or 0)
+
+
+def _make_printable() -> None:
+    """A terminal without Unicode gets question marks, a closed one nothing: never an exception."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  lives to the end
+    if sys.stderr is None:
+        sys.stderr = sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _explain(error: BaseException, program: str) -> tuple[str, int]:

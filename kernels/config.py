@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from kernels.checks import is_whole
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES, Gemm
@@ -31,7 +32,7 @@ class Config:
             key, _, word = part.partition("=")
             if key not in known:
                 raise UserError(f"config key {key!r} is not known; {nearest(key, known)}")
-            if word not in ("on", "off") and not word.isdigit():
+            if word not in ("on", "off") and not is_whole(word):
                 raise UserError(f"config {key} takes a whole number, on or off, not {word!r}.")
             values[key] = word == "on" if word in ("on", "off") else int(word)
         return cls(**values)

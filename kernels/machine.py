@@ -11,15 +11,23 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, Maybe, Number, misfit
 from kernels.errors import UserError, nearest
 
 _TABLE = Path(__file__).with_name("machines.toml")
 _SLUG = re.compile(r"[a-z0-9-]+")
+_FACTS = {
+    "slug": str, "name": str, "kind": str, "generation": str,
+    "capability": Maybe([Number(0, 99, whole=True)]), "sms": SIZE, "tensor_mhz": NOT_NEGATIVE,
+    "boost_mhz": NOT_NEGATIVE, "bandwidth": POSITIVE, "l2_bytes": COUNT, "shared_sm_bytes": COUNT,
+    "shared_cta_bytes": COUNT, "memory_bytes": SIZE, "peaks": Each(POSITIVE), "sources?": Each(str),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,23 +82,43 @@ class Machine:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            UserError: the slug cannot be a folder's name. Recordings come from strangers.
+            UserError: a fact is missing or absurd, or the slug cannot be a folder's name.
+                Recordings come from strangers.
         """
+        if fault := misfit(data, _FACTS, "machine"):
+            raise UserError(f"these are no facts of a machine: {fault}.")
         slug = data["slug"]
-        if not isinstance(slug, str) or not _SLUG.fullmatch(slug):
+        if not _SLUG.fullmatch(slug):
             raise UserError(
                 f"{slug!r} is no machine's slug, which has lower-case letters, digits and dashes."
             )
         capability = data["capability"]
-        return cls(**{**data, "capability": None if capability is None else tuple(capability)})
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        return cls(**{**known, "capability": None if capability is None else tuple(capability)})
 
 
 @functools.cache
 def known_machines() -> dict[str, Machine]:
-    """Every machine of ``machines.toml`` by slug."""
-    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    sources = table.pop("sources")
-    return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
+    """Every machine of ``machines.toml`` by slug.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    with _whole_table() as table:
+        sources = table.pop("sources")
+        return {slug: _from_entry(slug, _inherited(table, slug), sources) for slug in table}
+
+
+@contextmanager
+def _whole_table() -> Iterator[dict[str, Any]]:
+    """machines.toml, and one sentence for all that may be wrong with it."""
+    try:
+        yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"{_TABLE} is damaged ({type(error).__name__}: {error}); restore it, as from the "
+            "repository."
+        ) from None
 
 
 def known_machine(slug: str, also_valid: Iterable[str] = ()) -> Machine:
@@ -121,13 +149,13 @@ def machine_of_arch(arch: str) -> Machine:
 
 @functools.cache
 def _slug_of_device_name() -> dict[str, str]:
-    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return {
-        name: slug
-        for slug, entry in table.items()
-        if slug != "sources"
-        for name in entry["device_names"]
-    }
+    with _whole_table() as table:
+        return {
+            name: slug
+            for slug, entry in table.items()
+            if slug != "sources"
+            for name in entry["device_names"]
+        }
 
 
 def slug_of_device(name: str) -> str:

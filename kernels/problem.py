@@ -7,10 +7,11 @@ any implementation must move through memory: every operand read once, every resu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from kernels.errors import UserError, nearest
+from kernels.checks import check_bytes, check_positive, check_word, is_whole
+from kernels.errors import UserError
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 """Storage bytes of each dtype. ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits."""
@@ -27,20 +28,6 @@ _SMALL_FLOPS = 2.0 * 512**3  # under it a GPU's time is mostly launch
 _SKINNY = 128  # an output dimension up to one large tile: "small-dim" in the field's guides
 _LONG_K = 4  # K this many times the larger of M and N
 _NARROW_CHANNELS = 64  # the field's advice: channels divisible by at least 64
-
-
-def check_word(what: str, word: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known, with the nearest that is."""
-    if word not in known:
-        raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
-
-
-def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse sizes that are no whole numbers of at least 1."""
-    for name in names:
-        value = getattr(problem, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
@@ -68,6 +55,7 @@ class Gemm:
         check_positive(self, ("m", "n", "k", "batch"))
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("GEMM layout", self.layout, GEMM_LAYOUTS)
+        check_bytes(self)
 
     op = "gemm"
 
@@ -184,6 +172,7 @@ class Conv:
                 f"a {self.r}×{self.s} filter does not fit into {self.h}×{self.w} pixels with "
                 f"padding {pair_text(self.padding)} and dilation {pair_text(self.dilation)}."
             )
+        check_bytes(self)
 
     @property
     def p(self) -> int:
@@ -370,13 +359,13 @@ def pair_text(pair: tuple[int, int]) -> str:
 def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Read ``2`` or ``2x1``."""
     parts = text.split("x")
-    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+    if len(parts) > 2 or not all(map(is_whole, parts)):
         raise UserError(f"{name} is a number such as 2, or two such as 2x1, not {text!r}.")
     values = [int(part) for part in parts]
     return values[0], values[-1]
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
     return int(text)

@@ -1,10 +1,14 @@
-"""The columns of ``measurements.csv`` and how a problem is written into them. Torch-free."""
+"""What the files of a run have: run.json, samples, and the columns of ``measurements.csv``.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, Maybe, Number, misfit
 from kernels.operation import Operation, Workload, operation_of
 from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
@@ -76,6 +80,43 @@ IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("
 """The columns that identify a case."""
 
 
+RUN = {
+    "schema": COUNT, "protocol": COUNT, "run": str, "machine": Maybe(dict),
+    "software": Each(str),
+    "plan": {
+        "cases?": [dict], "budget_s?": NOT_NEGATIVE, "left_s?": Number(), "shards?": SIZE,
+        "sweeps?": [str], "left_out?": Each(COUNT), "recorded_elsewhere?": list,
+    },
+    "published?": bool, "spent_s?": NOT_NEGATIVE, "checking_s?": NOT_NEGATIVE,
+    "counts?": Each(COUNT), "sweeps?": Each(Each(COUNT)),
+    "canary?": Maybe({"median_us": POSITIVE, "spread": NOT_NEGATIVE, "samples?": COUNT}),
+    "repeats?": Maybe({"cases": COUNT, "between": NOT_NEGATIVE, "between_cases?": NOT_NEGATIVE}),
+    "health?": Maybe({"verdict": str, "reasons": [str]}),
+    "public?": {
+        "source": str, "package": str, "licence": str, "cache": str, "rows": COUNT, "how": str,
+        "framework": str, "version": str,
+    },
+}  # fmt: skip
+"""What run.json has, as :func:`kernels.documents.misfit` reads it."""
+
+_SAMPLE = {
+    "case": str, "s": POSITIVE, "at": NOT_NEGATIVE, "worker": str, "r?": COUNT, "n?": COUNT,
+    "gpu?": Maybe(COUNT), "cost?": NOT_NEGATIVE, "checking?": NOT_NEGATIVE, "hidden?": bool,
+    "throttled?": [str], "sm_mhz?": Maybe(NOT_NEGATIVE), "power_w?": Maybe(NOT_NEGATIVE),
+    "temp_c?": Maybe(Number()),
+}  # fmt: skip
+_ANY = {name: _SAMPLE[name] for name in ("case", "worker", "gpu?", "cost?", "checking?")}
+_EVENTS = {
+    "sample": _SAMPLE,
+    "repeat": _SAMPLE,
+    "facts": {**_ANY, "facts": dict},
+    "outcome": {**_ANY, "at": NOT_NEGATIVE, "status": str, "message": str},
+    "confirm": {**_ANY, "against": str, "process": Number(), "s": [POSITIVE]},
+    "host": {**_ANY, "seconds": NOT_NEGATIVE, "steal": NOT_NEGATIVE, "others": NOT_NEGATIVE},
+}
+"""What the lines of a sample file have; those of other kinds have at least :data:`_ANY`."""
+
+
 def problem_columns(problem: Workload) -> dict[str, Any]:
     """A problem as columns; those that do not apply are left out."""
     if isinstance(problem, Gemm):
@@ -106,3 +147,11 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
     sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
     pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
     return Conv.build(sizes, pairs, int(row["groups"]), row["dtype"], row["layout"], row["pass"])
+
+
+def fault_of_event(event: Any) -> str:
+    """Why a line's document is no event; empty if it is one."""
+    kind = event.get("event") if isinstance(event, dict) else None
+    if not isinstance(kind, str):
+        return "it is no event"
+    return misfit(event, _EVENTS.get(kind, _ANY))

@@ -24,9 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kernels.documents import misfit
 from kernels.errors import UserError
 from sweeps.cases.case import Case
-from sweeps.schema import COLUMNS
+from sweeps.schema import COLUMNS, RUN, fault_of_event
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -79,9 +80,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({why}); {_FRESH}") from None
-    for key in ("schema", "protocol", "run", "machine", "software", "plan"):
-        if not isinstance(run, dict) or key not in run:
-            raise UserError(f"{path} has no {key!r}; {_FRESH}")
+    if fault := misfit(run, RUN, "the document"):
+        raise UserError(f"{path} is damaged: {fault}; {_FRESH}")
     return dict(run)
 
 
@@ -112,9 +112,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         UserError: the disk is full; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A name may contain half a surrogate pair, which UTF-8 cannot encode.
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
         with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -226,12 +228,13 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
                 continue
             try:
                 event = json.loads(line)
-                if not isinstance(event, dict):
-                    raise ValueError
+                fault = fault_of_event(event)
             except ValueError:
-                damaged.append(f"{path.name} line {number} is damaged and left out.")
-                continue
-            events.append(event)
+                fault = "it is no JSON"
+            if fault:
+                damaged.append(f"{path.name} line {number} is damaged and left out: {fault}.")
+            else:
+                events.append(event)
     return events, damaged
 
 

@@ -36,6 +36,14 @@ def measurements_near(
     return measured
 
 
+def _too_large(problem: Problem, basis: Basis) -> str:
+    """What is to be said of a problem whose operands the machine's memory does not hold."""
+    memory = basis.model.machine.memory_bytes
+    if problem.bytes <= memory:
+        return ""
+    return f"; its {problem.bytes / 1e9:,.0f} GB are more than the machine has: {memory / 1e9:.0f}"
+
+
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """A row per problem, as promised of ``predict --json``.
 
@@ -57,7 +65,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
             "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
             **{name: row[name] for name in _PREDICTED},
             "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6,
-            "explanation": explain(row, basis.model.machine.kind),
+            "explanation": explain(row, basis.model.machine.kind) + _too_large(problem, basis),
             "evidence": "predicted" if known is None else "measured",
             "basis": kind, "source": source,
         })  # fmt: skip

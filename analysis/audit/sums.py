@@ -11,8 +11,6 @@ import numpy as np
 from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, verdict
 from analysis.model.sums import CHANGE_CORRELATION, LEVEL_CORRELATION, together
 
-_DOUBT = 1.5
-
 
 class Sum(NamedTuple):
     """A sum of times and the 90 % interval of it."""
@@ -70,11 +68,8 @@ def step_verdict(gain: Gain, more_flops: float, aligns: bool, evidence: str = PR
 
     The table's rule for one product is not enough: a dimension changes many, of which some are
     slower than predicted. On baskets of held-out rows with random changes, most of those that it
-    would take gain and many do not, nor do all of those whose 90 % interval is all gain: what is
-    claimed was chosen for looking good. So an interval :data:`_DOUBT` times as wide has to be a
-    gain. What better alignment is worth is assumed where nobody measured it, and the reason then
-    says so.
+    would take gain and many do not; so the whole 90 % interval has to be a gain. What better
+    alignment is worth is assumed where nobody measured it, and the reason then says so.
     """
     found = verdict(gain, evidence, more_flops)
-    certain = gain.value > _DOUBT * (gain.value - gain.lo)
-    return found if certain or aligns else LEAVE_IT
+    return found if gain.lo > 0 or aligns else LEAVE_IT

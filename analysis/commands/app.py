@@ -66,14 +66,7 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 def load_machine(machine: str | None, results: Path) -> Recording:
     """All runs of a machine, or of the one measured last, as one recording."""
-    return _noted(load_runs(find_recording(machine, results)))
-
-
-def _noted(recording: Recording) -> Recording:
-    """Say which lines are damaged."""
-    for sentence in recording.damaged:
-        note(sentence)
-    return recording
+    return load_runs(find_recording(machine, results))
 
 
 def recording_at(place: str, results: Path) -> Recording:
@@ -83,7 +76,7 @@ def recording_at(place: str, results: Path) -> Recording:
         if folder.is_dir() or "/" in place:
             raise UserError(f"{place} has no run.json; give the folder of a recording.")
         folder = find_recording(place, results)
-    return _noted(load(folder))
+    return load(folder)
 
 
 def parse_share(text: str, option: str = "pad") -> float:

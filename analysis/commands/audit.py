@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.commands.app import ResultsOption, app, basis_of, parse_share
+from kernels.checks import is_whole
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
 from kernels.errors import UserError, nearest
 from sweeps.store import RESULTS, make_folder
@@ -287,7 +288,7 @@ def _sizes(arguments: list[str]) -> dict[str, int]:
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")
-        if not value.isdigit() or int(value) < 1:
+        if not is_whole(value) or not int(value):
             raise UserError(f"--arg takes a size such as hidden=4096, not {text!r}.")
         sizes[name] = int(value)
     return sizes

@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.model.residual import Residual
 from kernels.constants import Constants
+from kernels.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 UNCALIBRATED = (-0.7, 0.7)
@@ -55,6 +56,19 @@ class SoftwareRange:
     def to_json(self) -> dict[str, float]:
         """By name; the same names as a fit's."""
         return asdict(self)
+
+
+_FIGURES = {
+    "constants": Each(Number()), "residual": Maybe(dict),
+    **dict.fromkeys(("low", "pair_low"), Number(-10, 0)),
+    **dict.fromkeys(("high", "pair_high"), Number(0, 10)),
+    **dict.fromkeys(("rows", "pairs"), COUNT),
+    **dict.fromkeys(("median", "mean", "p95"), Maybe(NOT_NEGATIVE)),
+    "aligned_only?": bool, "layout?": str,
+    **dict.fromkeys(
+        ("min_spread?", "sum_low?", "sum_high?", "change_low?", "change_high?"), NOT_NEGATIVE
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,14 @@ class Fit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fit:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a figure is missing or no number.
+            TypeError: there are figures that no fit has.
+        """
+        if fault := misfit(data, _FIGURES):
+            raise ValueError(fault)
         residual = data["residual"] and Residual.from_json(data["residual"])
         return cls(
             **{**data, "constants": Constants.from_json(data["constants"]), "residual": residual}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sweeps.store import make_folder
+from sweeps.store import make_folder, write_whole
 
 # Okabe and Ito's palette, told apart with any colour vision; a marker each for black and white.
 DTYPE_STYLE = {
@@ -101,7 +102,9 @@ def save(figure: Figure, caption: str, folder: Path, name: str) -> Path:
     make_folder(folder)
     with plt.rc_context(_SETTINGS):
         figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        for kind, told in (("svg", "Date"), ("png", "Software")):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=kind, metadata={told: None})
+            write_whole(folder / f"{name}.{kind}", drawn.getvalue())
     plt.close(figure)
     return folder / f"{name}.png"

@@ -75,8 +75,8 @@ def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():
         return pairs
-    planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     try:
+        planned = {row["id"]: row for row in part.run["plan"]["cases"]}
         with open(path, encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if tuple(rows.fieldnames or ()) != CONFIRMED_COLUMNS:

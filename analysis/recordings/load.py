@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-from pyarrow import csv as arrow_csv
 
 from analysis.markdown import printable
 from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, is_complete, read_imported
+from analysis.recordings.rows import read_rows
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
@@ -23,12 +20,9 @@ from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
 from sweeps.running.health import UNUSABLE
-from sweeps.schema import COLUMNS, SCHEMA, problem_of
+from sweeps.schema import SCHEMA, problem_of
 from sweeps.store import RESULTS, read_run
 from sweeps.timing.sampler import PROTOCOL
-
-_TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
-_FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 
 PRODUCTS = ("gemm", "conv")
 """Operations that the model knows."""
@@ -160,8 +154,8 @@ def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
 def load(folder: Path) -> Recording:
     """Read a folder of results.
 
-    A line that cannot be read is left out and named. Rows of another schema, protocol or run are
-    refused: such numbers do not compare.
+    A line that cannot be read, or says what cannot be, is left out and named. Rows of another
+    schema, protocol or run are refused: such numbers do not compare.
 
     Raises:
         UserError: a file is missing or unreadable, or rows do not belong together.
@@ -174,18 +168,9 @@ def load(folder: Path) -> Recording:
         data = text_path.read_bytes()
     except OSError as error:
         raise UserError(f"{text_path} cannot be read ({error.strerror}).") from None
-    rows, damaged = parse_measurements(data)
-    if wrong := set(rows["schema"].dropna()) - {SCHEMA}:
-        raise UserError(f"{text_path} has rows of schema {min(wrong)}; this reads {SCHEMA}.")
-    runs = sorted(set(rows["run"].dropna()))
-    if runs and runs != [run["run"]]:
-        raise UserError(
-            f"{text_path} has rows of other runs than its run.json ({', '.join(runs)}); rows of "
-            "different runs or machines do not mix."
-        )
-    named = tuple(f"{text_path.name} {sentence}" for sentence in damaged)
+    rows, damaged = read_rows(data, text_path, run["run"])
     parts = (Part(folder, run),)
-    return Recording(folder, Machine.from_json(run["machine"]), run, rows, named, parts)
+    return Recording(folder, Machine.from_json(run["machine"]), run, rows, damaged, parts)
 
 
 def load_run(folder: Path) -> dict[str, Any]:
@@ -202,71 +187,6 @@ def load_run(folder: Path) -> dict[str, Any]:
             f"reads schema {SCHEMA} and protocol {PROTOCOL}."
         )
     return run
-
-
-def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[str]]:
-    """The table of a measurements.csv and a sentence for every damaged line."""
-    header = data.partition(b"\n")[0].decode("utf-8", errors="replace").rstrip("\r")
-    if header.split(",") != list(COLUMNS):
-        raise UserError("measurements.csv does not begin with the columns of this version.")
-    try:
-        table = _parse(data)
-        damaged: list[str] = []
-    except pa.ArrowInvalid:
-        good, damaged = _drop_damaged(data)
-        table = _parse(good)
-    frame = pd.DataFrame(
-        {
-            name: table.column(name).to_pandas().astype(_FRAME_TYPES[kind])
-            for name, (kind, _) in COLUMNS.items()
-        }
-    )
-    return frame, damaged
-
-
-def _parse(data: bytes) -> pa.Table:
-    """Read strictly: every line has every column, every cell its type. Floats are exact."""
-    convert = arrow_csv.ConvertOptions(
-        column_types={name: _TYPES[kind] for name, (kind, _) in COLUMNS.items()},
-        include_columns=list(COLUMNS),
-        null_values=[""],
-        strings_can_be_null=False,
-        true_values=["true"],
-        false_values=["false"],
-    )
-    return arrow_csv.read_csv(io.BytesIO(data), convert_options=convert)
-
-
-def _drop_damaged(data: bytes) -> tuple[bytes, list[str]]:
-    """The readable lines of a damaged file, and a sentence for each of the others."""
-    header, *lines = data.split(b"\n")
-    numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
-    whole = [(number, line) for number, line in numbered if _has_all_cells(line)]
-    good = dict(_parseable(header, whole))
-    damaged = [f"line {n} is damaged and left out." for n, _ in numbered if n not in good]
-    return b"\n".join([header, *good.values()]) + b"\n", damaged
-
-
-def _has_all_cells(line: bytes) -> bool:
-    try:
-        cells = next(csv.reader([line.decode("utf-8")], strict=True))
-    except (UnicodeDecodeError, csv.Error):
-        return False
-    return len(cells) == len(COLUMNS)
-
-
-def _parseable(header: bytes, lines: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """The lines whose cells parse, by bisection: Arrow does not say which line is damaged."""
-    if not lines:
-        return []
-    try:
-        _parse(b"\n".join([header, *(line for _, line in lines)]) + b"\n")
-    except pa.ArrowInvalid:
-        half = len(lines) // 2
-        if not half:
-            return []
-        return _parseable(header, lines[:half]) + _parseable(header, lines[half:])
-    return lines
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:

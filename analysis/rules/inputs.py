@@ -71,7 +71,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
     ]  # fmt: skip
     steps = [step for r in same for step in read_models(r.folder)]
-    unmixed = len({bool(r.run["published"]) for r in same}) == 1
+    unmixed = len({bool(r.run.get("published")) for r in same}) == 1
     places = (results, folder_of(results, newest.machine.slug).parent)
     main = next((r.folder for r in same if r.folder.parent in places), None)
     folder = main if main and unmixed else folder_for(results, newest.machine.slug)

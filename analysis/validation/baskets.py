@@ -24,7 +24,7 @@ from analysis.validation.holdout import Validation
 from kernels.errors import UserError
 
 _MIN_FLOPS = 1e9
-DRAWS = 1000
+DRAWS = 6000
 
 
 @dataclass(frozen=True)

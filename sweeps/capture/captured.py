@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kernels.checks import check_positive
 from kernels.errors import UserError
-from kernels.problem import Conv, Gemm, check_positive
+from kernels.problem import Conv, Gemm
 
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
 """Passes: the gradient of an input, of a weight, and of an operation that is neither's."""

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.checks import check_size
 from kernels.config import large_tile, next_wave_edge
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine
@@ -39,6 +40,7 @@ _ACROSS = {  # the size across the result from another, by the pass where that d
 }
 PAIRS = ("stride", "padding", "dilation")
 _MAY_BE_ZERO = ("padding",)
+_MOST_VALUES = 20_000
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not pair and not (whole and value >= minimum):
             raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")
+        if whole:
+            check_size(value, where)
     return values
 
 
@@ -141,6 +145,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     for key, value in table.items():
         if key != "edges" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{where}.{key} must be a whole number of at least 1, not {value!r}.")
+        if isinstance(value, int):
+            check_size(value, f"{where}.{key}")
     values = tuple(_spread(table, where))
     edges = table.get("edges")
     if edges is None:
@@ -155,17 +161,25 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     if "around" in table:
         centre, by = table["around"], table["by"]
-        return [v for v in range(centre - by, centre + by + 1, table.get("step", 1)) if v > 0]
+        near = range(centre - by, centre + by + 1, table.get("step", 1))
+        return [value for value in _few(near, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
         raise UserError(f"{where}.to is {high}, which is less than from = {low}.")
     if "step" in table:
-        return range(low, high + 1, table["step"])
+        return _few(range(low, high + 1, table["step"]), where)
     if table["times"] < 2:
         raise UserError(f"{where}.times must be at least 2, or the powers never end.")
     values = [low]
     while values[-1] * table["times"] <= high:
         values.append(values[-1] * table["times"])
+    return values
+
+
+def _few(values: range, where: str) -> range:
+    """Refuse what nobody would wait for, before there is a list of it."""
+    if len(values) > _MOST_VALUES:
+        raise UserError(f"{where} has {len(values):,} values; give a larger step.")
     return values
 
 
@@ -191,6 +205,7 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
     block, other_block = (columns, rows) if along == "n" else (rows, columns)
     if along == "k":
         block = 64
+    _few(range(low, high + 1, block), f"the {axis.kind} along {along}")
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
         across = _ACROSS[along].get(known.get("pass", ""))

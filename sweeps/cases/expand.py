@@ -14,6 +14,7 @@ from sweeps.cases.axes import resolution_order, resolve_axis
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
+_MOST_PRODUCTS = 200_000  # of a block's axes: half a minute to look at
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -38,7 +39,12 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
     for block in sweep.blocks:
         if block.on not in (None, machine.kind):
             continue
-        for values in _products(sweep, block, machine):
+        for number, values in enumerate(_products(sweep, block, machine)):
+            if number == _MOST_PRODUCTS:
+                raise UserError(
+                    f"{sweep.name}.toml has a block of more than {_MOST_PRODUCTS:,} combinations; "
+                    "give larger steps."
+                )
             problem = _problem(sweep, values)
             if not all(_passes(f, problem, values) for f in block.where):
                 continue

@@ -41,6 +41,7 @@ class History:
     outcome: Event | None = None
     too_long: bool = False
     crashes: int = 0
+    last_crash: str = ""
     sound: dict[int | None, int] = field(default_factory=dict)
     """By GPU: how many of its samples were taken before its latest right result."""
     verified: dict[int | None, int] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class History:
                 self.too_long = True
             case "crash":
                 self.crashes += 1
+                self.last_crash = str(event.get("message", ""))
 
     def _mark_sound(self, event: Event) -> None:
         self.sound[event.get("gpu")] = len(self.samples[event.get("gpu")])
@@ -267,7 +269,7 @@ def _measured_columns(
     left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""
     row: dict[str, Any] = {
         "status": "ok",
-        "message": " ".join(filter(None, [sentence, left_out])),
+        "message": " ".join(filter(None, [sentence, left_out, _tried_again(history)])),
         "time_utc": _utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),
@@ -284,6 +286,15 @@ def _measured_columns(
         values = [sample[name] for sample in samples if sample.get(name) is not None]
         row[name] = median(values) if values else None
     return row
+
+
+def _tried_again(history: History) -> str:
+    """What is to be said of a case that was timed after it had taken its process down."""
+    if not history.crashes:
+        return ""
+    times = "once" if history.crashes == 1 else f"{history.crashes} times"
+    how = f": {history.last_crash}" if history.last_crash else ""
+    return f"before it ran, the process ended {times} while visiting it{how}."
 
 
 def _utc(moment: float) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from kernels.constants import default_constants
+from kernels.documents import NOT_NEGATIVE, misfit
+from kernels.errors import UserError
 from kernels.estimate import Array, Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
@@ -48,6 +50,12 @@ _COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the processes that comp
 _NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
 
 
+_TEXTS = (
+    "id", "sweep", "op", "dtype", "layout", "implementation", "config", "mode", "cache", "fill",
+)  # fmt: skip
+_PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE}
+
+
 @dataclass(frozen=True)
 class PlanEntry:
     """A case of the plan, with the seconds that six samples and their preparation should take."""
@@ -62,8 +70,18 @@ class PlanEntry:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
-        """Inverse of :meth:`to_json`."""
-        return cls(Case.from_columns(row), row["expected_s"])
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            UserError: it is no such row.
+        """
+        fault = misfit(row, _PLANNED, "a case of the plan in run.json")
+        try:
+            if not fault:
+                return cls(Case.from_columns(row), row["expected_s"])
+        except (ValueError, TypeError, KeyError):
+            fault = "a case of the plan in run.json has no sizes of its operation"
+        raise UserError(f"{fault}; `make sweep FRESH=1` keeps the run aside and starts a new one.")
 
 
 @dataclass(frozen=True)

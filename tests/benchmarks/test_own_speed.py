@@ -11,7 +11,8 @@ from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.model.predict import Model
 from analysis.model.query import Query
-from analysis.recordings.load import load, parse_measurements
+from analysis.recordings.load import load
+from analysis.recordings.rows import parse_measurements
 from kernels.constants import default_constants
 from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import known_machine

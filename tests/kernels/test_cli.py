@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kernels.cli import parse_seconds
+from kernels.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,3 +81,38 @@ def test_debug_shows_where() -> None:
 
 def test_it_runs_from_any_folder(tmp_path: Path) -> None:
     assert run("kernels", "list", "--device", "cpu", cwd=tmp_path).returncode == 0
+
+
+def plain_python(
+    *arguments: str, close: bool = False, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """A command line with another environment, or without a standard output."""
+    line = shlex.join([sys.executable, "-m", *arguments]) + (" >&-" if close else "")
+    return subprocess.run(
+        ["sh", "-c", line], cwd=ROOT, capture_output=True, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_a_terminal_without_unicode_gets_question_marks() -> None:
+    asked = "sweeps", "plan", "square", "--machine", "nvidia-h100-sxm"
+    done = plain_python(*asked, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert b"Error" not in done.stderr
+    shape = "analysis", "predict", "--machine", "nvidia-h100-sxm", "--gemm", "64,64,64,bf16"
+    told = plain_python(*shape, PYTHONIOENCODING="ascii")
+    assert (told.returncode, b"?s" in told.stdout) == (0, True)  # µs
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    shape = "analysis", "predict", "--machine", "nvidia-h100-sxm", "--gemm", "64,64,64,bf16"
+    done = plain_python(*shape, close=True)
+    assert done.returncode == 0
+    assert b"Error" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "m", "9" * 400, "1e3s", "-1m", "nan", "99999999h"])
+def test_an_absurd_time_gets_a_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"--budget .*(takes a time such as|more than a year)"):
+        parse_seconds(text)

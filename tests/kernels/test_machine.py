@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from kernels.machine import (
     _FLOPS_PER_CLOCK,
     DeviceProperties,
     Machine,
+    _slug_of_device_name,
     cpu_slug,
     from_properties,
     known_machine,
@@ -157,8 +159,29 @@ def test_machines_survive_json() -> None:
 @pytest.mark.parametrize("slug", ["../../escaped", "", "NVIDIA H100", "a/b", "a\n", None, 7])
 def test_a_stranger_s_slug_names_no_folder_elsewhere(slug: object) -> None:
     data = {**known_machine("nvidia-h200").to_json(), "slug": slug}
-    with pytest.raises(UserError, match="is no machine's slug"):
+    with pytest.raises(UserError, match=r"is no machine's slug|machine\.slug is .*, not text"):
         Machine.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [("sms", 0), ("bandwidth", -1.0), ("peaks", {"bf16": "fast"}), ("capability", "9.0")],
+)
+def test_absurd_facts_of_a_stranger_are_refused(fact: str, value: object) -> None:
+    data = {**known_machine("nvidia-h200").to_json(), fact: value}
+    with pytest.raises(UserError, match=f"no facts of a machine: machine.{fact}"):
+        Machine.from_json(data)
+
+
+@pytest.mark.parametrize("text", ["[", "a-gpu = 1", '[sources]\n\n["a-gpu"]\nsms = 1\n'])
+def test_a_damaged_table_of_machines_is_one_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "machines.toml").write_text(text)
+    monkeypatch.setattr("kernels.machine._TABLE", tmp_path / "machines.toml")
+    for reader in (known_machines, _slug_of_device_name):
+        with pytest.raises(UserError, match=r"machines\.toml is damaged .*; restore it"):
+            reader.__wrapped__()
 
 
 @given(st.text())

@@ -31,8 +31,11 @@ from sweeps.store import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
+EVENT = {"event": "aside", "case": "ab", "at": 1.5, "worker": "1/1"}
+
+
 def test_events_read_back(tmp_path: Path) -> None:
-    events: list[Event] = [{"event": "sample", "case": "ab", "s": 1.5e-6}, {"x": "µ\n"}]
+    events: list[Event] = [{**EVENT, "event": "sample", "s": 1.5e-6}, {**EVENT, "x": "µ\n"}]
     with SampleLog(tmp_path, (1, 1)) as log:
         for event in events:
             log.append(event)
@@ -42,14 +45,14 @@ def test_events_read_back(tmp_path: Path) -> None:
 def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None:
     with SampleLog(tmp_path, (1, 1)) as log:
         for number in range(3):
-            log.append({"n": number})
+            log.append({**EVENT, "n": number})
     path = tmp_path / "samples" / "1-of-1.jsonl"
     path.write_bytes(path.read_bytes()[:-5])  # the crash
     with SampleLog(tmp_path, (1, 1)) as log:
-        log.append({"n": 3})
+        log.append({**EVENT, "n": 3})
     events, damaged = read_events(tmp_path)
-    assert events == [{"n": 0}, {"n": 1}, {"n": 3}]
-    assert damaged == ["1-of-1.jsonl line 3 is damaged and left out."]
+    assert events == [{**EVENT, "n": number} for number in (0, 1, 3)]
+    assert damaged == ["1-of-1.jsonl line 3 is damaged and left out: it is no JSON."]
 
 
 RUN = {"schema": 1, "protocol": 1, "run": "now", "machine": {}, "software": {}, "plan": {}}
@@ -94,9 +97,10 @@ def test_a_full_disk_while_sampling_keeps_every_whole_line(tmp_path: Path) -> No
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from sweeps.store import SampleLog; from kernels.errors import UserError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))\n"
         "log = SampleLog(Path(sys.argv[1]), (1, 1))\n"
-        "try:\n    for n in range(1000): log.append({'n': n})\n"
+        f"event = {EVENT}\n"
+        "try:\n    for n in range(1000): log.append({'n': n, **event})\n"
         "except UserError as error: print(error); sys.exit(error.exit_code)\n"
     )
     answer = subprocess.run(

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import gemm_cases, measured_in_turn, record, recorded
 
-from analysis.recordings.load import find_recording, load, parse_measurements, problems_of
+from analysis.recordings.load import find_recording, load, problems_of
+from analysis.recordings.rows import parse_measurements
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
@@ -86,7 +87,9 @@ def test_a_damaged_line_is_named_and_the_others_are_read(
     lines[2] = spoil(lines[2])
     (tmp_path / "measurements.csv").write_text("\n".join(lines))
     recording = load(tmp_path)
-    assert recording.damaged == ("measurements.csv line 3 is damaged and left out.",)
+    assert recording.damaged == (
+        "measurements.csv line 3 is damaged and left out: it cannot be read.",
+    )
     assert recording.rows["m"].tolist() == [64, 256]
 
 

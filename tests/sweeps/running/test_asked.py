@@ -30,7 +30,8 @@ def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
     assert after["budget_s"] == 15.0
     assert left_for_confirming(first.folder) == 5.0
     with SampleLog(first.folder, (1, 1)) as log:
-        log.append({"event": "sample", "case": asked[0].id, "cost": 2.0, "worker": "1/1"})
+        where = {"case": asked[0].id, "worker": "1/1", "at": 1.0}
+        log.append({"event": "sample", **where, "s": 1e-3, "cost": 2.0})
     assert left_for_confirming(first.folder) == 3.0
     assert begin(request(tmp_path, leave=0.25), quiet).budget == 17.0
     with pytest.raises(UserError, match=r"planned with a budget of 20 s, not 10"):

@@ -75,7 +75,10 @@ def test_a_crash_that_does_not_come_back_costs_nothing(tmp_path: Path) -> None:
     run = a_run(tmp_path, planned(4), behaviours={2: "abort-once"}, folder=str(tmp_path))
     end, warnings = carry(run)
     assert (end, len(warnings)) == ("done", 1)
-    assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
+    rows = rows_of(tmp_path)
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert "the process ended once while visiting it: killed by SIGABRT" in rows[2]["message"]
+    assert [m for m, row in rows.items() if row["message"]] == [2]
 
 
 def test_a_crash_while_several_cases_are_compiled_takes_them_one_by_one(tmp_path: Path) -> None:

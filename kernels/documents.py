@@ -1,0 +1,95 @@
+"""Whether a JSON document is what it should be: files get damaged, and come from strangers.
+
+A shape says what is expected: a type; a :class:`Number`; ``[shape]`` for a list of such; a mapping
+of keys to shapes, of which one that ends in ``?`` may be missing; :class:`Each` for a mapping whose
+keys are free; :class:`Maybe` where null may stand instead. Keys beyond those are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LARGEST = 1e21
+"""No count of FLOPs, bytes or microseconds in a file is larger."""
+
+_WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number between two others, both included."""
+
+    low: float = -_LARGEST
+    high: float = _LARGEST
+    whole: bool = False
+
+    def __str__(self) -> str:
+        kind = "whole number" if self.whole else "number"
+        return f"a {kind} from {self.low:g} to {self.high:g}"
+
+
+POSITIVE = Number(1e-18)
+NOT_NEGATIVE = Number(0)
+COUNT = Number(0, whole=True)
+SIZE = Number(1, whole=True)
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """Of a shape, or null."""
+
+    shape: Any
+
+
+@dataclass(frozen=True)
+class Each:
+    """A mapping with any keys, and values of a shape."""
+
+    shape: Any
+
+
+def misfit(value: Any, shape: Any, where: str = "it") -> str:
+    """What of a value does not have a shape, in words; empty if it all has."""
+    if isinstance(shape, Maybe):
+        return "" if value is None else misfit(value, shape.shape, where)
+    if isinstance(shape, Number):
+        return "" if _is_number(value, shape) else f"{where} is {_shown(value)}, not {shape}"
+    if isinstance(shape, type):
+        return (
+            "" if isinstance(value, shape) else f"{where} is {_shown(value)}, not {_WORDS[shape]}"
+        )
+    if isinstance(shape, list):
+        if not isinstance(value, list | tuple):
+            return f"{where} is {_shown(value)}, not a list"
+        found = (misfit(one, shape[0], f"{where}[{i}]") for i, one in enumerate(value))
+        return next(filter(None, found), "")
+    if not isinstance(value, dict):
+        return f"{where} is {_shown(value)}, not a mapping"
+    if isinstance(shape, Each):
+        found = (misfit(one, shape.shape, f"{where}.{key}") for key, one in value.items())
+        return next(filter(None, found), "")
+    return _misfit_of_keys(value, shape, where)
+
+
+def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:
+    for key, inner in shape.items():
+        name = key.removesuffix("?")
+        if name in value:
+            if found := misfit(value[name], inner, f"{where}.{name}"):
+                return found
+        elif name == key:
+            return f"{where} has no {name!r}"
+    return ""
+
+
+def _is_number(value: Any, shape: Number) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if shape.whole else int | float):
+        return False
+    return shape.low <= value <= shape.high  # which NaN is not
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,0 +1,126 @@
+"""Every line of a measurements.csv is checked for what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from synthetic import gemm_cases, model_law, problems, random_sizes, record
+
+from analysis.recordings.load import load
+from kernels.errors import UserError
+from kernels.problem import Conv
+from sweeps.cases.case import Case
+from sweeps.schema import COLUMNS
+
+COUNT = 24
+LINE = 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    cases = gemm_cases(dict.fromkeys(random_sizes(COUNT - 1)))
+    cases.append(Case("made-up", Conv.parse("2,64,8,8,64,3,3,1,1,1,1,bf16"), "cudnn"))
+    return record(tmp_path, cases, [*model_law()(problems(cases[:-1])), 1e-5])
+
+
+def changed(folder: Path, line: int, **cells: str) -> None:
+    """The file with some cells of one line replaced."""
+    path = folder / "measurements.csv"
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+    rows[line - 2].update(cells)
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(buffer.getvalue(), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"m": ""}, "a size of its problem is missing"),
+        ({"m": "0"}, "m must be a whole number of at least 1"),
+        ({"n": "-8"}, "n must be a whole number"),
+        ({"k": "99999999999"}, "k is too large"),
+        ({"batch": "2000000000", "m": "2000000000"}, "no machine holds that"),
+        ({"layout": "xx"}, "GEMM layout 'xx' is not known"),
+        ({"op": "foo"}, "op is none of gemm, conv"),
+        ({"dtype": "fp7"}, "dtype is none of"),
+        ({"status": "fine"}, "status is none of ok, wrong"),
+        ({"cache": ""}, "cache is none of"),
+        ({"run": "another"}, "it is of another run"),
+        ({"schema": "7"}, "its schema is another"),
+        ({"time_us": "0"}, "time_us is no time"),
+        ({"time_us": "-1.5"}, "time_us is no time"),
+        ({"time_us": "nan"}, "time_us is no time"),
+        ({"time_us": "inf"}, "time_us is no time"),
+        ({"time_us": ""}, "time_us is no time"),
+        ({"time_us": "1e300"}, "time_us is no time"),
+        ({"time_lo_us": "1e9"}, "does not hold the time"),
+        ({"time_hi_us": "1e-9"}, "does not hold the time"),
+        ({"time_lo_us": "-1"}, "does not hold the time"),
+        ({"time_hi_us": ""}, "does not hold the time"),
+        ({"samples": "-1"}, "it has no samples"),
+        ({"tflops": "-3"}, "tflops is no rate"),
+        ({"sm_mhz": "-3"}, "sm_mhz is below 0"),
+        ({"temp_c": "1e300"}, "temp_c is absurd"),
+        ({"kernels": "foo"}, "kernels is no JSON"),
+        ({"kernels": '[["a"]]'}, "kernels is no list of names and shares"),
+        ({"m": "²"}, "it cannot be read"),
+        ({"converged": "maybe"}, "it cannot be read"),
+    ],
+)
+def test_a_bad_cell_costs_its_row_and_is_named(
+    folder: Path, cells: dict[str, str], why: str
+) -> None:
+    changed(folder, LINE, **cells)
+    recording = load(folder)
+    (sentence,) = recording.damaged
+    assert sentence.startswith(f"measurements.csv line {LINE} is damaged and left out: ")
+    assert why in sentence
+    assert len(recording.rows) == COUNT - 1
+
+
+@pytest.mark.parametrize("cells", [{"stride": "0"}, {"groups": "7"}, {"r": "99"}, {"pass": ""}])
+def test_a_convolution_is_checked_whole(folder: Path, cells: dict[str, str]) -> None:
+    changed(folder, COUNT + 1, **cells)
+    recording = load(folder)
+    assert [s.split(" is damaged")[0] for s in recording.damaged] == ["measurements.csv line 25"]
+
+
+def test_of_a_case_that_is_there_twice_the_first_row_counts(folder: Path) -> None:
+    path = folder / "measurements.csv"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines, "", lines[2]]) + "\n", encoding="utf-8")
+    recording = load(folder)
+    assert len(recording.rows) == COUNT
+    (sentence,) = recording.damaged
+    assert sentence == (
+        f"measurements.csv line {COUNT + 3} is damaged and left out: its case was there before."
+    )
+
+
+def test_a_file_that_is_damaged_all_over_is_refused(folder: Path) -> None:
+    for line in (3, 4, 5):
+        changed(folder, line, time_us="0")
+    with pytest.raises(UserError, match=r"3 of 24 lines of .* are damaged: .* line 3 .*no time"):
+        load(folder)
+
+
+def test_a_row_without_a_time_needs_none(folder: Path) -> None:
+    gone = dict.fromkeys(("time_us", "time_lo_us", "time_hi_us", "samples", "tflops", "gbps"), "")
+    changed(folder, LINE, status="oom", **gone)
+    recording = load(folder)
+    assert not recording.damaged
+    assert len(recording.ok) == COUNT - 1
+
+
+def test_what_is_left_out_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(folder, LINE, time_us="0")
+    for _ in range(2):
+        load(folder)
+    said = capsys.readouterr().err
+    assert said.count("line 5 is damaged and left out: time_us is no time") == 1

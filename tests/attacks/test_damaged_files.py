@@ -1,0 +1,112 @@
+"""Files with one thing wrong with them: every command answers, or says in a sentence what is."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from damage import ANALYSIS, SWEEPS, Said, damaged, said, small_recording
+from synthetic import H100
+
+from kernels.errors import UserError
+from sweeps.running.folding import fold
+
+ASKED = ("--gemm", "4096,4096,1000,bf16")
+OF_MACHINE = {
+    "predict": ASKED, "recommend": ASKED, "calibrate": (), "rules": (), "table": (),
+    "compare": (), "machines": (),
+}  # fmt: skip
+RECORDED = {
+    "run.json": "json",
+    "measurements.csv": "csv",
+    "rounds.csv": "csv",
+    "confirmed.csv": "csv",
+    "calibration.json": "json",
+    "samples/1-of-1.jsonl": "jsonl",
+}
+GIVEN = {
+    "shapes.csv": (
+        "csv",
+        "m,n,k,dtype,layout,batch\n4096,4096,1000,bf16,nt,1\n64,64,64,bf16,nn,2\n",
+    ),
+    "mine.toml": (
+        "toml",
+        'question = "What?"\nop = "gemm"\n\n[[block]]\nm = { from = 256, to = 1024, step = 256 }\n'
+        'n = "m"\nk = 512\ndtype = "bf16"\nwhere = ["flops <= 1e9"]\n\n[[block]]\n'
+        'shapes = ["64,64,64", "128,64,32"]\nvary = { n = [-1, 1] }\n',
+    ),
+    "config.json": (
+        "json",
+        '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000}',
+    ),
+}
+QUICK, ALL = 6, 160  # damaged files of each name; the configs of models take a second each
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one machine, calibrated."""
+    results = tmp_path_factory.mktemp("sound")
+    small_recording(results / H100.slug)
+    done = said(ANALYSIS, "calibrate", "--machine", H100.slug, "--results", str(results))
+    assert (done.code, done.faults) == (0, [])
+    return results
+
+
+def attempts(names: Iterator[str]) -> Iterator[object]:
+    for name in names:
+        for seed in range(ALL):
+            marks = [] if seed < QUICK else [pytest.mark.long]
+            yield pytest.param(name, seed, marks=marks, id=f"{name}-{seed}")
+
+
+@pytest.mark.parametrize(("name", "seed"), attempts(iter(RECORDED)))
+def test_a_damaged_recording_gets_an_answer_or_a_sentence(
+    sound: Path, tmp_path: Path, name: str, seed: int
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(sound, results)
+    folder = results / H100.slug
+    draw = random.Random(f"{name} {seed}")
+    path = folder / name
+    path.write_bytes(damaged(path.read_bytes(), RECORDED[name], draw))
+    if name.startswith("samples") or (name == "run.json" and draw.random() < 0.3):
+        with suppress(UserError):
+            fold(folder)
+    faults = {}
+    for command in draw.sample(sorted(OF_MACHINE), 2):
+        arguments = [command, *OF_MACHINE[command], "--results", str(results)]
+        if command == "compare":
+            arguments += [str(folder), str(sound / H100.slug)]
+        elif command != "machines":
+            arguments += ["--machine", H100.slug]
+        if found := said(ANALYSIS, *arguments).faults:
+            faults[command] = found
+    assert not faults
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results"]
+
+
+@pytest.mark.parametrize(("name", "seed"), attempts(iter(GIVEN)))
+def test_a_damaged_file_that_is_given_gets_an_answer_or_a_sentence(
+    tmp_path: Path, name: str, seed: int
+) -> None:
+    kind, text = GIVEN[name]
+    draw = random.Random(f"{name} {seed}")
+    path = tmp_path / name
+    path.write_bytes(damaged(text.encode(), kind, draw))
+    assert not _reading(path, draw).faults
+
+
+def _reading(path: Path, draw: random.Random) -> Said:
+    results = ("--results", str(path.parent / "none"))
+    on = ("--machine", H100.slug)
+    if path.suffix == ".toml":
+        return said(SWEEPS, "plan", str(path), *on, "--budget", "10m")
+    if path.suffix == ".csv":
+        command = draw.choice(["predict", "recommend"])
+        return said(ANALYSIS, command, "--file", str(path), *on, *results)
+    return said(ANALYSIS, "audit", str(path), *on, "--seq", "64", "--vary", "n_embd", *results)
