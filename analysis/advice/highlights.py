@@ -17,7 +17,8 @@ from analysis.units import rate
 
 def health_of(analysis: Analysis) -> list[str]:
     """How far the times can be trusted: the head of every report."""
-    return health_lines(analysis.recording, float(analysis.errors.median()))
+    lines = health_lines(analysis.recording, float(analysis.errors.median()))
+    return [*lines, analysis.sampled] if analysis.sampled else lines
 
 
 _UNUSABLE = "Nothing is concluded from times such as these: measure again on a quiet machine."

@@ -65,6 +65,12 @@ class Measurements:
         """Every problem that was measured."""
         return self._times
 
+    @property
+    def timed_anew(self) -> set[Problem]:
+        """The problems that were timed anew, beside another size or implementation."""
+        sizes = {before for _, before, _ in self._confirmed}
+        return sizes | {problem for problem, _ in self._other_ways}
+
     def of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
         """Time of each implementation; empty if the problem was not measured."""
         return self._times.get(problem, {})
@@ -151,7 +157,7 @@ def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) ->
     """
     if len(problems) > _MANY:
         return rows
-    sizes = rows[["m", "n", "k"]].to_numpy(dtype=float)
+    sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     near = np.zeros(len(rows), dtype=bool)
     for problem in problems:
         gemm = problem.implied_gemm

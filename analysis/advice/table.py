@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from analysis.advice.findings import findings_lines
 from analysis.advice.highlights import health_of
-from analysis.advice.measurements import read_measurements
+from analysis.advice.measurements import Measurements, read_measurements
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice, advise_all
 from analysis.advice.trials import Trial, trial_of
@@ -21,6 +22,7 @@ from analysis.recordings.load import Recording, library_rows
 from analysis.recordings.write import write_records
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM
+from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
 
 QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
@@ -42,23 +44,24 @@ _LEGEND = (
     "its 90 % interval."
 )
 _MAX_LISTED = 40
-_MAX_DRAWN = 500  # problems of others' table: nobody reads more
+_SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # of a problem
+_MOST = 2500  # problems, all of which are looked at
+_DRAWN = 500  # of more: nobody reads them all
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
     """Both questions' advice for every problem that the sweeps measured with the library.
 
-    Those to *pad* first, then those to *choose*; of each the largest gains first. Of others' table,
-    which has tens of thousands of problems, some are drawn. An unusable run gives no advice.
+    Those to *pad* first, then those to *choose*; of each the largest gains first. Of thousands of
+    problems, as in others' tables, some are drawn. An unusable run gives no advice.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
         return []
-    problems = _library_problems(recording)
     if recording.public:
         model = for_any_software(model)
-        problems = _drawn(problems)
     by_any = read_measurements(recording.products, recording)
+    problems = _asked(recording, by_any)
     return [
         answer for question in QUESTIONS for answer in advise_all(problems, model, by_any, question)
     ]
@@ -71,7 +74,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     trials = [
         trial_of(problem, model, measured, library, question, count)
         for question in QUESTIONS
-        for problem, library in _library_problems(recording).items()
+        for problem, library in _asked(recording, measured).items()
     ]
     return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
 
@@ -81,16 +84,26 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
 
     Without those that were measured only because another one's advice asked for them.
     """
-    rows = library_rows(recording.products)
-    measured = read_measurements(rows[rows["sweep"] != CONFIRM], recording)
+    measured = read_measurements(_table_rows(recording), recording)
     return {problem: next(iter(measured.of(problem))) for problem in measured.problems}
 
 
-def _drawn(problems: Mapping[Problem, str]) -> dict[Problem, str]:
-    """At most :data:`_MAX_DRAWN`, the same ones each time, without a look at any time."""
-    order = np.random.default_rng(0).permutation(len(problems))[:_MAX_DRAWN]
-    items = list(problems.items())
-    return dict(items[i] for i in sorted(order))
+def _table_rows(recording: Recording) -> pd.DataFrame:
+    rows = library_rows(recording.products)
+    return rows[rows["sweep"] != CONFIRM]
+
+
+def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
+    """The problems that the table is about: of many those that were timed anew, and some of the
+    others, the same ones each time, drawn without a look at any time.
+    """
+    problems = _library_problems(recording)
+    if len(problems) <= _MOST:
+        return problems
+    order = np.random.default_rng(0).permutation(len(problems))[:_DRAWN]
+    drawn = set(order.tolist())
+    anew = measured.timed_anew
+    return {p: name for i, (p, name) in enumerate(problems.items()) if i in drawn or p in anew}
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
@@ -112,10 +125,11 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     if analysis.recording.unusable:
         return "\n".join([*lines, "Nothing is advised from times such as these.", ""])
     lines += [*findings_lines(advice), "", _LEGEND, ""]
-    drawn = "of the table, drawn by chance, " if analysis.recording.public else ""
+    known = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
+        drawn = f"of {known:,}, drawn by chance, " if len(answers) < known else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",

@@ -16,6 +16,8 @@ def calibrate_command(
 
     analysis = analyse_machine(machine, results)
     write_predictions(analysis)
+    if analysis.sampled:
+        note(analysis.sampled)
     if json:
         print_json(analysis.calibration.to_json())
         return

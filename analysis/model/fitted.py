@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from analysis.model.calibrate import Calibration, calibrate
@@ -22,18 +23,36 @@ PREDICTED = "predicted_"
 """Prefix of the columns of :meth:`analysis.model.predict.Prediction.frame` in the tidy table."""
 
 
+MOST_ROWS = 36_000
+"""Of a recording, that are analysed whole; public tables have fewer. Of more, a sample is."""
+
+_SAMPLE = 10_000  # rows: as many again make predictions hardly better
+
+
 @dataclass(frozen=True)
 class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
     The table has the columns of measurements.csv, the predictions of each row by constants that
     had not seen it, properties of its problem (flops, least_bytes, intensity, group), and its time
-    as ratios take it (steady_log, steady_error).
+    as ratios take it (steady_log, steady_error). Of more than :data:`MOST_ROWS` rows it has some,
+    drawn by chance; ``measured`` is how many there are.
     """
 
     recording: Recording
     calibration: Calibration
     table: pd.DataFrame
+    measured: int
+
+    @property
+    def sampled(self) -> str:
+        """What is to be said if only a part of the rows is analysed; else empty."""
+        if len(self.table) == self.measured:
+            return ""
+        return (
+            f"Of {self.measured:,} measured rows, {len(self.table):,}, drawn by chance, are "
+            "analysed, plotted and fitted to."
+        )
 
     @property
     def model(self) -> Model:
@@ -52,7 +71,12 @@ def analyse(recording: Recording) -> Analysis:
     Raises:
         UserError: nothing in it has a time.
     """
-    rows = with_steady_times(recording.products.reset_index(drop=True), recording)
+    rows = recording.products.reset_index(drop=True)
+    measured = len(rows)
+    if measured > MOST_ROWS:
+        drawn = np.random.default_rng(0).permutation(measured)[:_SAMPLE]
+        rows = rows.iloc[np.sort(drawn)].reset_index(drop=True)
+    rows = with_steady_times(rows, recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "
@@ -74,11 +98,11 @@ def analyse(recording: Recording) -> Analysis:
     )
     table = pd.concat([rows, properties, predicted], axis=1)
     table["predicted_tflops"] = table["flops"] / table["predicted_time_us"] / 1e6
-    return Analysis(recording, calibration, table)
+    return Analysis(recording, calibration, table, measured)
 
 
 def write_predictions(analysis: Analysis) -> None:
-    """predicted.csv (one row per case) and calibration.json, beside the measurements."""
+    """predicted.csv (one row per analysed case) and calibration.json, beside the measurements."""
     frame = analysis.calibration.held_back.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     columns = pd.concat([identity, frame], axis=1)
@@ -89,5 +113,8 @@ def write_predictions(analysis: Analysis) -> None:
         writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
     folder = analysis.recording.folder
     write_whole(folder / "predicted.csv", buffer.getvalue())
-    document = json.dumps(analysis.calibration.to_json(), indent=1, allow_nan=False) + "\n"
+    fitted = analysis.calibration.to_json()
+    if analysis.sampled:
+        fitted = {**fitted, "sample": analysis.sampled}
+    document = json.dumps(fitted, indent=1, allow_nan=False) + "\n"
     write_whole(folder / "calibration.json", document)

@@ -163,12 +163,7 @@ def load(folder: Path) -> Recording:
     run = load_run(folder)
     if "public" in run:
         return Recording(folder, Machine.from_json(run["machine"]), run, read_imported(folder))
-    text_path = folder / "measurements.csv"
-    try:
-        data = text_path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{text_path} cannot be read ({error.strerror}).") from None
-    rows, damaged = read_rows(data, text_path, run["run"])
+    rows, damaged = read_rows(folder / "measurements.csv", run["run"])
     parts = (Part(folder, run),)
     return Recording(folder, Machine.from_json(run["machine"]), run, rows, damaged, parts)
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
+from analysis.recordings.copies import read_copy, write_copy
 from kernels.checks import LARGEST_BYTES, LARGEST_SIZE
 from kernels.cli import note
 from kernels.documents import NOT_NEGATIVE, misfit
@@ -46,19 +47,36 @@ _RATES = ("tflops", "gbps")
 _LEVELS = ("rel_error", "sm_mhz", "power_w")  # at least 0 where they are known
 
 
-def read_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The rows of a measurements.csv, and a sentence for each line that is left out.
 
     The sentences are said on stderr, too.
 
     Args:
-        data: the file's content.
-        path: where it is, for sentences.
+        path: the file.
         run: the name of the run that its rows are of.
 
     Raises:
-        UserError: it is of another version or of other runs, or too much of it is damaged.
+        UserError: it cannot be read, is of another version or of other runs, or too much of it is
+            damaged.
     """
+    known = read_copy(path, run)
+    if known is None:
+        try:
+            known = _checked_rows(path.read_bytes(), path, run)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        write_copy(path, run, *known)
+    frame, damaged = known
+    for sentence in damaged[:_NAMED]:
+        _say_once(f"{path.parent}: {sentence}")
+    if len(damaged) > _NAMED:
+        _say_once(f"{path.parent}: {len(damaged) - _NAMED} more lines of {path.name} likewise.")
+    return frame, damaged
+
+
+def _checked_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The sound rows of a file's content, and a sentence for each of the others."""
     frame, unread = parse_measurements(data)
     whole = len(frame) + len(unread)
     _check_origin(frame, path, run)
@@ -76,10 +94,6 @@ def read_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tuple[st
             f"{len(damaged)} of {whole} lines of {path} are damaged: {damaged[0]} Restore the "
             "file, or move the folder away and measure again."
         )
-    for sentence in damaged[:_NAMED]:
-        _say_once(f"{path.parent}: {sentence}")
-    if len(damaged) > _NAMED:
-        _say_once(f"{path.parent}: {len(damaged) - _NAMED} more lines of {path.name} likewise.")
     return frame[faults == ""].reset_index(drop=True) if len(bad) else frame, tuple(damaged)
 
 

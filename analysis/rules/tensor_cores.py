@@ -22,7 +22,6 @@ from analysis.rules.catalogue import all_rules
 from analysis.rules.judge import RuleResult, not_measured
 from analysis.rules.verdict import UNCERTAIN
 from kernels.errors import UserError
-from kernels.machine import Machine
 from kernels.names import read_name
 from kernels.operation import products_of
 from sweeps.schema import SCHEMA
@@ -96,7 +95,7 @@ def read_models(folder: Path) -> list[Step]:
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
-        kind = Machine.from_json(document["machine"]).kind
+        kind = str(document["machine"]["kind"])
         steps = [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         raise UserError(f"{path} cannot be read; `make rules FRESH=1` writes it again.") from None

@@ -116,8 +116,8 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     [
         ("calibration.json", "{", "calibration.json cannot be read; `python -m analysis calibrate"),
         ("calibration.json", '{"groups": {"a": 1}}', "calibration.json cannot be read"),
-        ("run.json", "[]", "run.json has no 'schema'"),
-        ("run.json", '{"schema": 7}', "run.json has no 'protocol'"),
+        ("run.json", "[]", r"run.json is damaged: the document is [], not a mapping"),
+        ("run.json", '{"schema": 7}', "run.json is damaged: the document has no 'protocol'"),
     ],
 )
 def test_broken_files_are_sentences(tmp_path: Path, name: str, text: str, words: str) -> None:
