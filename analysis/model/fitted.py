@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.model.calibrate import Calibration, calibrate
 from analysis.model.predict import Model
@@ -65,6 +66,13 @@ class Analysis:
         return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
 
 
+def drawn(count: int) -> NDArray[np.intp]:
+    """Positions of the rows that a model is fitted to: all, or of very many a sample, in order."""
+    if count <= MOST_ROWS:
+        return np.arange(count, dtype=np.intp)
+    return np.sort(np.random.default_rng(0).permutation(count)[:_SAMPLE]).astype(np.intp)
+
+
 def analyse(recording: Recording) -> Analysis:
     """Calibrate on a recording and put measured and predicted side by side.
 
@@ -73,10 +81,7 @@ def analyse(recording: Recording) -> Analysis:
     """
     rows = recording.products.reset_index(drop=True)
     measured = len(rows)
-    if measured > MOST_ROWS:
-        drawn = np.random.default_rng(0).permutation(measured)[:_SAMPLE]
-        rows = rows.iloc[np.sort(drawn)].reset_index(drop=True)
-    rows = with_steady_times(rows, recording)
+    rows = with_steady_times(rows.iloc[drawn(measured)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "

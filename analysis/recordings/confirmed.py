@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.recordings.damage import left_out, say_left_out
 from analysis.recordings.load import Part, Recording
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
@@ -17,6 +18,7 @@ from sweeps.store import CONFIRMED_COLUMNS
 
 _ASSUMED = 0.01  # standard deviation of a log time between processes, if none was measured
 _LEAST_BLOCKS = 4  # of a process: their mean is without the smallest and the largest
+_ANEW = "move it away, and `make sweep` confirms anew"
 _AS_CASES = 2  # as many cases timed again as that counts for
 
 
@@ -75,25 +77,37 @@ def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():
         return pairs
+    faults: dict[int, str] = {}
+    lines = 0
     try:
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
         with open(path, encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if tuple(rows.fieldnames or ()) != CONFIRMED_COLUMNS:
-                raise ValueError
+                raise UserError(f"{path} has other columns than it should; {_ANEW}.")
             for row in rows:
-                ways = _way(planned[row["case"]]), _way(planned[row["against"]])
-                ratios = tuple(float(text) for text in row["log_ratios"].split())
-                if len(ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, ratios)):
-                    raise ValueError
-                pairs.setdefault(ways, []).append(ratios)
-        if any(len(processes) < 2 for processes in pairs.values()):
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, csv.Error):
-        raise UserError(
-            f"{path} is damaged; move it away, and `make sweep` confirms anew."
-        ) from None
-    return pairs
+                lines += 1
+                try:
+                    ways, ratios = _pair(row, planned)
+                    pairs.setdefault(ways, []).append(ratios)
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    faults[rows.line_num] = "it is no pair of cases with its ratios"
+    except (UnicodeDecodeError, csv.Error, KeyError, TypeError):
+        raise UserError(f"{path} cannot be read, or its plan; {_ANEW}.") from None
+    say_left_out(path, left_out(path, faults, lines, f"To go on: {_ANEW}."))
+    # What a claim rests on is more than one process.
+    return {ways: processes for ways, processes in pairs.items() if len(processes) > 1}
+
+
+def _pair(
+    row: Mapping[str, str], planned: Mapping[str, Mapping[str, object]]
+) -> tuple[tuple[Way, Way], tuple[float, ...]]:
+    """The ways of a line, and the log ratio of each block of its process."""
+    ways = _way(planned[row["case"]]), _way(planned[row["against"]])
+    ratios = tuple(float(text) for text in row["log_ratios"].split())
+    if None in row or len(ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, ratios)):
+        raise ValueError
+    return ways, ratios
 
 
 def _way(row: Mapping[str, object]) -> Way:

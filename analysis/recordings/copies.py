@@ -1,4 +1,4 @@
-"""A columnar copy beside a large table: a million lines are read in a second instead of ten.
+"""A columnar copy beside a large table, which is read many times as fast as the table is parsed.
 
 The copy has the rows as they were checked, and what was said of those that were left out. It is
 good as long as the table's size and time are those that it was made of; otherwise, and where it is

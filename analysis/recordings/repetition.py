@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.recordings.damage import left_out, say_left_out
 from analysis.recordings.load import Recording
 from kernels.errors import UserError
 from sweeps.cases.case import Case
@@ -32,6 +33,8 @@ from sweeps.store import ROUND_COLUMNS
 from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
 _TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
+
+_WITHOUT_ROUNDS = "move it away, and ratios come from the intervals of times"
 
 _MIN_IN_ROUND = 6  # cases of a round, for which their median says how fast the machine was
 
@@ -197,20 +200,30 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     if not path.exists():
         return {}
+    known: dict[str, Rounds] = {}
+    faults: dict[int, str] = {}
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if tuple(rows.fieldnames or ()) != ROUND_COLUMNS:
-                raise ValueError
-            return {row["case"]: _rounds(run, row) for row in rows}
-    except (ValueError, TypeError, AttributeError, csv.Error):
-        raise UserError(
-            f"{path} is damaged; move it away, and ratios come from the intervals of times."
-        ) from None
+                raise UserError(f"{path} has other columns than it should; {_WITHOUT_ROUNDS}.")
+            for row in rows:
+                try:
+                    known[row["case"]] = _rounds(run, row)
+                except (ValueError, TypeError, AttributeError):
+                    faults[rows.line_num] = "its rounds and times are no pairs of numbers"
+    except (UnicodeDecodeError, csv.Error):
+        raise UserError(f"{path} cannot be read as CSV; {_WITHOUT_ROUNDS}.") from None
+    remedy = f"To go on without it: {_WITHOUT_ROUNDS}."
+    say_left_out(path, left_out(path, faults, len(known) + len(faults), remedy))
+    return known
 
 
 def _rounds(run: str, row: Mapping[str, str]) -> Rounds:
     # Every worker counts its own rounds, and may have gone on with another GPU.
     place = f"{run} {row['worker']} {row['gpu']}"
     pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)
-    return {(place, int(number)): float(time) * 1e-6 for number, time in pairs}
+    rounds = {(place, int(number)): float(time) * 1e-6 for number, time in pairs}
+    if not all(0 < seconds < math.inf for seconds in rounds.values()):
+        raise ValueError
+    return rounds

@@ -7,7 +7,6 @@ recording. Where too many are bad, something else is wrong, and nothing should b
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
 from analysis.recordings.copies import read_copy, write_copy
+from analysis.recordings.damage import MOST_DAMAGED, left_out, say_left_out
 from kernels.checks import LARGEST_BYTES, LARGEST_SIZE
-from kernels.cli import note
 from kernels.documents import NOT_NEGATIVE, misfit
 from kernels.errors import UserError
 from kernels.operation import OPERATIONS
@@ -35,8 +34,6 @@ STATUSES = ("ok", "wrong", "oom", "unsupported", "error")
 _TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
 _FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 
-_MOST_DAMAGED = 0.1  # of the lines; if more are, the file is
-_NAMED = 5  # lines, each in a sentence
 _LONGEST = 1e12  # microseconds, eleven days
 _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": tuple(DTYPE_BYTES), "mode": MODES,
@@ -68,10 +65,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
             raise UserError(f"{path} cannot be read ({error.strerror}).") from None
         write_copy(path, run, *known)
     frame, damaged = known
-    for sentence in damaged[:_NAMED]:
-        _say_once(f"{path.parent}: {sentence}")
-    if len(damaged) > _NAMED:
-        _say_once(f"{path.parent}: {len(damaged) - _NAMED} more lines of {path.name} likewise.")
+    say_left_out(path, damaged)
     return frame, damaged
 
 
@@ -85,22 +79,9 @@ def _checked_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tupl
     lines = _line_numbers(data, unread) if len(bad) else np.empty(0, dtype=np.intp)
     by_line = dict.fromkeys(unread, "it cannot be read")
     by_line |= {int(lines[i]): str(faults[i]) for i in bad}
-    damaged = [
-        f"{path.name} line {line} is damaged and left out: {why}."
-        for line, why in sorted(by_line.items())
-    ]
-    if len(damaged) > max(1, _MOST_DAMAGED * whole):
-        raise UserError(
-            f"{len(damaged)} of {whole} lines of {path} are damaged: {damaged[0]} Restore the "
-            "file, or move the folder away and measure again."
-        )
-    return frame[faults == ""].reset_index(drop=True) if len(bad) else frame, tuple(damaged)
-
-
-@functools.cache
-def _say_once(sentence: str) -> None:
-    """A command may read a recording more than once."""
-    note(sentence)
+    remedy = "Restore the file, or move the folder away and measure again."
+    damaged = left_out(path, by_line, whole, remedy)
+    return frame[faults == ""].reset_index(drop=True) if len(bad) else frame, damaged
 
 
 def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[int]]:
@@ -181,11 +162,11 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     if frame.empty:
         return
     schemas = frame["schema"].dropna()
-    if (schemas != SCHEMA).mean() > _MOST_DAMAGED:
+    if (schemas != SCHEMA).mean() > MOST_DAMAGED:
         other = schemas[schemas != SCHEMA].iloc[0]
         raise UserError(f"{path} has rows of schema {other}; this reads {SCHEMA}.")
     others = sorted(set(frame["run"].dropna()) - {run, ""})
-    if (frame["run"] != run).mean() > _MOST_DAMAGED:
+    if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
             f"{path} has rows of other runs than its run.json ({', '.join(others)}); rows of "
             "different runs or machines do not mix."

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.model.calibrate import calibrate
+from analysis.model.fitted import drawn
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
@@ -86,7 +87,8 @@ class Evidence:
         if recording.public:
             return cls._of_imported(recording)
         products = recording.products
-        modelled = recording.ok.index.isin(products.index)
+        products = products.iloc[drawn(len(products))]
+        fitted = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
         columns = (
@@ -104,8 +106,8 @@ class Evidence:
         if len(products):
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
-            predicted[modelled] = calibration.held_back.estimate.time
-        rest = np.flatnonzero(~modelled)
+            predicted[fitted] = calibration.held_back.estimate.time
+        rest = np.flatnonzero(~fitted)
         predicted[rest] = predicted_seconds([cases[i] for i in rest], model)
         library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
         keep = np.flatnonzero(library & np.isfinite(error))  # at least six samples

@@ -176,11 +176,21 @@ def test_a_damaged_file_gets_a_sentence(tmp_path: Path) -> None:
     recording = load(recorded(tmp_path, [(odd, even, 1.5)]))
     path = tmp_path / "confirmed.csv"
     whole = path.read_text("utf-8")
-    one_process = "".join(whole.splitlines(keepends=True)[:2])
-    for text in ("case,against\n", whole.replace("1/1", "1/1,x"), one_process, "\0"):
+    for text in ("case,against\n", whole.replace("1/1", "1/1,x"), "\0"):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(UserError, match="confirmed.csv is damaged; move it away"):
+        with pytest.raises(UserError, match="confirmed.csv .*move it away, and `make sweep`"):
             read_measurements(recording.products, recording)
+
+
+def test_what_one_process_alone_found_is_no_claim(tmp_path: Path) -> None:
+    """As it is where the line of the other one is damaged."""
+    odd, even = Gemm(512, 1001, 512, "bf16"), Gemm(512, 1008, 512, "bf16")
+    recording = load(recorded(tmp_path, [(odd, even, 1.5)]))
+    assert confirmed_pairs(recording)
+    path = tmp_path / "confirmed.csv"
+    lines = path.read_text("utf-8").splitlines()
+    path.write_text("\n".join([*lines[:-1], lines[-1].rsplit(" ", 3)[0], ""]), encoding="utf-8")
+    assert not confirmed_pairs(recording)
 
 
 def answer(problem: Gemm, instead: Gemm, gain: float, verdict: str = LIKELY) -> Advice:

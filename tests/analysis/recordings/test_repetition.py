@@ -156,11 +156,20 @@ def test_rounds_of_two_shards_are_not_the_same(tmp_path: Path) -> None:
     assert ratio[1] < 0.99
 
 
-@pytest.mark.parametrize(
-    "text", ["nonsense", "case,worker,gpu,rounds,times_us\na,1/1,,1 2,3.0\n", "\x00"]
-)
+HEADER = "case,worker,gpu,rounds,times_us\n"
+
+
+@pytest.mark.parametrize("text", ["nonsense", f"{HEADER}a,1/1,,1 2,3.0\n", "\x00"])
 def test_damaged_rounds_are_one_sentence(text: str, tmp_path: Path) -> None:
     folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5])
     (folder / "rounds.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"rounds\.csv is damaged"):
+    with pytest.raises(UserError, match=r"rounds\.csv .*move it away, and ratios come from"):
         rounds_of(load(folder))
+
+
+@pytest.mark.parametrize("times", ["3.0", "3.0 nan", "3.0 0", "3.0 -1", "3.0 inf", ""])
+def test_a_damaged_line_of_rounds_costs_itself(times: str, tmp_path: Path) -> None:
+    folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5])
+    text = f"{HEADER}a,1/1,,1 2,3.0 4.0\nb,1/1,,1 2,{times}\n"
+    (folder / "rounds.csv").write_text(text, encoding="utf-8")
+    assert [case for _, case in rounds_of(load(folder))] == ["a"]
