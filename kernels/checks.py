@@ -7,8 +7,8 @@ from typing import Any
 
 from kernels.errors import UserError, nearest
 
-LARGEST_SIZE = 2**31 - 1
-"""Of any dimension: the libraries count in 32 bits."""
+LARGEST_SIZE = 2**40
+"""Of any dimension, also of the GEMM that a convolution is computed as."""
 
 LARGEST_BYTES = 2**60
 """Of a problem; products of its sizes stay within 64 bits."""

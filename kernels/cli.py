@@ -40,7 +40,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Read ``90s``, ``10m``, ``1.5h`` or plain seconds; None stays None."""
     if not text:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
     if match is None or len(text) > 40 or not float(match.group(1)):
         raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text[:40]!r}.")
     seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
@@ -85,10 +85,9 @@ def run(app: typer.Typer, program: str) -> None:
 
 def _make_printable() -> None:
     """A terminal without Unicode gets question marks, a closed one nothing: never an exception."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  lives to the end
-    if sys.stderr is None:
-        sys.stderr = sys.stdout
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  to the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

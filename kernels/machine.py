@@ -87,6 +87,8 @@ class Machine:
         """
         if fault := misfit(data, _FACTS, "machine"):
             raise UserError(f"these are no facts of a machine: {fault}.")
+        if data["kind"] not in ("gpu", "cpu"):
+            raise UserError(f"these are no facts of a machine: its kind is {data['kind']!r}.")
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(

@@ -84,13 +84,14 @@ RUN = {
     "schema": COUNT, "protocol": COUNT, "run": str, "machine": Maybe(dict),
     "software": Each(str),
     "plan": {
-        "cases?": [dict], "budget_s?": NOT_NEGATIVE, "left_s?": Number(), "shards?": SIZE,
+        "cases": [dict], "budget_s?": NOT_NEGATIVE, "left_s?": Number(), "shards?": SIZE,
         "sweeps?": [str], "left_out?": Each(COUNT), "recorded_elsewhere?": list,
     },
     "published?": bool, "spent_s?": NOT_NEGATIVE, "checking_s?": NOT_NEGATIVE,
     "counts?": Each(COUNT), "sweeps?": Each(Each(COUNT)),
     "canary?": Maybe({"median_us": POSITIVE, "spread": NOT_NEGATIVE, "samples?": COUNT}),
     "repeats?": Maybe({"cases": COUNT, "between": NOT_NEGATIVE, "between_cases?": NOT_NEGATIVE}),
+    "earlier_ceilings?": Maybe({"bandwidth": POSITIVE, "peaks": Each(POSITIVE)}),
     "health?": Maybe({"verdict": str, "reasons": [str]}),
     "public?": {
         "source": str, "package": str, "licence": str, "cache": str, "rows": COUNT, "how": str,
@@ -99,8 +100,9 @@ RUN = {
 }  # fmt: skip
 """What run.json has, as :func:`kernels.documents.misfit` reads it."""
 
+_MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {
-    "case": str, "s": POSITIVE, "at": NOT_NEGATIVE, "worker": str, "r?": COUNT, "n?": COUNT,
+    "case": str, "s": POSITIVE, "at": _MOMENT, "worker": str, "r?": COUNT, "n?": SIZE,
     "gpu?": Maybe(COUNT), "cost?": NOT_NEGATIVE, "checking?": NOT_NEGATIVE, "hidden?": bool,
     "throttled?": [str], "sm_mhz?": Maybe(NOT_NEGATIVE), "power_w?": Maybe(NOT_NEGATIVE),
     "temp_c?": Maybe(Number()),
@@ -110,9 +112,15 @@ _EVENTS = {
     "sample": _SAMPLE,
     "repeat": _SAMPLE,
     "facts": {**_ANY, "facts": dict},
-    "outcome": {**_ANY, "at": NOT_NEGATIVE, "status": str, "message": str},
+    "outcome": {**_ANY, "at": _MOMENT, "status": str, "message": str},
     "confirm": {**_ANY, "against": str, "process": Number(), "s": [POSITIVE]},
-    "host": {**_ANY, "seconds": NOT_NEGATIVE, "steal": NOT_NEGATIVE, "others": NOT_NEGATIVE},
+    "host": {
+        **_ANY,
+        "seconds": NOT_NEGATIVE,
+        "steal?": NOT_NEGATIVE,
+        "others?": NOT_NEGATIVE,
+        "gpu_processes?": COUNT,
+    },
 }
 """What the lines of a sample file have; those of other kinds have at least :data:`_ANY`."""
 
@@ -154,4 +162,6 @@ def fault_of_event(event: Any) -> str:
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is no event"
+    if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
+        return "it has not four times"
     return misfit(event, _EVENTS.get(kind, _ANY))

@@ -265,15 +265,16 @@ def _error(
 
     It was measured over pairs of which one pads the other by little (:data:`NEAR`). An option that
     is smaller in a size gets the wider side of it both ways, and one further away the range of any
-    two shapes. Of layouts and batches that were not measured, neither was it.
+    two shapes. Of layouts, batches and alignments that were not measured, neither was it.
     """
     growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
     if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
         return fit.ratio_range(False, spreads)
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
-    else:  # as on a machine of which nothing was measured
-        low, high = UNCALIBRATED_PAIR
+    else:  # at least as wide as on a machine of which nothing was measured
+        fitted = fit.ratio_range(True, (max(1.0, fit.min_spread),) * 2)
+        low, high = min(UNCALIBRATED_PAIR[0], fitted[0]), max(UNCALIBRATED_PAIR[1], fitted[1])
     if min(growth) < 1:
         low, high = min(low, -high), max(high, -low)
     return low, high

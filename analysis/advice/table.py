@@ -129,7 +129,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
-        drawn = f"of {known:,}, drawn by chance, " if len(answers) < known else ""
+        drawn = f"of {known:,}, drawn by chance, " if len(answers) < known > _MOST else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +32,28 @@ def copy_path(path: Path) -> Path:
     return path.with_name(f".{path.stem}.feather")
 
 
-def read_copy(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]] | None:
+def read_copy(path: Path, state: Mapping[str, Any]) -> tuple[pd.DataFrame, tuple[str, ...]] | None:
     """The rows and the sentences of a table's copy; None if there is no good one."""
     if not copy_path(path).exists():
         return None
     try:
         table = feather.read_table(copy_path(path), memory_map=False)
         told = json.loads((table.schema.metadata or {})[_KEY])
-        if told["of"] != _state(path, run):
+        if told["of"] != state:
             return None
         return table.to_pandas(), tuple(map(str, told["damaged"]))
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         return None
 
 
-def write_copy(path: Path, run: str, rows: pd.DataFrame, damaged: Sequence[str]) -> None:
+def write_copy(
+    path: Path, state: Mapping[str, Any], rows: pd.DataFrame, damaged: Sequence[str]
+) -> None:
     """Write the copy of a large table. Where that is not possible, reading takes longer."""
-    if path.stat().st_size < _LARGE:
+    if state["size"] < _LARGE:
         return
     table = pa.Table.from_pandas(rows, preserve_index=False)
-    told = json.dumps({"of": _state(path, run), "damaged": list(damaged)}).encode()
+    told = json.dumps({"of": state, "damaged": list(damaged)}).encode()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: told})
     buffer = io.BytesIO()
     feather.write_feather(table, buffer, compression="lz4")
@@ -61,8 +63,8 @@ def write_copy(path: Path, run: str, rows: pd.DataFrame, damaged: Sequence[str])
         return
 
 
-def _state(path: Path, run: str) -> dict[str, Any]:
-    """What a copy is good for."""
+def state_of(path: Path, run: str) -> dict[str, Any]:
+    """What a copy of a table is good for: the table as it is now."""
     found = os.stat(path)
     return {
         "size": found.st_size, "time_ns": found.st_mtime_ns, "run": run, "schema": SCHEMA,

@@ -10,11 +10,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
 from analysis.recordings.tables import Table, read_rows
+from kernels.checks import LARGEST_SIZE
 from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.schema import COLUMNS, SCHEMA
@@ -97,6 +99,16 @@ def read_imported(folder: Path) -> pd.DataFrame:
         raise UserError(
             f"{path} cannot be read ({reason}); `python -m analysis import` writes it again."
         ) from None
+    sizes, times = (
+        told[["m", "n", "k"]].to_numpy(dtype=float),
+        told["time_us"].to_numpy(dtype=float),
+    )
+    sound = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1) & (times > 0) & (times < np.inf)
+    if not sound.all():
+        raise UserError(
+            f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; `python -m "
+            "analysis import` writes it again."
+        )
     flops = 2.0 * told["m"] * told["n"] * told["k"]
     values = {**_SAME, **told, "tflops": flops / told["time_us"] / 1e6}
     columns = {

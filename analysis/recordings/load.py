@@ -175,6 +175,10 @@ def load_run(folder: Path) -> dict[str, Any]:
         UserError: it is unreadable, or of another version.
     """
     run: dict[str, Any] = printable(read_run(folder))
+    try:
+        Machine.from_json(run["machine"])
+    except UserError as error:
+        raise UserError(f"{folder / 'run.json'}: {error}") from None
     versions = run["schema"], run["protocol"]
     if versions != (SCHEMA, OTHERS_PROTOCOL if "public" in run else PROTOCOL):
         raise UserError(

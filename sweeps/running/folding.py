@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.running.fold import (
     checking_seconds,
@@ -28,6 +29,8 @@ from sweeps.store import (
     write_table,
 )
 
+_MOST_DAMAGED = 0.1  # of the sample lines: a table of the others would not be of the run
+
 
 def fold(folder: Path) -> dict[str, Any]:
     """Fold all shards' samples into the table and the counts of run.json; returns run.json."""
@@ -35,6 +38,11 @@ def fold(folder: Path) -> dict[str, Any]:
         record = read_run(folder)
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
+        if len(damaged) > max(1, _MOST_DAMAGED * (len(events) + len(damaged))):
+            raise UserError(
+                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table is "
+                "left as it was; `make sweep FRESH=1` keeps the run aside and starts a new one."
+            )
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds, known = machine_speeds(events), histories(events)
         rows = fold_rows(record["run"], planned, events, machine, speeds)

@@ -142,7 +142,7 @@ def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator
     bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
     batches: dict[str, list[float]] = defaultdict(list)
     for event in timed(events):
-        if event["case"] in bursts and event.get("gpu") is None:
+        if event["case"] in bursts and event.get("gpu") is None and "n" in event:
             batches[event["case"]].append(event["s"] * event["n"])
     # Whole ticks of 16 ms are whole ticks of 4 ms, too: of equal counts the longest tick is meant.
     count, tick = max((_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS)

@@ -134,7 +134,7 @@ def begin(
             more = request.measuring - before["budget_s"]
             # A sweep of the user's own file is known only where it is named again.
             known = {**cases_of(all_sweeps()), **sweeps}
-            same = {name: known[name] for name in before["sweeps"] if name in known}
+            same = {name: known[name] for name in before.get("sweeps", ()) if name in known}
             record = _extend_record(record, same, more, request.measuring, request, device)
             record["plan"]["left_s"] = request.left(request.measuring)
             write_run(folder, record)
@@ -289,7 +289,10 @@ def _extend_record(
     known = {row["sweep"] for row in plan["cases"]}
     cases = {name: of(machine) for name, of in sweeps.items()}
     # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
-    elsewhere = {*plan["recorded_elsewhere"], *_recorded_sweeps(cases, request, device)} - known
+    elsewhere = {
+        *plan.get("recorded_elsewhere", ()),
+        *_recorded_sweeps(cases, request, device),
+    } - known
     lacking = {
         name: [case for case in wanted if case.id not in there]
         for name, wanted in cases.items()
@@ -299,11 +302,11 @@ def _extend_record(
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
-        "sweeps": sorted({*plan["sweeps"], *sweeps}),
+        "sweeps": sorted({*plan.get("sweeps", ()), *sweeps}),
         "recorded_elsewhere": sorted(elsewhere),
         # Cases that did not fit before were tried again, so the new count replaces the old one.
         "left_out": {
-            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
+            **{name: n for name, n in plan.get("left_out", {}).items() if name not in sweeps},
             **added.left_out,
         },
         "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],

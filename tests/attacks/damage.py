@@ -21,6 +21,9 @@ import analysis.__main__
 import kernels.__main__
 import sweeps.__main__
 from kernels.cli import run
+from kernels.operation import Lstm
+from kernels.problem import Conv
+from sweeps.cases.case import Case
 from sweeps.running.folding import fold
 from sweeps.running.plan import PlanEntry
 from sweeps.schema import SCHEMA
@@ -40,7 +43,9 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-_ABSURD = r".*\b(?:nan|inf)\b.*|.*\d{25}.*|.*(?<!\w)-\d[\d.,]* ?(?:[mkMG]?B|[µmn]?s)\b.*"
+_ABSURD = (
+    r"(?i).*\b(?:nan|inf|infinity)\b.*|.*\d{25}.*|.*(?<!\w)-\d[\d.,]* ?(?:[mkMG]?B|[µmn]?s)\b.*"
+)
 
 
 class Said(NamedTuple):
@@ -82,10 +87,12 @@ def said(app: typer.Typer, *arguments: str) -> Said:
 
 
 def small_recording(folder: Path, seed: int = 0) -> Path:
-    """A run of 36 GEMMs as its worker would leave it: plan, samples, and what they fold into."""
+    """A run of 38 cases as its worker would leave it: plan, samples, and what they fold into."""
     cases = gemm_cases(dict.fromkeys(random_sizes(36, seed)), sweep="square")
     rng = np.random.default_rng(seed)
-    times = model_law()(problems(cases))
+    times = [*model_law()(problems(cases)), 2e-5, 1e-3]
+    cases.append(Case("conv-channels", Conv.parse("8,64,28,28,64,3,3,1,1,1,1,bf16"), "cudnn"))
+    cases.append(Case("lstm", Lstm(4, 64, 512, 512, "bf16"), "cudnn"))
     planned = [PlanEntry(case, 0.01) for case in cases]
     plan = {
         "budget_s": 60.0, "shards": 1, "sweeps": ["square"], "left_out": {},
@@ -93,14 +100,18 @@ def small_recording(folder: Path, seed: int = 0) -> Path:
     }  # fmt: skip
     (folder / "samples").mkdir(parents=True)
     run_name = "2026-01-02T03:04:05Z"
+    ceilings = {"bandwidth": H100.bandwidth, "peaks": dict(H100.peaks)}
     write_run(folder, {
-        "schema": SCHEMA, "protocol": PROTOCOL, "published": False, "run": run_name,
+        "earlier_ceilings": ceilings, "schema": SCHEMA, "protocol": PROTOCOL, "published": False, "run": run_name,
         "machine": H100.to_json(), "software": {"torch": "2.13.0", "cuda": "13.0"}, "plan": plan,
     })  # fmt: skip
     common = {"worker": "1/1", "gpu": 0}
+    facts = {"rel_error": 1e-4, "kernel": "gemm", "kernels": '[["gemm",0.9],["split",0.1]]'}
     events: list[dict[str, Any]] = [
-        {"event": "facts", "case": case.id, "facts": {"rel_error": 1e-4}} for case in cases
+        {"event": "facts", "case": case.id, "facts": facts} for case in cases
     ]
+    events.append({"event": "host", "case": "", "seconds": 0.0, "gpu_processes": 1})
+    events.append({"event": "host", "case": "", "seconds": 9.0, "steal": 0.0, "others": 0.1})
     for r in range(1, 10):
         for case, time in zip(cases, times, strict=True):
             second = float(time * np.exp(0.01 * rng.standard_normal()))

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import planned
@@ -42,6 +43,30 @@ def test_events_read_back(tmp_path: Path) -> None:
     assert read_events(tmp_path) == (events, [])
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({**EVENT, "event": "host", "seconds": 0.0, "gpu_processes": 2}, ""),
+        ({**EVENT, "event": "host", "seconds": 9.5, "steal": 0.1, "others": 0.0}, ""),
+        ({"event": "crash", "case": "ab", "worker": "1/1", "cost": 1.0, "message": "x"}, ""),
+        ({**EVENT, "event": "something new"}, ""),
+        ({**EVENT, "event": "host", "seconds": 1.0, "gpu_processes": "a"}, "gpu_processes is 'a'"),
+        ({**EVENT, "event": "sample", "s": 0}, "it.s is 0"),
+        ({**EVENT, "event": "sample", "s": "1"}, "it.s is '1'"),
+        ({**EVENT, "event": "sample", "s": 1.0, "at": 1e20}, "it.at is 1e+20"),
+        ({**EVENT, "event": "confirm", "against": "b", "process": 1.0, "s": [1.0]}, "four times"),
+        ({**EVENT, "event": 7}, "it is no event"),
+        ([1], "it is no event"),
+    ],
+)
+def test_a_line_of_valid_json_may_still_be_no_event(line: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "1-of-1.jsonl").write_text(json.dumps(line) + "\n")
+    events, damaged = read_events(tmp_path)
+    assert (len(events), len(damaged)) == ((0, 1) if words else (1, 0))
+    assert all(words in sentence for sentence in damaged)
+
+
 def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None:
     with SampleLog(tmp_path, (1, 1)) as log:
         for number in range(3):
@@ -55,7 +80,14 @@ def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None
     assert damaged == ["1-of-1.jsonl line 3 is damaged and left out: it is no JSON."]
 
 
-RUN = {"schema": 1, "protocol": 1, "run": "now", "machine": {}, "software": {}, "plan": {}}
+RUN = {
+    "schema": 1,
+    "protocol": 1,
+    "run": "now",
+    "machine": {},
+    "software": {},
+    "plan": {"cases": []},
+}
 
 
 def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: Path) -> None:

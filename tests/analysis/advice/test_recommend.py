@@ -107,6 +107,8 @@ def test_a_layout_that_was_not_measured_is_as_uncertain_as_a_machine_that_was_no
     assert _error(like, replace(like, n=1088), fit, (0.6, 0.8)) == pytest.approx((-0.02, 0.05))
     assert _error(unlike, replace(unlike, n=1088), fit, far) == UNCALIBRATED_PAIR
     assert _error(unlike, replace(unlike, n=2048), fit, far) == fit.ratio_range(False, far)
+    wide = replace(fit, pair_low=-0.4, pair_high=0.4)  # never surer than of what was measured
+    assert _error(unlike, replace(unlike, n=1088), wide, far) == wide.ratio_range(True, (1, 1))
 
 
 def test_a_smaller_shape_is_as_uncertain_either_way() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic import gemm_cases, model_law, problems, random_sizes, record
+from synthetic import RUN, gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.recordings import copies
 from analysis.recordings.copies import copy_path
@@ -47,6 +47,16 @@ def test_a_changed_table_is_read_again(folder: Path) -> None:
     path.write_text(text, encoding="utf-8")  # of the first size again, at another time
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert load(folder).damaged
+
+
+def test_a_copy_of_a_stranger_is_checked_like_the_table(folder: Path) -> None:
+    load(folder)
+    path = folder / "measurements.csv"
+    state = copies.state_of(path, RUN)
+    known = copies.read_copy(path, state)
+    assert known is not None
+    copies.write_copy(path, state, known[0].assign(time_us=-1.0), known[1])
+    assert (load(folder).rows["time_us"] > 0).all()
 
 
 @pytest.mark.parametrize("data", [b"", b"no feather", b"ARROW1\0\0" + b"\0" * 100])

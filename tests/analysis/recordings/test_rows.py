@@ -10,6 +10,7 @@ import pytest
 from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.recordings.load import load
+from analysis.recordings.rows import _parse
 from kernels.errors import UserError
 from kernels.problem import Conv
 from sweeps.cases.case import Case
@@ -44,7 +45,7 @@ def changed(folder: Path, line: int, **cells: str) -> None:
         ({"m": ""}, "a size of its problem is missing"),
         ({"m": "0"}, "m must be a whole number of at least 1"),
         ({"n": "-8"}, "n must be a whole number"),
-        ({"k": "99999999999"}, "k is too large"),
+        ({"k": "99999999999999"}, "k is too large"),
         ({"batch": "2000000000", "m": "2000000000"}, "no machine holds that"),
         ({"layout": "xx"}, "GEMM layout 'xx' is not known"),
         ({"op": "foo"}, "op is none of gemm, conv"),
@@ -66,6 +67,7 @@ def changed(folder: Path, line: int, **cells: str) -> None:
         ({"samples": "-1"}, "it has no samples"),
         ({"tflops": "-3"}, "tflops is no rate"),
         ({"sm_mhz": "-3"}, "sm_mhz is below 0"),
+        ({"rel_error": "inf"}, "rel_error is below 0 or infinite"),
         ({"temp_c": "1e300"}, "temp_c is absurd"),
         ({"kernels": "foo"}, "kernels is no JSON"),
         ({"kernels": '[["a"]]'}, "kernels is no list of names and shares"),
@@ -108,6 +110,46 @@ def test_a_file_that_is_damaged_all_over_is_refused(folder: Path) -> None:
         changed(folder, line, time_us="0")
     with pytest.raises(UserError, match=r"3 of 24 lines of .* are damaged: .* line 3 .*no time"):
         load(folder)
+
+
+def test_a_wrong_result_may_be_as_wrong_as_it_likes(folder: Path) -> None:
+    gone = dict.fromkeys(("time_us", "time_lo_us", "time_hi_us", "samples", "tflops", "gbps"), "")
+    for line in range(2, 9):
+        changed(folder, line, status="wrong", rel_error="3e22", **gone)
+    recording = load(folder)
+    assert not recording.damaged
+    assert (recording.rows["status"] == "wrong").sum() == 7
+
+
+def test_a_carriage_return_ends_no_line(folder: Path) -> None:
+    path = folder / "measurements.csv"
+    text = path.read_text(encoding="utf-8")
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    assert len(load(folder).rows) == COUNT
+    lines = text.splitlines()
+    path.write_bytes("\n".join([*lines[:3], "\r".join(lines[3:5]), *lines[5:], ""]).encode())
+    recording = load(folder)
+    assert [s.split(" is damaged")[0] for s in recording.damaged] == ["measurements.csv line 4"]
+
+
+def test_a_million_damaged_lines_are_not_looked_at_one_by_one(folder: Path) -> None:
+    path = folder / "measurements.csv"
+    header, line, *_ = path.read_text(encoding="utf-8").splitlines()
+    cells = line.split(",")
+    cells[list(COLUMNS).index("m")] = "x"
+    path.write_text("\n".join([header, *[",".join(cells)] * 30_000, ""]), encoding="utf-8")
+    parsed = 0
+
+    def counting(data: bytes) -> object:
+        nonlocal parsed
+        parsed += 1
+        return _parse(data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.recordings.rows._parse", counting)
+        with pytest.raises(UserError, match="30000 of 30000 lines of"):
+            load(folder)
+    assert parsed < 10_000  # of 60,000 that it would take to find them all
 
 
 def test_a_row_without_a_time_needs_none(folder: Path) -> None:

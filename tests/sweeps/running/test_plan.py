@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.errors import UserError
 from kernels.machine import known_machine, of_cpu
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
@@ -17,6 +19,9 @@ from sweeps.running.plan import (
     make_plan,
     naming_reserve,
 )
+from sweeps.store import read_run
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
 H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
@@ -153,3 +158,19 @@ def test_checking_results_is_part_of_what_a_case_is_expected_to_take() -> None:
     small, large = sorted(make_plan({"s": cases}, H200, 600).planned, key=lambda p: p.checking)
     assert 3 * 8e-4 <= small.checking < large.checking < 0.5 * large.expected
     assert PlanEntry.from_json(large.to_json()).expected == pytest.approx(large.expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("run", sorted(RECORDINGS.rglob("run.json")), ids=lambda p: p.parent.name)
+def test_every_recorded_plan_is_read_again(run: Path) -> None:
+    """Of GEMMs, convolutions, layers, series and LSTMs."""
+    rows = read_run(run.parent)["plan"]["cases"]
+    assert [PlanEntry.from_json(row).to_json() for row in rows] == rows
+
+
+@pytest.mark.parametrize(
+    "change", [{"m": "x"}, {"expected_s": None}, {"sweep": 7}, {"sweep": "\ud800"}, {"op": "foo"}]
+)
+def test_a_damaged_case_of_a_plan_is_one_sentence(change: dict[str, object]) -> None:
+    row = PlanEntry(Case("square", Gemm(64, 64, 64, "bf16"), "cublas"), 0.1).to_json()
+    with pytest.raises(UserError, match="a case of the plan in run.json.*FRESH=1"):
+        PlanEntry.from_json({**row, **change})
