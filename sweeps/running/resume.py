@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.device import Device, select_device, software
+from kernels.documents import COUNT, NOT_NEGATIVE, SIZE, Each, misfit
 from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.cases.case import CONFIRM, Case
@@ -134,7 +135,7 @@ def begin(
             more = request.measuring - before["budget_s"]
             # A sweep of the user's own file is known only where it is named again.
             known = {**cases_of(all_sweeps()), **sweeps}
-            same = {name: known[name] for name in before.get("sweeps", ()) if name in known}
+            same = {name: known[name] for name in before["sweeps"] if name in known}
             record = _extend_record(record, same, more, request.measuring, request, device)
             record["plan"]["left_s"] = request.left(request.measuring)
             write_run(folder, record)
@@ -205,6 +206,12 @@ def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+_PLAN = {
+    "cases": [dict], "budget_s": NOT_NEGATIVE, "shards": SIZE, "sweeps": [str],
+    "left_out": Each(COUNT), "recorded_elsewhere": [str],
+}  # fmt: skip
+
+
 def _record_to_resume(
     folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf]
 ) -> tuple[dict[str, Any] | None, str]:
@@ -220,6 +227,13 @@ def _record_to_resume(
         record = read_run(folder)
         why = _why_outdated(record, device)
         if not why:
+            if fault := misfit(record["plan"], _PLAN, "the plan"):
+                raise UserError(
+                    f"{folder / 'run.json'} is damaged: {fault}; `make sweep FRESH=1` keeps it "
+                    "aside and starts a new run."
+                )
+            for row in record["plan"]["cases"]:
+                PlanEntry.from_json(row)  # which refuses what is no case
             _check_same_plan(record["plan"], request, sweeps)
             return record, ""
     _refuse_if_running(folder)
@@ -290,7 +304,7 @@ def _extend_record(
     cases = {name: of(machine) for name, of in sweeps.items()}
     # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
     elsewhere = {
-        *plan.get("recorded_elsewhere", ()),
+        *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, device),
     } - known
     lacking = {
@@ -302,11 +316,11 @@ def _extend_record(
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
-        "sweeps": sorted({*plan.get("sweeps", ()), *sweeps}),
+        "sweeps": sorted({*plan["sweeps"], *sweeps}),
         "recorded_elsewhere": sorted(elsewhere),
         # Cases that did not fit before were tried again, so the new count replaces the old one.
         "left_out": {
-            **{name: n for name, n in plan.get("left_out", {}).items() if name not in sweeps},
+            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
             **added.left_out,
         },
         "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from damage import ANALYSIS, SWEEPS, Said, damaged, said, small_recording
 from synthetic import H100
 
+from kernels.device import Device
 from kernels.errors import UserError
+from kernels.machine import of_cpu
+from sweeps.running import resume
 from sweeps.running.folding import fold
+from sweeps.store import SampleLog
 
 ASKED = ("--gemm", "4096,4096,1000,bf16")
 OF_MACHINE = {
@@ -57,14 +62,18 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def attempts(names: Iterator[str]) -> Iterator[object]:
-    for name in names:
-        for seed in range(ALL):
-            marks = [] if seed < QUICK else [pytest.mark.long]
-            yield pytest.param(name, seed, marks=marks, id=f"{name}-{seed}")
+def attempts(names: Iterable[str]) -> list[object]:
+    """Each name with every seed, of which some belong to the quick part."""
+    return [
+        pytest.param(
+            name, seed, marks=[] if seed < QUICK else [pytest.mark.long], id=f"{name}-{seed}"
+        )
+        for name in names
+        for seed in range(ALL)
+    ]
 
 
-@pytest.mark.parametrize(("name", "seed"), attempts(iter(RECORDED)))
+@pytest.mark.parametrize(("name", "seed"), attempts(RECORDED))
 def test_a_damaged_recording_gets_an_answer_or_a_sentence(
     sound: Path, tmp_path: Path, name: str, seed: int
 ) -> None:
@@ -90,7 +99,7 @@ def test_a_damaged_recording_gets_an_answer_or_a_sentence(
     assert [entry.name for entry in tmp_path.iterdir()] == ["results"]
 
 
-@pytest.mark.parametrize(("name", "seed"), attempts(iter(GIVEN)))
+@pytest.mark.parametrize(("name", "seed"), attempts(GIVEN))
 def test_a_damaged_file_that_is_given_gets_an_answer_or_a_sentence(
     tmp_path: Path, name: str, seed: int
 ) -> None:
@@ -110,3 +119,52 @@ def _reading(path: Path, draw: random.Random) -> Said:
         command = draw.choice(["predict", "recommend"])
         return said(ANALYSIS, command, "--file", str(path), *on, *results)
     return said(ANALYSIS, "audit", str(path), *on, "--seq", "64", "--vary", "n_embd", *results)
+
+
+@pytest.fixture(scope="session")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of this CPU, on which a run was begun and sampled a little."""
+    results = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resume, "measure_ceilings", _no_ceilings)
+        run = resume.begin(_request(results), _quiet)
+    where = {"worker": "1/1", "at": 1.8e9, "cost": 0.01}
+    with SampleLog(run.folder, (1, 1)) as log:
+        for entry in run.planned:
+            log.append(
+                {"event": "facts", "case": entry.case.id, "facts": {"rel_error": 0.0}, **where}
+            )
+            for r in range(1, 8):
+                sample = {"s": 1e-4 * r, "n": 3, "r": r}
+                log.append({"event": "sample", "case": entry.case.id, **sample, **where})
+    return results
+
+
+def _quiet(text: str) -> None:
+    """Nothing is said."""
+
+
+def _no_ceilings(device: Device) -> Device:
+    peaks = dict.fromkeys(device.machine.peaks, 1e11)
+    return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
+
+
+def _request(results: Path, budget: float = 20.0) -> resume.Request:
+    return resume.Request(("square",), budget=budget, results=results, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "seed"), attempts(["run.json", "samples/1-of-1.jsonl"]))
+def test_a_damaged_run_goes_on_or_says_why_not(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+) -> None:
+    monkeypatch.setattr(resume, "measure_ceilings", _no_ceilings)
+    results = tmp_path / "results"
+    shutil.copytree(begun, results)
+    (folder,) = results.iterdir()
+    draw = random.Random(f"again {name} {seed}")
+    path = folder / name
+    path.write_bytes(damaged(path.read_bytes(), RECORDED[name], draw))
+    with suppress(UserError):
+        assert resume.begin(_request(results, draw.choice([20.0, 40.0])), _quiet).planned
+    with suppress(UserError):
+        fold(folder)
