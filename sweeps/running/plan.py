@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernels.constants import default_constants
-from kernels.documents import NOT_NEGATIVE, misfit
+from kernels.documents import COUNT, NOT_NEGATIVE, SIZE, Each, misfit
 from kernels.errors import UserError
 from kernels.estimate import Array, Shapes, Tiles, fastest
 from kernels.machine import Machine
@@ -53,6 +53,11 @@ _NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
 _TEXTS = (
     "id", "sweep", "op", "dtype", "layout?", "implementation", "config", "mode", "cache", "fill",
 )  # fmt: skip
+_PLAN = {
+    "cases": [dict], "budget_s": NOT_NEGATIVE, "shards": SIZE, "sweeps": [str],
+    "left_out": Each(COUNT), "recorded_elsewhere": [str],
+}  # fmt: skip
+_FRESH = "`make sweep FRESH=1` keeps the run aside and starts a new one."
 _PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE}
 
 
@@ -83,7 +88,18 @@ class PlanEntry:
                 return cls(case, row["expected_s"])
         except (ValueError, TypeError, KeyError):
             fault = "a case of the plan in run.json has no sizes of its operation"
-        raise UserError(f"{fault}; `make sweep FRESH=1` keeps the run aside and starts a new one.")
+        raise UserError(f"{fault}; {_FRESH}")
+
+
+def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
+    """The cases of the plan in run.json.
+
+    Raises:
+        UserError: it is no plan that a run can go on with.
+    """
+    if fault := misfit(plan, _PLAN, "the plan in run.json"):
+        raise UserError(f"{fault}; {_FRESH}")
+    return [PlanEntry.from_json(row) for row in plan["cases"]]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from kernels.device import Device, select_device, software
-from kernels.documents import COUNT, NOT_NEGATIVE, SIZE, Each, misfit
 from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.cases.case import CONFIRM, Case
@@ -22,7 +21,7 @@ from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.running.ceilings import measure_ceilings
 from sweeps.running.choice import choose_sweeps, is_file, sweep_cases, sweep_name
 from sweeps.running.fold import spent_seconds
-from sweeps.running.plan import PlanEntry, make_plan
+from sweeps.running.plan import make_plan, read_plan
 from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
 from sweeps.store import (
@@ -144,7 +143,7 @@ def begin(
             record["plan"]["left_s"] = request.left(record["plan"]["budget_s"])
             write_run(folder, record)
     plan = record["plan"]
-    planned = [PlanEntry.from_json(row) for row in plan["cases"]]
+    planned = read_plan(plan)
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
     budget, events = plan["budget_s"], read_events(folder)[0]
@@ -206,12 +205,6 @@ def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-_PLAN = {
-    "cases": [dict], "budget_s": NOT_NEGATIVE, "shards": SIZE, "sweeps": [str],
-    "left_out": Each(COUNT), "recorded_elsewhere": [str],
-}  # fmt: skip
-
-
 def _record_to_resume(
     folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf]
 ) -> tuple[dict[str, Any] | None, str]:
@@ -227,13 +220,7 @@ def _record_to_resume(
         record = read_run(folder)
         why = _why_outdated(record, device)
         if not why:
-            if fault := misfit(record["plan"], _PLAN, "the plan"):
-                raise UserError(
-                    f"{folder / 'run.json'} is damaged: {fault}; `make sweep FRESH=1` keeps it "
-                    "aside and starts a new run."
-                )
-            for row in record["plan"]["cases"]:
-                PlanEntry.from_json(row)  # which refuses what is no case
+            read_plan(record["plan"])  # refuses a damaged one before anything looks at it
             _check_same_plan(record["plan"], request, sweeps)
             return record, ""
     _refuse_if_running(folder)
