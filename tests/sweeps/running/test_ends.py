@@ -16,7 +16,9 @@ import pytest
 from fakes import planned
 from runs import a_run, carry, rows_of
 
+from kernels.errors import UserError
 from sweeps.running.fold import CANARY
+from sweeps.running.folding import fold
 from sweeps.store import read_events, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
@@ -185,3 +187,14 @@ def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
     written = count_events(tmp_path)
     time.sleep(0.2)
     assert count_events(tmp_path) == written
+
+
+def test_samples_that_are_mostly_damaged_leave_the_table_as_it_was(tmp_path: Path) -> None:
+    carry(a_run(tmp_path, planned(4)))
+    before = (tmp_path / "measurements.csv").read_bytes()
+    path = tmp_path / "samples" / "1-of-1.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join(["{}"] * 9 + lines[9:30]) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="9 sample lines .* The table is left as it was"):
+        fold(tmp_path)
+    assert (tmp_path / "measurements.csv").read_bytes() == before

@@ -1,0 +1,55 @@
+"""Recordings of very many rows: a part of them is analysed, and that is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import recorded
+
+from analysis.advice import table
+from analysis.advice.highlights import health_of
+from analysis.advice.table import build_table, recommendations_markdown
+from analysis.model import fitted
+from analysis.model.fitted import analyse, write_predictions
+from analysis.rules.judge import Evidence
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitted, "MOST_ROWS", 100)
+    monkeypatch.setattr(fitted, "_SAMPLE", 60)
+    monkeypatch.setattr(table, "_MOST", 50)
+    monkeypatch.setattr(table, "_DRAWN", 20)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_a_sample_is_analysed_and_named(tmp_path: Path) -> None:
+    analysis = analyse(recorded(tmp_path, 150))
+    assert (len(analysis.table), analysis.measured) == (60, 150)
+    sentence = "Of 150 measured rows, 60, drawn by chance, are analysed, plotted and fitted to."
+    assert health_of(analysis)[-1] == sentence
+    write_predictions(analysis)
+    calibration = json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))
+    assert calibration["sample"] == sentence
+    assert len((tmp_path / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 61
+    advice = build_table(analysis)
+    assert len({answer.problem for answer in advice}) == 20
+    page = recommendations_markdown(analysis, advice)
+    assert "20 problems of 150, drawn by chance, were looked at" in page
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_rules_predict_every_row_by_a_fit_to_the_sample(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, 150)
+    evidence = Evidence.of_recording(recording)
+    assert len(evidence.cases) == 150
+    assert (evidence.predicted > 0).all()
+
+
+def test_few_rows_are_all_looked_at(tmp_path: Path) -> None:
+    analysis = analyse(recorded(tmp_path, 60))
+    assert analysis.sampled == ""
+    page = recommendations_markdown(analysis, build_table(analysis))
+    assert "drawn by chance" not in page
