@@ -61,7 +61,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
         state = state_of(path, run)  # before it is read: it may be written meanwhile
         known = read_copy(path, state)
         # A copy may come from a stranger, like the table.
-        if known is None or list(known[0]) != list(COLUMNS) or (_faults(known[0], run) != "").any():
+        if known is None or not _is_sound(known[0], run):
             known = _checked_rows(path.read_bytes(), path, run)
             write_copy(path, state, *known)
     except OSError as error:
@@ -69,6 +69,13 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     frame, damaged = known
     say_left_out(path, damaged)
     return frame, damaged
+
+
+def _is_sound(frame: pd.DataFrame, run: str) -> bool:
+    """Whether a table has all columns, of their types, and nothing that cannot be."""
+    types = {name: _FRAME_TYPES[kind] for name, (kind, _) in COLUMNS.items()}
+    same = frame.dtypes.astype(str).to_dict() == types
+    return same and not (_faults(frame, run) != "").any()
 
 
 def _checked_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
