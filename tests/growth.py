@@ -1,7 +1,7 @@
 """How much longer do commands take on larger recordings?
 
     python tests/growth.py [--checkout DIR] [--rows 1000,10000,100000,1000000] [--limit 150]
-                           [--write FILE]
+                           [--only calibrate,recommend] [--write FILE]
 
 Recordings of so many GEMMs are made up by the model's own formula, and each command is started on
 each of them, one at a time, the first one before any copy or calibration exists: processor seconds
@@ -79,11 +79,13 @@ def main(
     checkout: Annotated[Path, typer.Option()] = ROOT,
     rows: Annotated[str, typer.Option()] = "1000,10000,100000,1000000",
     limit: Annotated[float, typer.Option(help="Seconds for each command.")] = 150.0,
+    only: Annotated[str, typer.Option(help="These commands alone.")] = ",".join(COMMANDS),
     write: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     commit = _said("git", "log", "-1", "--format=%h %cs", at=checkout)
     machine = json.loads(_said(sys.executable, "-m", "sweeps", "machine", "--json"))["slug"]
-    print(f"{'rows':>9}  " + "".join(f"{name:>18}" for name in COMMANDS))
+    wanted = {name: COMMANDS[name] for name in only.split(",")}
+    print(f"{'rows':>9}  " + "".join(f"{name:>18}" for name in wanted))
     for count in map(int, rows.split(",")):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / H100.slug
@@ -92,7 +94,7 @@ def main(
             maker.start()
             maker.join()
             found = {}
-            for name, more in COMMANDS.items():
+            for name, more in wanted.items():
                 of = [str(folder)] * 2 if name == "compare" else ["--machine", H100.slug]
                 found[name] = timed(checkout, [name, *of, *more, "--results", place], limit)
         cells = [

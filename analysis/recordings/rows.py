@@ -72,7 +72,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _is_sound(frame: pd.DataFrame, run: str) -> bool:
-    """Whether a table has all columns, of their types, and nothing that cannot be."""
+    """Whether a table has all columns, of their types, and no row that cannot be."""
     types = {name: _FRAME_TYPES[kind] for name, (kind, _) in COLUMNS.items()}
     same = frame.dtypes.astype(str).to_dict() == types
     return same and not (_faults(frame, run) != "").any()
@@ -84,6 +84,8 @@ def _checked_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tupl
     whole = len(frame) + len(unread)
     _check_origin(frame, path, run)
     faults = _faults(frame, run)
+    sound = np.flatnonzero(faults == "")
+    faults[sound[frame.iloc[sound].duplicated(list(IDENTITY))]] = "its case was there before"
     bad = np.flatnonzero(faults != "")
     lines = _line_numbers(data, unread) if len(bad) else np.empty(0, dtype=np.intp)
     by_line = dict.fromkeys(unread, "it cannot be read")
@@ -207,10 +209,6 @@ def _faults(frame: pd.DataFrame, run: str) -> NDArray[np.object_]:
         tell(~frame[column].isin(words), f"{column} is none of {', '.join(words)}")
     _tell_times(frame, tell)
     _tell_problems(frame, faults)
-    duplicated = pd.Series(faults == "") & frame.duplicated(list(IDENTITY), keep=False)
-    if duplicated.any():
-        again = frame[duplicated.to_numpy()].duplicated(list(IDENTITY))
-        tell(again.reindex(frame.index, fill_value=False), "its case was there before")
     return faults
 
 
