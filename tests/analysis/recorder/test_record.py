@@ -103,7 +103,7 @@ class Node:
         folder = self.place.folder_of(step)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "measurements.csv").write_text("")
-        run = {"schema": 1, "protocol": 1, "run": "now", "machine": {}, "plan": {},
+        run = {"schema": 1, "protocol": 1, "run": "now", "machine": {}, "plan": {"cases": []},
                "software": dict(self.place.software)}  # fmt: skip
         path = folder / "run.json"
         counts = json.loads(path.read_text())["sweeps"] if path.exists() else {}
@@ -250,7 +250,7 @@ def test_beside_a_published_recording_everything_goes_to_the_machine_s_own_folde
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "run.json").write_text(
         json.dumps({"schema": 1, "protocol": 1, "run": "then", "machine": {}, "software": {},
-                    "plan": {}, "published": True})
+                    "plan": {"cases": []}, "published": True})
     )  # fmt: skip
     node.place = replace(node.place, folder=tmp_path / "machine-local")
     recorder, _ = node.slice(3000)
