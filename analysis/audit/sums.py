@@ -67,9 +67,9 @@ def step_verdict(gain: Gain, more_flops: float, aligns: bool, evidence: str = PR
     """Whether a change of a whole model is worth it, one of the three verdicts.
 
     The table's rule for one product is not enough: a dimension changes many, of which some are
-    slower than predicted. On baskets of held-out rows with random changes, most of those that it
-    would take gain and many do not; so the whole 90 % interval has to be a gain. What better
-    alignment is worth is assumed where nobody measured it, and the reason then says so.
+    slower than predicted. Of the changes of made-up steps that it would take, many gain nothing; so
+    the whole 90 % interval has to be a gain. What better alignment is worth is assumed where nobody
+    measured it, and the reason then says so.
     """
     found = verdict(gain, evidence, more_flops)
     return found if gain.lo > 0 or aligns else LEAVE_IT

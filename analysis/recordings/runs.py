@@ -155,6 +155,11 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             f"Predictions of rows that the model had not seen miss by {error:.0%} in the median: "
             "the times may not be those of the shapes."
         )
+    if count := len(recording.damaged):
+        lines.append(
+            f"{count} line{'s' * (count > 1)} of measurements.csv {'are' if count > 1 else 'is'} "
+            "damaged and left out."
+        )
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
         runs = [

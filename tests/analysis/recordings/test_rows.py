@@ -11,6 +11,7 @@ from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.recordings.load import load
 from analysis.recordings.rows import _parse
+from analysis.recordings.runs import health_lines
 from kernels.errors import UserError
 from kernels.problem import Conv
 from sweeps.cases.case import Case
@@ -84,6 +85,7 @@ def test_a_bad_cell_costs_its_row_and_is_named(
     assert sentence.startswith(f"measurements.csv line {LINE} is damaged and left out: ")
     assert why in sentence
     assert len(recording.rows) == COUNT - 1
+    assert "1 line of measurements.csv is damaged and left out." in health_lines(recording)
 
 
 @pytest.mark.parametrize("cells", [{"stride": "0"}, {"groups": "7"}, {"r": "99"}, {"pass": ""}])
