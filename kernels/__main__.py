@@ -23,7 +23,7 @@ from kernels.cli import (
     run,
 )
 from kernels.errors import UserError, nearest
-from kernels.problem import DTYPE_BYTES, Problem
+from kernels.problem import TIMED_DTYPES, Problem
 
 app = new_app("What can be timed here: list it, check it, compile it.")
 
@@ -40,7 +40,7 @@ def list_command(
     for name, implementation in implementations().items():
         for op in implementation.ops:
             why = {
-                dtype: implementation.supports(_plain(op, dtype), machine) for dtype in DTYPE_BYTES
+                dtype: implementation.supports(_plain(op, dtype), machine) for dtype in TIMED_DTYPES
             }
             supported = [dtype for dtype, reason in why.items() if reason is None]
             reason = None if supported else why["fp32"]

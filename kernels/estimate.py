@@ -7,9 +7,10 @@ In a K step, ``compute`` is the tile's share of an SM's peak, ``feed`` the time 
 ``latency`` the minimum of a step however small the tile. ``intake`` is the time in which all tiles
 together read from the L2, ``memory`` the traffic of the device's memory over the bandwidth that the
 active CTAs can draw. ``helpers`` are kernels before and after: changes of layout, the transforms of
-Winograd. The fourth power lets the largest term win and rounds the corner where two are equal; a
-plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a
-Triton config and the calibrated model of ``analysis`` both call this formula.
+Winograd, the quantising of fp8's A. The fourth power lets the largest term win and rounds the
+corner where two are equal; a plain maximum, a sum and other powers were worse on public H100 and
+A100 tables. The choice of a Triton config and the calibrated model of ``analysis`` both call this
+formula.
 """
 
 from __future__ import annotations
@@ -100,7 +101,11 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     element = DTYPE_BYTES[problem.dtype]
     if isinstance(problem, Gemm):
         first = problem.operand_elements[0] * element
-        return _row(problem, problem, problem.bytes, first=first)
+        quantised = problem.quantising_bytes
+        return _row(
+            problem, problem, problem.bytes, first=first, helper_kernels=int(quantised > 0),
+            helper_bytes=quantised,
+        )  # fmt: skip
     winograd = problem.winograd_gemm(tile) if tile else None
     if winograd is not None:
         return _winograd_row(problem, winograd, tile)

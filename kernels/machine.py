@@ -11,12 +11,13 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.aliases import slug_meant
 from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, Maybe, Number, misfit
 from kernels.errors import UserError, nearest
 
@@ -123,20 +124,17 @@ def _whole_table() -> Iterator[dict[str, Any]]:
         ) from None
 
 
-def known_machine(slug: str, also_valid: Iterable[str] = ()) -> Machine:
-    """The machine of ``machines.toml`` with this slug.
+def known_machine(slug: str) -> Machine:
+    """The machine of ``machines.toml`` that a word means (:func:`kernels.aliases.slug_meant`).
 
     Args:
-        slug: of the machine.
-        also_valid: further slugs that the caller understands, for the suggestion.
+        slug: of the machine, or as much of it as is no other's.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or several.
     """
     known = known_machines()
-    if slug not in known:
-        raise UserError(f"machine {slug!r} is not known; {nearest(slug, [*known, *also_valid])}")
-    return known[slug]
+    return known[slug_meant(slug, known)]
 
 
 def machine_of_arch(arch: str) -> Machine:
@@ -231,11 +229,11 @@ _FLOPS_PER_CLOCK: dict[tuple[int, int], dict[str, int]] = {
     (7, 5): {"fp32": 128, "fp16": 1024},
     (8, 0): {"fp32": 128, "tf32": 1024, "fp16": 2048, "bf16": 2048},
     (8, 6): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
-    (8, 9): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
-    (9, 0): {"fp32": 256, "tf32": 2048, "fp16": 4096, "bf16": 4096},
-    (10, 0): {"fp32": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192},
-    (10, 3): {"fp32": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192},
-    (12, 0): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024},
+    (8, 9): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024, "fp8": 2048},
+    (9, 0): {"fp32": 256, "tf32": 2048, "fp16": 4096, "bf16": 4096, "fp8": 8192},
+    (10, 0): {"fp32": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192, "fp8": 16384},
+    (10, 3): {"fp32": 256, "tf32": 4096, "fp16": 8192, "bf16": 8192, "fp8": 16384},
+    (12, 0): {"fp32": 256, "tf32": 512, "fp16": 1024, "bf16": 1024, "fp8": 2048},
 }
 _GENERATIONS = {
     (7, 0): "volta",

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernels.checks import check_positive, check_word
 from kernels.errors import UserError
-from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, Gemm, Problem
+from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
 """Memory-bound layers and the operations for each element that their textbook formula counts.
@@ -76,7 +76,7 @@ class Layer(_OperationBase):
     def __post_init__(self) -> None:
         check_word("layer", self.op, LAYERS)
         check_positive(self, ("n", "c", "h", "w"))
-        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("dtype", self.dtype, TIMED_DTYPES)
         check_word("layer layout", self.layout, CONV_LAYOUTS)
         if self.op == "batchnorm" and self.n * self.h * self.w == 1:
             raise UserError("batchnorm needs more than one value a channel to take a mean of.")
@@ -147,7 +147,7 @@ class Series(_OperationBase):
     def __post_init__(self) -> None:
         check_word("series", self.op, SERIES)
         check_positive(self, ("count", "m", "n", "k"))
-        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("dtype", self.dtype, TIMED_DTYPES)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
@@ -217,7 +217,7 @@ class Lstm(_OperationBase):
 
     def __post_init__(self) -> None:
         check_positive(self, ("steps", "minibatch", "hidden", "features"))
-        check_word("dtype", self.dtype, DTYPE_BYTES)
+        check_word("dtype", self.dtype, TIMED_DTYPES)
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:

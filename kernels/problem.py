@@ -13,8 +13,18 @@ from dataclasses import dataclass, fields
 from kernels.checks import check_bytes, check_positive, check_word, is_whole
 from kernels.errors import UserError
 
-DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
-"""Storage bytes of each dtype. ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits."""
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Storage bytes of an operand of each dtype. ``tf32`` is stored as fp32 and multiplied with 10
+mantissa bits. ``fp8`` is a product of 8-bit operands with a 16-bit result, and what it takes
+includes quantising A from 16 bits, as where a model's activations are quantised on their way."""
+
+TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
+"""Those that sweeps time. About fp8, others' measurements alone are known."""
+
+FP8_INCLUDES = "with quantising the activations"
+"""What the time of an fp8 product contains, in words."""
+
+_HALF_BYTES = 2  # an element of 16 bits: what fp8's A is quantised from, and its result
 
 GEMM_LAYOUTS = ("nn", "nt", "tn", "tt")
 CONV_LAYOUTS = ("nhwc", "nchw")
@@ -66,8 +76,21 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic: A, B and C once each."""
-        return self.batch * sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
+        """Minimum traffic of the product itself: A, B and C once each."""
+        a, b, c = self.operand_elements
+        return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
+
+    @property
+    def result_bytes(self) -> int:
+        """Storage bytes of an element of C."""
+        return _HALF_BYTES if self.dtype == "fp8" else DTYPE_BYTES[self.dtype]
+
+    @property
+    def quantising_bytes(self) -> int:
+        """What quantising A moves before the product: 16 bits read and 8 written per element."""
+        if self.dtype != "fp8":
+            return 0
+        return self.batch * self.operand_elements[0] * (_HALF_BYTES + DTYPE_BYTES["fp8"])
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
@@ -156,6 +179,8 @@ class Conv:
 
     def __post_init__(self) -> None:
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
+        if self.dtype == "fp8":
+            raise UserError("fp8 is known of GEMMs alone, not of convolutions.")
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)

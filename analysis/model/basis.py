@@ -12,7 +12,7 @@ from analysis.model.fit import SoftwareRange
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
 from analysis.recordings.imported import folder_of, is_complete
-from analysis.recordings.load import find_recording, load_run, recorded_machines
+from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
 from kernels.config import HAND_WRITTEN
 from kernels.constants import measured_on, shipped_fits
@@ -92,8 +92,9 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: nobody knows the machine, or its calibration cannot be read.
     """
-    recorded = recorded_machines(results)
-    if machine is None or machine in recorded:
+    if machine is not None:
+        machine = slug_at(results, machine)
+    if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
         run = load_run(folder)
         if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
@@ -107,7 +108,7 @@ def find_basis(machine: str | None, results: Path) -> Basis:
             return _of_recording(folder_of(results, machine))
         if machine not in known_machines():
             raise UserError(f"{reason}: measure {machine} again when it is quiet.", exit_code=1)
-    return _of_constants(known_machine(machine, recorded))
+    return _of_constants(known_machine(machine))
 
 
 def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:

@@ -13,9 +13,10 @@ import pandas as pd
 from analysis.markdown import printable
 from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, is_complete, read_imported
 from analysis.recordings.rows import read_rows
+from kernels.aliases import slug_meant
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError, nearest
-from kernels.machine import Machine
+from kernels.errors import UserError
+from kernels.machine import Machine, known_machines
 from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
@@ -119,14 +120,15 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
         if not folders:
             raise UserError("nothing is recorded yet; run `make sweep` first.")
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
+    machine = slug_at(results, machine)
     for folder in (results / f"{machine}-local", results / machine):
         if (folder / "run.json").exists():
             return folder
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
-    known = [folder.name for folder in folders]
-    hint = nearest(machine, known) if known else "nothing is recorded yet; run `make sweep` first."
-    raise UserError(f"no results of machine {machine!r}; {hint}")
+    recorded = ", ".join(sorted(recorded_machines(results)))
+    hint = f"there are {recorded}." if recorded else "run `make sweep` there first."
+    raise UserError(f"nothing is recorded of {machine}; {hint}")
 
 
 def recorded_machines(results: Path) -> set[str]:
@@ -134,6 +136,15 @@ def recorded_machines(results: Path) -> set[str]:
     folders = [path.parent for path in results.glob("*/run.json")]
     folders += [path for path in folder_of(results, "*").parent.glob("*") if is_complete(path)]
     return {folder.name.removesuffix("-local") for folder in folders}
+
+
+def slug_at(results: Path, word: str) -> str:
+    """The slug that a word means among the machines that are known or were recorded.
+
+    Raises:
+        UserError: it means none, or several.
+    """
+    return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results))])
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from kernels.checks import LARGEST_BYTES, LARGEST_SIZE
 from kernels.documents import NOT_NEGATIVE, misfit
 from kernels.errors import UserError
 from kernels.operation import OPERATIONS
-from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, TIMED_DTYPES
 from sweeps.cases.case import CACHES, MODES
 from sweeps.schema import COLUMNS, IDENTITY, SCHEMA, problem_of
 
@@ -36,7 +36,7 @@ _FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "
 
 _LONGEST = 1e12  # microseconds, eleven days
 _WORDS = {
-    "op": ("gemm", "conv", *OPERATIONS), "dtype": tuple(DTYPE_BYTES), "mode": MODES,
+    "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
 _WIDEST = max(DTYPE_BYTES.values())

@@ -30,7 +30,16 @@ from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.config import TileConfig
 from kernels.errors import UserError
 from kernels.machine import Machine, machine_of_arch
-from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, PASSES, WIDE_BYTES, Conv, Gemm, Problem
+from kernels.problem import (
+    DTYPE_BYTES,
+    GEMM_LAYOUTS,
+    PASSES,
+    TIMED_DTYPES,
+    WIDE_BYTES,
+    Conv,
+    Gemm,
+    Problem,
+)
 from kernels.registry import all_implementations
 from kernels.triton.family import MIN_CAPABILITY, Call, TritonFamily, meta_operands
 
@@ -141,7 +150,7 @@ def _gemms(alignment: int) -> list[Problem]:
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
     return [
         Gemm(size, size, size, dtype, layout)
-        for dtype, layout in itertools.product(DTYPE_BYTES, GEMM_LAYOUTS)
+        for dtype, layout in itertools.product(TIMED_DTYPES, GEMM_LAYOUTS)
     ]
 
 
@@ -151,7 +160,7 @@ def _convs(alignment: int) -> list[Problem]:
     sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
     return [
         Conv(*sizes, (1, 1), (1, 1), (1, 1), 1, dtype, "nhwc", pass_)
-        for dtype, pass_ in itertools.product(DTYPE_BYTES, PASSES)
+        for dtype, pass_ in itertools.product(TIMED_DTYPES, PASSES)
     ]
 
 

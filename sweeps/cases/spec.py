@@ -36,7 +36,7 @@ from typing import Any
 
 from kernels.errors import UserError, nearest
 from kernels.operation import LAYERS
-from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
+from kernels.problem import CONV_LAYOUTS, GEMM_LAYOUTS, PASSES, TIMED_DTYPES
 from sweeps.cases.axes import PAIRS, Axis, parse_axis, parse_size_axis, resolution_order
 from sweeps.cases.case import CACHES, FILLS, MODES
 
@@ -194,7 +194,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Every axis that is not a size takes words."""
     known = {
-        "dtype": ("all", *DTYPE_BYTES), "layer": tuple(LAYERS), "layout": _LAYOUTS.get(op, ()),
+        "dtype": ("all", *TIMED_DTYPES), "layer": tuple(LAYERS), "layout": _LAYOUTS.get(op, ()),
         "pass": _PASSES.get(op, ()),
         "mode": MODES, "cache": CACHES, "fill": FILLS,
     }  # fmt: skip
@@ -275,7 +275,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     _check_word(left, names, f"{where}: where")
     if left == "dtype":
         _check_word(sign, ("==", "!="), f"{where}: the sign after dtype")
-        _check_word(right, tuple(DTYPE_BYTES), f"{where}: the dtype of a filter")
+        _check_word(right, tuple(TIMED_DTYPES), f"{where}: the dtype of a filter")
         return left, sign, right
     if right in names and right != "dtype":
         return left, sign, right

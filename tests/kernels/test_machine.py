@@ -26,11 +26,19 @@ from kernels.machine import (
 WANTED = (
     "nvidia-v100-sxm2-16gb", "nvidia-v100-pcie-32gb", "nvidia-a100-sxm-80gb",
     "nvidia-a100-pcie-80gb", "nvidia-h100-sxm", "nvidia-h200", "nvidia-l40s", "nvidia-b200",
-    "nvidia-rtx-pro-6000",
+    "nvidia-rtx-pro-6000", "nvidia-h20", "nvidia-h800", "nvidia-a10", "nvidia-l40",
+    "nvidia-geforce-rtx-3090", "nvidia-geforce-rtx-4090", "nvidia-geforce-rtx-5090",
 )  # fmt: skip
 
-RTX_4090 = DeviceProperties(
-    name="NVIDIA GeForce RTX 4090",
+HELD_BACK = {
+    "nvidia-h20": 148 / 633, "nvidia-l40": 0.5, "nvidia-geforce-rtx-3090": 0.5,
+    "nvidia-geforce-rtx-4090": 0.5, "nvidia-geforce-rtx-5090": 0.5,
+}  # fmt: skip
+"""What share of its chip's Tensor Core rate a card is sold with."""
+
+# As RTX 4090's chip reports itself, by a name that machines.toml does not have.
+UNKNOWN = DeviceProperties(
+    name="NVIDIA GeForce RTX 4090 D",
     capability=(8, 9),
     sms=128,
     memory_bytes=24 << 30,
@@ -55,7 +63,8 @@ def test_peaks_agree_with_clock_and_flops_per_clock(machine: Machine) -> None:
     assert set(machine.peaks) == set(rates)
     for dtype, peak in machine.peaks.items():
         clock = machine.boost_mhz if dtype == "fp32" else machine.tensor_mhz
-        assert peak == pytest.approx(rates[dtype] * machine.sms * clock * 1e6, rel=0.03)
+        share = 1.0 if dtype == "fp32" else HELD_BACK.get(machine.slug, 1.0)
+        assert peak == pytest.approx(share * rates[dtype] * machine.sms * clock * 1e6, rel=0.03)
 
 
 @pytest.mark.parametrize("machine", known_machines().values(), ids=lambda m: m.slug)
@@ -80,13 +89,13 @@ def test_a_dtype_without_units_is_an_error_in_a_sentence() -> None:
 
 def test_a_misspelt_machine_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'nvidia-h200'"):
-        known_machine("nvidia-h20")
+        known_machine("nvidai-h200")
     with pytest.raises(UserError, match="architecture 'sm_91' is not known"):
         machine_of_arch("sm_91")
 
 
 def test_a_known_card_keeps_its_slug_and_takes_its_own_memory() -> None:
-    h200 = replace(RTX_4090, name="NVIDIA H200", capability=(9, 0), memory_bytes=150_754_820_096)
+    h200 = replace(UNKNOWN, name="NVIDIA H200", capability=(9, 0), memory_bytes=150_754_820_096)
     machine = from_properties(h200)
     assert machine.slug == "nvidia-h200"
     assert machine.memory_bytes == 150_754_820_096
@@ -94,8 +103,8 @@ def test_a_known_card_keeps_its_slug_and_takes_its_own_memory() -> None:
 
 
 def test_an_unknown_card_gets_its_own_facts_and_geforce_halves() -> None:
-    machine = from_properties(RTX_4090)
-    assert machine.slug == "nvidia-geforce-rtx-4090"
+    machine = from_properties(UNKNOWN)
+    assert machine.slug == "nvidia-geforce-rtx-4090-d"
     assert machine.generation == "ada"
     assert machine.bandwidth == pytest.approx(1008e9, rel=0.001)  # the datasheet's
     assert machine.peaks["fp32"] == pytest.approx(82.6e12, rel=0.01)  # the datasheet's
@@ -104,18 +113,18 @@ def test_an_unknown_card_gets_its_own_facts_and_geforce_halves() -> None:
 
 
 def test_a_titan_does_not_halve() -> None:
-    titan = from_properties(replace(RTX_4090, name="NVIDIA TITAN RTX", capability=(7, 5)))
+    titan = from_properties(replace(UNKNOWN, name="NVIDIA TITAN RTX", capability=(7, 5)))
     assert "half" not in titan.sources["peaks"]
 
 
 def test_a_card_that_does_not_tell_its_memory_clock_says_what_is_assumed() -> None:
-    machine = from_properties(replace(RTX_4090, memory_mhz=0.0))
-    assert machine.bandwidth == known_machine("nvidia-l40s").bandwidth
-    assert "assumed to be nvidia-l40s's" in machine.sources["bandwidth"]
+    machine = from_properties(replace(UNKNOWN, memory_mhz=0.0))
+    assert machine.bandwidth == known_machine("nvidia-geforce-rtx-4090").bandwidth
+    assert "assumed to be nvidia-geforce-rtx-4090's" in machine.sources["bandwidth"]
 
 
 def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
-    machine = from_properties(replace(RTX_4090, name="NVIDIA X1", capability=(13, 0)))
+    machine = from_properties(replace(UNKNOWN, name="NVIDIA X1", capability=(13, 0)))
     assert machine.arch == "sm_130"
     assert machine.generation == "blackwell-rtx"
     assert "12.0" in machine.sources["peaks"]
@@ -123,7 +132,7 @@ def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
 
 def test_a_mig_slice_keeps_its_name_and_takes_its_share_of_bandwidth() -> None:
     slice_ = replace(
-        RTX_4090, name="NVIDIA A100-SXM4-80GB MIG 3g.40gb", capability=(8, 0), sms=42,
+        UNKNOWN, name="NVIDIA A100-SXM4-80GB MIG 3g.40gb", capability=(8, 0), sms=42,
         memory_bytes=40_000_000_000,
     )  # fmt: skip
     machine = from_properties(slice_)

@@ -138,8 +138,9 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
         names.append(names.pop(0))
         measured_in_turn(*(tmp_path / name for name in names))
         assert find_recording(None, tmp_path).name == names[-1]
-    with pytest.raises(UserError, match="did you mean 'nvidia-h200'"):
-        find_recording("nvidia-h100", tmp_path)
+    with pytest.raises(UserError, match="nothing is recorded of nvidia-h20; there are nvidia-a100"):
+        find_recording("h20", tmp_path)
+    assert find_recording("H200", tmp_path).name == "nvidia-h200-local"
 
 
 def test_the_caption_has_machine_versions_and_date(tmp_path: Path) -> None:

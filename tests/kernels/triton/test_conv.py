@@ -15,7 +15,7 @@ from kernels.correctness.reference import check
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.operands import Operands, random_operands
-from kernels.problem import DTYPE_BYTES, PASSES, Conv
+from kernels.problem import PASSES, TIMED_DTYPES, Conv
 from kernels.registry import all_implementations
 from kernels.triton import family as family_
 from kernels.triton.family import TritonFamily
@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> Conv:
     h, w = draw(st.integers(1, 7)), draw(st.integers(1, 5))
     stride, dilation = ((draw(st.integers(1, 3)), draw(st.integers(1, 3))) for _ in range(2))
     padding = draw(st.integers(0, 3)), draw(st.integers(0, 2))
-    dtype, pass_ = draw(st.sampled_from(list(DTYPE_BYTES))), draw(st.sampled_from(PASSES))
+    dtype, pass_ = draw(st.sampled_from(list(TIMED_DTYPES))), draw(st.sampled_from(PASSES))
     try:
         return Conv(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, "nhwc", pass_)
     except UserError:  # the filter is larger than the padded image
@@ -146,7 +146,7 @@ def test_a_strided_gradient_is_ranked_by_its_phases() -> None:
 
 
 @every_pass
-@pytest.mark.parametrize("dtype", list(DTYPE_BYTES))
+@pytest.mark.parametrize("dtype", list(TIMED_DTYPES))
 @pytest.mark.parametrize("slug", ["nvidia-a100-sxm-80gb", "nvidia-h200", "nvidia-l40s"])
 def test_configs_are_valid(slug: str, dtype: str, pass_: str) -> None:
     machine = known_machine(slug)

@@ -24,14 +24,14 @@ from kernels.config import (
 from kernels.correctness.reference import check
 from kernels.machine import known_machine
 from kernels.operands import Operands, random_operands
-from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, Gemm
+from kernels.problem import GEMM_LAYOUTS, TIMED_DTYPES, Gemm
 from kernels.registry import all_implementations
 from kernels.triton import family as family_
 from kernels.triton.family import TritonFamily
 from kernels.triton.streamk import streamed_tiles
 
 HAS_GPU = torch.cuda.is_available()
-DTYPES = list(DTYPE_BYTES)
+DTYPES = list(TIMED_DTYPES)
 # Around every block size of the test's tiles, and what is easily forgotten.
 AWKWARD = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 61, 64, 65, 97)
 MAX_CTAS = 10_000 if HAS_GPU else 12  # the interpreter takes them one after another
