@@ -110,9 +110,7 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Constants for a machine from measurements of another, scaled by the two datasheets.
 
-    What one SM reads or writes per second scales with its arithmetic, because SMs are built in
-    proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock and SMs.
-    Launch, clusters and the share of the peak that real data reach are the generation's.
+    As :func:`scaled_constants` does; the seconds of a launch are the generation's.
 
     Args:
         machine: the one that they are for.
@@ -139,23 +137,34 @@ def foreign_constants(
         raise UserError(f"no constants of {slug!r} are shipped for {dtype}; {known}")
     origin = slug or next(iter(by_slug))
     there, c = known_machine(origin), _constants(by_slug[origin])
-    clock = machine.boost_mhz / there.boost_mhz
+    facts = table["facts"].get(machine.generation, {})
+    scaled = scaled_constants(c, there, machine, dtype)
+    return replace(scaled, launch=facts.get("launch", c.launch)), origin
+
+
+def scaled_constants(c: Constants, there: Machine, here: Machine, dtype: str) -> Constants:
+    """Constants of one machine as they are on another, by the two datasheets.
+
+    What one SM reads or writes per second scales with its arithmetic, because SMs are built in
+    proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock and SMs.
+    The share of the peak that real data reach is the generation's.
+    """
+    facts = _constants_table()["facts"]
+    clock = here.boost_mhz / there.boost_mhz
     # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
-    theirs_peak = there.peaks.get(dtype) or there.peak("fp16")
-    arithmetic = machine.peak(dtype) / machine.sms / (theirs_peak / there.sms)
-    facts, their_facts = (table["facts"].get(m.generation, {}) for m in (machine, there))
-    sharing = facts.get("share", 1.0) / their_facts.get("share", 1.0)
-    reached = facts.get("achievable", 1.0) / their_facts.get("achievable", 1.0)
-    scaled = replace(
+    their_peak = there.peaks.get(dtype) or there.peak("fp16")
+    arithmetic = here.peak(dtype) / here.sms / (their_peak / there.sms)
+    mine, theirs = (facts.get(m.generation, {}) for m in (here, there))
+    sharing = mine.get("share", 1.0) / theirs.get("share", 1.0)
+    reached = mine.get("achievable", 1.0) / theirs.get("achievable", 1.0)
+    return replace(
         c,
         compute=min(c.compute * reached, BOUNDS["compute"][1]),
         feed=c.feed * arithmetic,
         store=c.store * arithmetic,
-        l2=c.l2 * clock * machine.sms / there.sms * sharing,
+        l2=c.l2 * clock * here.sms / there.sms * sharing,
         step=c.step / arithmetic,
-        launch=facts.get("launch", c.launch),
     )
-    return scaled, origin
 
 
 def measured_on(generation: str, dtype: str) -> str | None:

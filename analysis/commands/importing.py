@@ -14,12 +14,27 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.model.basis import find_basis, software_of
-from analysis.recordings.imported import VALIDATION, folder_of, is_complete, write_imported
-from analysis.recordings.load import load, load_run, recorded_machines
+from analysis.recordings.imported import (
+    COLLECTIONS,
+    VALIDATION,
+    folder_of,
+    is_complete,
+    is_of_file,
+    is_same_file,
+    read_collections,
+    write_collections,
+    write_imported,
+    write_timings,
+)
+from analysis.recordings.load import find_recording, load, load_run, recorded_machines, slug_at
+from analysis.recordings.public import read_public
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
+from analysis.recordings.timings import Told, read_timings
+from kernels.aliases import slug_meant
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError, nearest
-from kernels.machine import known_machine, known_machines
+from kernels.machine import Machine, known_machine, known_machines
+from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
 from sweeps.store import RESULTS
 
 _ALL = "all"
@@ -28,21 +43,42 @@ _ALL = "all"
 @app.command("import")
 def import_command(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="gemm_perf.parquet files; else the package's.")
+        list[Path] | None,
+        typer.Argument(
+            help="Your own times as CSV, the CUTLASS profiler's or TritonBench's; "
+            "gemm_perf.parquet files; else the package's."
+        ),
     ] = None,
     machine: Annotated[
         str, typer.Option("--machine", help="Its slug, or all that there are tables of.")
     ] = _ALL,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Of all rows of a CSV file that does not say it.")
+    ] = "",
+    layout: Annotated[
+        str, typer.Option("--layout", help="Likewise; nn, nt, tn or tt: nt is y = x Wᵀ.")
+    ] = "",
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Make recordings of others' public tables, under public/ among the results; goes on."""
+    """Make recordings of others' public tables or of your own CSV, under public/; goes on."""
+    tabular = [path for path in files or () if path.suffix != ".parquet"]
+    if tabular:
+        if len(files or ()) > 1:
+            raise UserError("give one file of times at a time: each is a recording of its machine.")
+        _import_file(tabular[0], machine, Told(dtype, layout), results)
+        return
+    if dtype or layout:
+        raise UserError("--dtype and --layout are for CSV files that do not say them.")
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
-    if machine != _ALL and machine not in by_slug:
-        raise UserError(f"there is no table of {machine!r}; {nearest(machine, by_slug)}")
     if not by_slug:
         raise UserError("no table is of a machine that machines.toml lists.")
-    wanted = by_slug if machine == _ALL else {machine: by_slug[machine]}
+    wanted = by_slug
+    if machine != _ALL:
+        slug = slug_meant(machine, known_machines())
+        if slug not in by_slug:
+            raise UserError(f"there is no table of {slug}; there are of {', '.join(by_slug)}.")
+        wanted = {slug: by_slug[slug]}
     todo = {slug: t for slug, t in wanted.items() if not _is_imported(t, folder_of(results, slug))}
     for slug in sorted(wanted.keys() - todo.keys()):
         note(f"{slug}: imported already, {wanted[slug].source}.")
@@ -50,10 +86,42 @@ def import_command(
         _import_all(todo, tables, results)
 
 
+def _import_file(path: Path, machine: str, told: Told, results: Path) -> None:
+    """Make a recording of a file of the user's."""
+    if machine == _ALL:
+        raise UserError(f"say which machine {path} was measured on: --machine SLUG.")
+    if told.dtype and told.dtype not in DTYPE_BYTES:
+        raise UserError(f"--dtype is {told.dtype!r}; {nearest(told.dtype, DTYPE_BYTES)}")
+    if told.layout and told.layout not in GEMM_LAYOUTS:
+        raise UserError(f"--layout is {told.layout!r}; {nearest(told.layout, GEMM_LAYOUTS)}")
+    slug = slug_at(results, machine)
+    folder = folder_of(results, slug)
+    if path.exists() and is_complete(folder) and is_same_file(folder, path):
+        note(f"{slug}: imported already, {path}.")
+        return
+    here = _machine_at(results, slug)
+    timings = read_timings(path, told) or read_public(path, here)
+    folder = write_timings(timings, path, here, results)
+    print(f"{slug}: {_finish(folder, None, ())}")
+    note(f"{slug}: {timings.how}, {timings.cache}; {folder}.")
+
+
+def _machine_at(results: Path, slug: str) -> Machine:
+    """A machine of machines.toml, or one that was recorded."""
+    if slug in known_machines():
+        return known_machine(slug)
+    return Machine.from_json(load_run(find_recording(slug, results))["machine"])
+
+
 def _is_imported(table: Table, folder: Path) -> bool:
-    """Whether the folder was made to the end, of this very table, for the intervals of today."""
-    if not is_complete(folder):
+    """Whether the folder was made to the end, of this very table, for the intervals of today.
+
+    Where a file of the user's is imported, the table need only be there to be its prior.
+    """
+    if not is_complete(folder) or not (folder / COLLECTIONS).exists():
         return False
+    if is_of_file(folder):
+        return table.source in read_collections(folder)
     public: dict[str, Any] = load_run(folder).get("public", {})
     of_table = (table.package, table.framework, table.version)
     judged = json.loads((folder / VALIDATION).read_bytes())
@@ -74,16 +142,35 @@ def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Pa
 
 
 def _import_one(table: Table, tables: Sequence[Table], results: Path) -> str:
-    """Write a table's recording and everything that follows from it; returns what came of it."""
+    """Write a table's recording and everything that follows from it; returns what came of it.
+
+    A file of the user's stays what the machine's recording is of; the table becomes its prior.
+    """
+    machine, folder = known_machine(table.slug), folder_of(results, table.slug)
+    others = [t for t in tables if t.slug == table.slug and t.path != table.path]
+    write_collections([table, *others], machine, results)
+    if not is_of_file(folder):
+        write_imported(table, machine, results)
+        return _finish(folder, table, tables)
+    return _finish(folder, None, ())
+
+
+def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
+    """Calibrate an imported recording, and all that follows; returns what came of it.
+
+    Args:
+        folder: the recording's.
+        table: what it is of; None for a file of the user's.
+        tables: all that there are, to judge it by.
+    """
     from analysis.advice.table import build_table, write_table
     from analysis.model.fitted import analyse, write_predictions
     from analysis.plots import write_plots
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import RuleInputs, judge_inputs
     from analysis.rules.report import write_rules
-    from analysis.validation.software import write_validation
+    from analysis.validation.software import write_own_validation, write_validation
 
-    folder = write_imported(table, known_machine(table.slug), results)
     analysis = analyse(load(folder))
     write_predictions(analysis)
     write_plots(analysis)
@@ -92,12 +179,20 @@ def _import_one(table: Table, tables: Sequence[Table], results: Path) -> str:
     judged = judge_inputs(rules)
     write_rules(rules, judged)
     write_cheat_sheet(rules, judged)
-    write_validation(folder, table, tables)  # last: where it is, the import is complete
-    (fit,) = analysis.model.fits.values()
-    return (
-        f"{fit.rows:,} rows, {table.source}; on rows not seen {fit.median:.1%} in the median, "
-        f"{fit.mean:.1%} in the mean, {fit.p95:.0%} at the 95th percentile"
+    if table is None:  # last: where validation.json is, the import is complete
+        write_own_validation(folder)
+    else:
+        write_validation(folder, table, tables)
+    fit = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
+    errors = (
+        ""
+        if fit.median is None or fit.mean is None or fit.p95 is None
+        else (
+            f"; on rows not seen {fit.median:.1%} in the median, {fit.mean:.1%} in the mean, "
+            f"{fit.p95:.0%} at the 95th percentile"
+        )
     )
+    return f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}{errors}"
 
 
 @app.command("machines")

@@ -27,6 +27,7 @@ from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
 
 _TIMED_SHAPES = 20_000
+_NONE = "none"
 
 
 @app.command("validate")
@@ -54,6 +55,13 @@ def validate_command(
     constants: Annotated[
         str | None, typer.Option("--constants", help="The machine to take constants from.")
     ] = None,
+    prior: Annotated[
+        str,
+        typer.Option(
+            "--prior",
+            help="Others' tables to calibrate on top of: slugs or files, with commas between.",
+        ),
+    ] = _NONE,
     curve: Annotated[
         bool, typer.Option("--curve", help="Also the learning curve, 32 to 2,048 rows; minutes.")
     ] = False,
@@ -83,6 +91,7 @@ def validate_command(
     from analysis.validation.baskets import judge_baskets
     from analysis.validation.holdout import HOLDOUTS, validate
     from analysis.validation.learning_curve import learning_curve, noise_floor
+    from analysis.validation.prior import named_collections, validate_with_prior
     from analysis.validation.report import advice_text, baskets_text, curve_text, validation_text
 
     if holdout not in HOLDOUTS:
@@ -97,7 +106,13 @@ def validate_command(
     if algorithm is not None:
         source = source.by_algorithm(algorithm)
     rows = _parse_count(calibrate)
-    validation = validate(source, here, rows, seed, holdout, constants)
+    if prior == _NONE:
+        validation = validate(source, here, rows, seed, holdout, constants)
+    else:
+        if constants is not None:
+            raise UserError("give --prior or --constants, not both: a prior has constants.")
+        named = named_collections(prior, file, here, source.dtype)
+        validation = validate_with_prior(source, here, named, rows, seed, holdout)
     points = learning_curve(source, here, seed) if curve else []
     repeated = read_source(again, here, dtype) if again else None
     floor = noise_floor(source, repeated) if repeated else None
@@ -161,9 +176,10 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
     inputs, fit = Inputs.of(model.machine, cases), model.fits[group]
     seconds = {}
-    for name, residual in (("physics", None), ("full", fit.residual)):
+    ways = ("physics", None, None), ("full", fit.residual, fit.offsets)
+    for name, residual, offsets in ways:
         begin = time.perf_counter()
-        guess, spread = inputs.predict(fit.constants, residual)
+        guess, spread = inputs.predict(fit.constants, residual, offsets)
         _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
         seconds[name] = time.perf_counter() - begin
     return {name: len(cases.problems) / taken for name, taken in seconds.items()}

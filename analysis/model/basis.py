@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.model.fit import SoftwareRange
+from analysis.model.fit import UNCALIBRATED, UNCALIBRATED_PAIR, SoftwareRange
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
-from analysis.recordings.imported import folder_of, is_complete
+from analysis.recordings.imported import FILE, folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
 from kernels.config import HAND_WRITTEN
@@ -136,35 +136,45 @@ def _of_recording(folder: Path) -> Basis:
     path = folder / "calibration.json"
     public = run.get("public")
     warm = public is not None and public["cache"] == "warm"
-    kind = "public" if public else "recorded"
-    source = (
-        f"{public['rows']:,} public rows, {public['source']}, {public['cache']}"
-        if public
-        else f"measured {run['run'][:10]}"
-    )
+    own = public is None or public["framework"] == FILE
+    kind = "recorded" if own else "public"
+    source = f"measured {run['run'][:10]}"
+    if public:
+        rows = f"{public['rows']:,} rows of" if own else f"{public['rows']:,} public rows,"
+        source = f"{rows} {public['source']}, {public['cache']}"
     if not path.exists():
         return Basis(Model(machine), kind, source, folder, warm, calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
-        if public:
+        if not own:
             model = for_any_software(model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
             "writes it again."
         ) from None
+    theirs = (fit.offsets.source for fit in model.fits.values() if fit.offsets)
+    source += "".join(f", on top of {names}" for names in dict.fromkeys(theirs))
     return Basis(model, kind, source, folder, warm)
 
 
 def for_any_software(model: Model) -> Model:
     """A model of others' table, which is of one framework, for those who may run another."""
-    software = software_of(model.machine.slug)
-    fits = {group: fit.for_software(software) for group, fit in model.fits.items()}
+    fits = {
+        group: fit.for_software(software_of(model.machine.slug, group.split()[-1]))
+        for group, fit in model.fits.items()
+    }
     return Model(model.machine, fits)
 
 
-def software_of(slug: str) -> SoftwareRange:
-    """How far software lies apart on a machine: as on all machines, or as there if that is more."""
+def software_of(slug: str, dtype: str = _DTYPE) -> SoftwareRange:
+    """How far software lies apart on a machine: as on all machines, or as there if that is more.
+
+    It was learned from bf16. Each framework quantises for fp8 in its own way: of that, no more is
+    known than of a machine without any measurement.
+    """
+    if dtype == "fp8":
+        return SoftwareRange(*UNCALIBRATED, *UNCALIBRATED_PAIR)
     shipped = shipped_fits()
     software = SoftwareRange(**shipped["software"])
     here = shipped["machines"].get(slug)

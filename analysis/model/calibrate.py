@@ -9,46 +9,31 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 from scipy.spatial import KDTree
 
 from analysis.model.features import Inputs
 from analysis.model.fit import NEAR, UNCALIBRATED, Fit
+from analysis.model.fitting import Fitted, Way, fit_group
 from analysis.model.predict import Model, Part, Prediction
+from analysis.model.prior import LIBRARY, Prior
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
-from analysis.model.residual import Residual, fit_residual
 from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
-from kernels.constants import BOUNDS, Constants, default_constants, physical_bounds
-from kernels.estimate import ALGORITHMS, Array
+from kernels.constants import Constants, default_constants
+from kernels.estimate import Array, Estimate
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
-MIN_ROWS = 12
-"""A group with fewer rows keeps the shipped constants, scaled to fit."""
-
-_MAX_ROWS = 800  # per fit of constants: more cost seconds and move the error by 0.1 points
-_STEP = 1e-7  # of the finite differences
-_PRIOR = 0.02  # weight of staying near the shipped constants, in residuals per natural-log unit
-_NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
 _TAIL = 0.05  # share of the log ratios on either side of the interval
 _MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
-_LINEAR = (
-    "tail",
-    "partials",
-    "slow",
-    "misalignment",
-    "repack",
-    "resident",
-)  # dimensionless and often 0: fitted as they are; all other constants by their logarithm
 
 
 @dataclass(frozen=True)
@@ -67,17 +52,22 @@ class Calibration:
         }
 
 
-def calibrate(machine: Machine, rows: pd.DataFrame) -> Calibration:
+def calibrate(
+    machine: Machine,
+    rows: pd.DataFrame,
+    priors: Mapping[str, Sequence[tuple[Prior, ...]]] | None = None,
+) -> Calibration:
     """Fit every group of the measured rows; all of them must be ``ok``.
 
     Args:
         machine: the machine that they were measured on.
         rows: rows of a recording, as loaded.
+        priors: as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
     query = Query.of_rows(rows)
     algorithms = algorithms_of(query.problems, kernels_of(rows))
-    return calibrate_query(machine, query, seconds, algorithms=algorithms)
+    return calibrate_query(machine, query, seconds, algorithms=algorithms, priors=priors)
 
 
 def calibrate_query(
@@ -87,6 +77,7 @@ def calibrate_query(
     folds: int = 3,
     starts: Callable[[str], Constants] | None = None,
     algorithms: Sequence[str] | None = None,
+    priors: Mapping[str, Sequence[tuple[Prior, ...]]] | None = None,
 ) -> Calibration:
     """Fit every group of a query to its measured seconds.
 
@@ -98,6 +89,8 @@ def calibrate_query(
         starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
         algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
             Fits use it; predictions never do.
+        priors: what others' tables say, by dtype: sets of collections, of which the best is taken,
+            or none: as held-back rows are predicted best.
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
@@ -108,18 +101,16 @@ def calibrate_query(
         rows = np.flatnonzero(groups == group)
         dtype = group.split()[-1]
         start = starts(dtype) if starts else default_constants(machine.generation, dtype)
-        pieces, fewest = [], len(seconds)
-        for number in range(folds):
-            held_out, rest = rows[fold[rows] == number], rows[fold[rows] != number]
-            if len(held_out):
-                fewest = min(fewest, len(rest))
-                fitted = fit_group(machine, query.take(rest), seconds[rest], start, known[rest])
-                inputs = Inputs.of(machine, query.take(held_out))
-                pieces.append((held_out, *inputs.predict(*fitted)))
-        fitted = fit_group(machine, query.take(rows), seconds[rows], start, known[rows])
+        ways = [Way(start)]
+        sets = (priors or {}).get(dtype, ())
+        if group == f"{LIBRARY} gemm {dtype}":
+            ways += [Way.of(machine, dtype, one) for one in sets]
+        way, pieces = _best_way(machine, query, seconds, known, rows, fold, ways)
+        fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], way)
         # Where a fold had too few rows for a residual, no held-out error tells what one is worth.
+        fewest = len(rows) - max(len(at) for at, _, _ in pieces)
         if fewest < MIN_RESIDUAL_ROWS:
-            fitted = fitted[0], None
+            fitted = fitted._replace(residual=None)
         where = np.concatenate([at for at, _, _ in pieces])
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
@@ -156,6 +147,38 @@ def calibrate_query(
     return Calibration(Model(machine, fits), held_back)
 
 
+_Piece = tuple[NDArray[np.intp], Estimate, Array]  # rows, their estimate, and its spread
+
+
+def _best_way(
+    machine: Machine,
+    query: Query,
+    seconds: Array,
+    known: NDArray[Any],
+    rows: NDArray[np.intp],
+    fold: NDArray[np.intp],
+    ways: Sequence[Way],
+) -> tuple[Way, list[_Piece]]:
+    """The way to fit a group that best predicts each fold from the others, and what it predicts."""
+    found: list[tuple[Way, list[_Piece]]] = []
+    for way in ways:
+        pieces: list[_Piece] = []
+        for number in np.unique(fold[rows]):
+            held_out, rest = rows[fold[rows] == number], rows[fold[rows] != number]
+            fitted = fit_group(machine, query.take(rest), seconds[rest], known[rest], way)
+            inputs = Inputs.of(machine, query.take(held_out))
+            pieces.append((held_out, *inputs.predict(*fitted)))
+        found.append((way, pieces))
+    if len(found) == 1:
+        return found[0]
+
+    def error(pieces: list[_Piece]) -> float:
+        logs = [np.log(seconds[at] / guess.time) for at, guess, _ in pieces]
+        return float(np.mean(np.abs(np.concatenate(logs))))
+
+    return min(found, key=lambda each: error(each[1]))
+
+
 def _only_layout(problems: Sequence[Problem]) -> str:
     """The layout that all problems have, if they are single products; else empty."""
     layouts = {p.layout if isinstance(p, Gemm) and p.batch == 1 else "" for p in problems}
@@ -167,30 +190,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
     return zlib.crc32(problem.spec().encode()) % folds
 
 
-def fit_group(
-    machine: Machine, query: Query, seconds: Array, start: Constants, known: NDArray[Any]
-) -> tuple[Constants, Residual | None]:
-    """Fit the physical constants, then trees to what they miss, if those predict held-out rows.
-
-    Rows computed by an algorithm that the formula does not have (an FFT) are left out of the fit
-    of the constants; the trees see them.
-    """
-    modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
-    modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
-    inputs = Inputs.of(machine, query.take(modelled), known[modelled]) if len(modelled) else None
-    constants = fit_constants(inputs, seconds[modelled], start) if inputs else start
-    if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
-        return constants, None
-    # The trees must not be told the algorithm: no prediction will know it either.
-    inputs = Inputs.of(machine, query)
-    guess = inputs.estimate(constants)
-    log_ratios = np.log(seconds / guess.time)
-    return constants, fit_residual(inputs.features(constants, guess), log_ratios)
-
-
-def _fit_with_errors(
-    fitted: tuple[Constants, Residual | None], log_ratio: Array, spread: Array, pair_errors: Array
-) -> Fit:
+def _fit_with_errors(fitted: Fitted, log_ratio: Array, spread: Array, pair_errors: Array) -> Fit:
     """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread)
@@ -198,10 +198,10 @@ def _fit_with_errors(
     pair_low, pair_high = (low - high) / math.sqrt(2), (high - low) / math.sqrt(2)
     if len(pair_errors) + 1 >= 1 / _TAIL:
         pair_low, pair_high = _range(pair_errors)
-    constants, residual = fitted
     return Fit(
-        constants=constants,
-        residual=residual,
+        constants=fitted.constants,
+        residual=fitted.residual,
+        offsets=fitted.offsets,
         low=low,
         high=high,
         pair_low=pair_low,
@@ -304,49 +304,3 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     small, large = small[order], large[order]
     first = np.flatnonzero(np.diff(small, prepend=-1))
     return small[first], large[first]
-
-
-def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
-    """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
-
-    Args:
-        inputs: cases of one group.
-        seconds: their measured times.
-        start: where to begin, and what to stay near.
-    """
-    names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
-    origin = np.array([_to_fit_scale(name, getattr(start, name)) for name in names])
-    bounds = physical_bounds(inputs.machine)
-    low, high = np.array([[_to_fit_scale(n, bound) for bound in bounds[n]] for n in names]).T
-
-    def constants(x: Array) -> Constants:
-        fitted = {name: _from_fit_scale(name, value) for name, value in zip(names, x, strict=True)}
-        return Constants(**{**start.to_json(), **fitted})
-
-    def residuals(x: Array) -> Array:
-        guess = inputs.estimate(constants(x)).time
-        return np.concatenate([np.log(guess / seconds), _PRIOR * (x - origin)])
-
-    def slopes(x: Array) -> Array:
-        # So small a step moves no case to another tile: the fastest tiles are searched for once,
-        # not once per constant.
-        settled = inputs.settled(inputs.estimate(constants(x)))
-        log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
-        return np.vstack([(log_time[1:] - log_time[0]).T / _STEP, _PRIOR * np.eye(len(x))])
-
-    steps = _STEP * np.eye(len(names))
-    # The solver refuses to begin on a bound.
-    inside = np.clip(origin, low + 1e-6, high - 1e-6)
-    solved = least_squares(
-        residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=_NOISE, max_nfev=60
-    )
-    return constants(solved.x)
-
-
-def _to_fit_scale(name: str, value: float) -> float:
-    """A constant on the scale on which it is fitted: its logarithm, unless it is linear."""
-    return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
-
-
-def _from_fit_scale(name: str, value: float) -> float:
-    return float(value if name in _LINEAR else np.exp(value))

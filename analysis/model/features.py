@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from kernels.estimate import (
 )
 from kernels.machine import Machine
 from kernels.problem import Conv, Problem
+
+if TYPE_CHECKING:
+    from analysis.model.prior import Offsets
 
 _DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
 
@@ -79,12 +82,23 @@ class Inputs:
     def _library_tiles(self) -> Tiles:
         return Tiles.library(self.machine, self.dtype)
 
-    def predict(self, constants: Constants, residual: Residual | None) -> tuple[Estimate, Array]:
-        """The estimate with what the residual adds, and the spread of its error: 1 without one."""
+    def predict(
+        self,
+        constants: Constants,
+        residual: Residual | None,
+        offsets: Offsets | None = None,
+    ) -> tuple[Estimate, Array]:
+        """The estimate with what others' tables and the residual add, and the spread of its error.
+
+        The spread is 1 without a residual.
+        """
         guess = self.estimate(constants)
-        if residual is None:
-            return guess, np.ones(len(guess.time))
-        log_ratio, spread = residual.predict(self.features(constants, guess))
+        columns = offsets.columns(self.problems) if offsets else None
+        log_ratio, spread = np.zeros(len(guess.time)), np.ones(len(guess.time))
+        if residual is not None:
+            log_ratio, spread = residual.predict(self.features(constants, guess, columns))
+        if offsets is not None and columns is not None:
+            log_ratio = log_ratio + offsets.together(columns)
         return replace(guess, time=guess.time * np.exp(log_ratio)), spread
 
     def estimate(self, constants: Constants) -> Estimate:
@@ -117,18 +131,23 @@ class Inputs:
         """The features that rows to measure are spread over: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
-    def features(self, constants: Constants, guess: Estimate) -> Array:
+    def features(
+        self, constants: Constants, guess: Estimate, offsets: Array | None = None
+    ) -> Array:
         """What a residual may depend on, one row per case.
 
         Logs of the sizes, of the estimate and of the intensity over the ridge point; each two
         sizes' product and ratio; what binds the estimate, and its tile, waves and efficiencies;
         what a last wave of the usual tiles leaves idle; the powers of two that divide the sizes,
         since a library looks at them. For a convolution also its images, their size, filter, stride
-        and alignment, what Winograd's tiles waste, and how far its algorithms are behind.
+        and alignment, what Winograd's tiles waste, and how far its algorithms are behind. With
+        others' tables also what each of them says, and the operands' share of the cache: theirs
+        may come from it, ours from memory.
 
         Args:
             constants: those of the estimate.
             guess: :meth:`estimate` by them.
+            offsets: a column for each collection (:meth:`analysis.model.prior.Offsets.columns`).
         """
         s, machine = self.shapes, self.machine
         flops = 2 * s.batch * s.m * s.n * s.k * s.density
@@ -143,6 +162,8 @@ class Inputs:
         for bm, bn in _USUAL_TILES:
             columns.append(tail_efficiency(tile_count(s.m, s.n, bm, bn, s.batch), machine.sms))
         columns += [_twos(size) for size in (s.m, s.n, s.k)]
+        if offsets is not None:
+            columns += [*offsets.T, np.log(s.bytes / machine.l2_bytes)]
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from analysis.model.prior import Offsets
 from analysis.model.residual import Residual
 from kernels.constants import Constants
 from kernels.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
@@ -59,7 +60,7 @@ class SoftwareRange:
 
 
 _FIGURES = {
-    "constants": Each(Number()), "residual": Maybe(dict),
+    "constants": Each(Number()), "residual": Maybe(dict), "offsets?": Maybe(dict),
     **dict.fromkeys(("low", "pair_low"), Number(-10, 0)),
     **dict.fromkeys(("high", "pair_high"), Number(0, 10)),
     **dict.fromkeys(("rows", "pairs"), COUNT),
@@ -75,6 +76,8 @@ _FIGURES = {
 class Fit:
     """One group's constants and what they are worth.
 
+    ``offsets`` are what others' tables say of the machine, where they helped to predict held-back
+    rows, and ``residual`` has the trees of what is left.
     ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
     prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
@@ -106,6 +109,7 @@ class Fit:
     sum_high: float = 1.0
     change_low: float = 1.0
     change_high: float = 1.0
+    offsets: Offsets | None = None
 
     def has_like(self, problem: Problem) -> bool:
         """Whether rows like this problem were measured: as aligned, of its layout and batch."""
@@ -151,7 +155,9 @@ class Fit:
         """For calibration.json."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         residual = None if self.residual is None else self.residual.to_json()
-        return {**plain, "constants": self.constants.to_json(), "residual": residual}
+        offsets = None if self.offsets is None else self.offsets.to_json()
+        constants = self.constants.to_json()
+        return {**plain, "constants": constants, "residual": residual, "offsets": offsets}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fit:
@@ -164,6 +170,6 @@ class Fit:
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
         residual = data["residual"] and Residual.from_json(data["residual"])
-        return cls(
-            **{**data, "constants": Constants.from_json(data["constants"]), "residual": residual}
-        )
+        offsets = data.get("offsets") and Offsets.from_json(data["offsets"])
+        constants = Constants.from_json(data["constants"])
+        return cls(**{**data, "constants": constants, "residual": residual, "offsets": offsets})

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.calibrate import Calibration, calibrate
+from analysis.model.others import priors_of
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from analysis.recordings.load import Recording, problems_of
@@ -25,7 +26,8 @@ PREDICTED = "predicted_"
 
 
 MOST_ROWS = 36_000
-"""Of a recording, that are analysed whole; public tables have fewer. Of more, a sample is."""
+"""Of one operation, dtype and implementation, that are analysed whole; public tables have fewer.
+Of more, a sample is."""
 
 _SAMPLE = 10_000  # rows: as many again make predictions hardly better
 
@@ -66,11 +68,18 @@ class Analysis:
         return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
 
 
-def drawn(count: int) -> NDArray[np.intp]:
-    """Positions of the rows that a model is fitted to: all, or of very many a sample, in order."""
-    if count <= MOST_ROWS:
-        return np.arange(count, dtype=np.intp)
-    return np.sort(np.random.default_rng(0).permutation(count)[:_SAMPLE]).astype(np.intp)
+def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
+    """Positions of the rows that a model is fitted to, in order: all, or a sample of very many.
+
+    Of each operation, dtype and implementation by itself, since each has a fit of its own.
+    """
+    groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
+    rng = np.random.default_rng(0)
+    kept = [
+        where if len(where) <= MOST_ROWS else rng.permutation(where)[:_SAMPLE]
+        for where in groups.values()
+    ]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.intp), *kept])).astype(np.intp)
 
 
 def analyse(recording: Recording) -> Analysis:
@@ -81,13 +90,13 @@ def analyse(recording: Recording) -> Analysis:
     """
     rows = recording.products.reset_index(drop=True)
     measured = len(rows)
-    rows = with_steady_times(rows.iloc[drawn(measured)].reset_index(drop=True), recording)
+    rows = with_steady_times(rows.iloc[drawn(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "
             "doctor` if it did run."
         )
-    calibration = calibrate(recording.machine, rows)
+    calibration = calibrate(recording.machine, rows, priors_of(recording, rows))
     predicted = calibration.held_back.frame().add_prefix(PREDICTED)
     problems = problems_of(rows)
     properties = pd.DataFrame(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -65,6 +65,11 @@ class Forest:
         grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
         feature, number = (np.concatenate(parts) for parts in zip(*grown, strict=True))
         return cls(features.shape[1], feature, number)
+
+    def scaled(self, factor: float) -> Self:
+        """The same trees with all values multiplied by a factor."""
+        number = np.where(self.feature == _LEAF, self.number * np.float32(factor), self.number)
+        return replace(self, number=number.astype(np.float32))
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """The mean and the standard deviation of the trees' values, for each row.

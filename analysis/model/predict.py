@@ -54,7 +54,7 @@ class Model:
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
             inputs = Inputs.of(self.machine, query.take(where))
-            guess, spread = inputs.predict(fit.constants, fit.residual)
+            guess, spread = inputs.predict(fit.constants, fit.residual, fit.offsets)
             spread = np.maximum(spread, fit.min_spread)
             like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
             # Of what nobody measured, nothing is known better than without any measurement.

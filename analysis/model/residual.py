@@ -24,6 +24,7 @@ MIN_ROWS = 48
 _MIN_CORRELATION = 2.0  # in standard errors of a correlation: pure noise passes once in 40
 _MAD_TO_STD = 1.4826  # standard deviation of a normal law over its median absolute deviation
 _MAX_DEVIATIONS = 4.0  # robust standard deviations, beyond which a row is an outlier
+_LARGE = 0.05  # an error of a log ratio that counts less than by its square
 _FOLDS = 5  # each row is held out once; a fold's forest has a fifth of the trees
 _TREES = 64  # twice as many take a hundredth off the error
 _MAX_CHECK_ROWS = 10_000  # to judge trees by: with more, most of the time would go into that
@@ -76,7 +77,7 @@ def can_grow() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
-def fit_residual(features: Array, log_ratios: Array) -> Residual | None:
+def fit_residual(features: Array, log_ratios: Array, shrunk: bool = False) -> Residual | None:
     """Grow the trees.
 
     None where there are too few rows, where scikit-learn is missing, or where the trees predict
@@ -85,21 +86,26 @@ def fit_residual(features: Array, log_ratios: Array) -> Residual | None:
     Args:
         features: one row per measured shape.
         log_ratios: logs of measured over predicted time.
+        shrunk: multiply what the trees say by how much of it held-out rows show, instead of
+            keeping all of it or none. Of what is left on top of others' tables, a few hundred rows
+            show little enough that the choice between the two would be a matter of luck.
     """
     if len(log_ratios) < MIN_ROWS or not can_grow():
         return None
     # Outliers are judged by a first cross-validation; the second one is not pulled by them.
-    log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios)[0])
-    predicted, deviation = _predict_held_out(features, log_ratios)
-    if not _beats_noise(predicted, log_ratios):
+    trees = _TREES if shrunk else _TREES // _FOLDS
+    log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios, trees)[0])
+    predicted, deviation = _predict_held_out(features, log_ratios, trees)
+    share = _share_shown(predicted, log_ratios) if shrunk else 1.0
+    if share <= 0 or not (shrunk or _beats_noise(predicted, log_ratios)):
         return None
-    forest = _grow(features, log_ratios)
+    forest, deviation = _grow(features, log_ratios).scaled(share), share * deviation
     seen = max(float(np.median(forest.predict(features)[1])), _MIN_SPREAD)
     unseen = float(np.median(np.hypot(deviation, seen)))
     return Residual(forest, seen, unseen)
 
 
-def _predict_held_out(features: Array, log_ratios: Array) -> tuple[Array, Array]:
+def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[Array, Array]:
     """Each row's prediction by trees that grew from the other folds, and their disagreement."""
     shuffled = np.random.default_rng(0).permutation(len(log_ratios))
     fold, grown_from = shuffled % _FOLDS, shuffled < _MAX_CHECK_ROWS
@@ -107,7 +113,7 @@ def _predict_held_out(features: Array, log_ratios: Array) -> tuple[Array, Array]
     for number in range(_FOLDS):
         held_out = fold == number
         rest = grown_from & ~held_out
-        forest = _grow(features[rest], log_ratios[rest], _TREES // _FOLDS)
+        forest = _grow(features[rest], log_ratios[rest], trees)
         predicted[held_out], deviation[held_out] = forest.predict(features[held_out])
     return predicted, deviation
 
@@ -123,6 +129,16 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     covariance = np.mean((predicted - predicted.mean()) * log_ratios)
     # A correlation of n independent pairs has a standard error of 1/√n.
     return bool(covariance >= _MIN_CORRELATION / math.sqrt(len(predicted)) * scale)
+
+
+def _share_shown(predicted: Array, log_ratios: Array) -> float:
+    """The factor from 0 to 1 that brings held-out predictions closest to the truth.
+
+    Least squares without a constant term, in which a large error counts as its size.
+    """
+    weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE)
+    shown, whole = (float(np.sum(weight * predicted * x)) for x in (log_ratios, predicted))
+    return min(max(shown / max(whole, _MIN_SPREAD**2), 0.0), 1.0)
 
 
 def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:

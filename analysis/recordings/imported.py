@@ -1,12 +1,15 @@
-"""Recordings that are made of others' tables: written once, and read like our own.
+"""Recordings that are made of others' tables and files: written once, and read like our own.
 
-They lie under ``results/public/<machine>/``. What the table says stands in measurements.parquet;
-run.json says whose it is and how it was measured.
+They lie under ``results/public/<machine>/``. The times stand in measurements.parquet; run.json says
+whose they are and how they were measured. All collections of a machine that a package has lie in
+collections.parquet, for whoever measures a little of that machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,20 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from analysis.recordings.tables import Table, read_rows
+from analysis.recordings.tables import DTYPES, Table, read_rows
+from analysis.recordings.timings import Timings
 from kernels.checks import LARGEST_SIZE
 from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.schema import COLUMNS, SCHEMA
-from sweeps.store import make_folder, write_run, write_whole
+from sweeps.store import make_folder, read_run, write_run, write_whole
 
 PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
+COLLECTIONS = "collections.parquet"
+FILE = "file"
+"""In place of a framework: the times are of a file of the user's."""
+
 VALIDATION = "validation.json"  # written last: where it is, an import is complete
 CACHE = "warm"
 """The tables' replays flush nothing, so that operands which fit the cache come from it."""
@@ -37,6 +45,8 @@ _SAME = {
     "config": "", "mode": "burst", "cache": CACHE, "fill": "", "status": "ok", "sweep": PLACE,
     "schema": SCHEMA,
 }  # fmt: skip
+"""What holds of each row unless the recording's own columns say otherwise."""
+
 _PANDAS = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 
 
@@ -50,39 +60,113 @@ def is_complete(folder: Path) -> bool:
     return (folder / "run.json").exists() and (folder / VALIDATION).exists()
 
 
+def is_of_file(folder: Path) -> bool:
+    """Whether an imported recording is of a file of the user's, and of no package's table."""
+    return (folder / "run.json").exists() and framework_of(folder) == FILE
+
+
+def framework_of(folder: Path) -> str:
+    """Whose imported recording it is."""
+    return str((read_run(folder).get("public") or {}).get("framework", ""))
+
+
 def write_imported(table: Table, machine: Machine, results: Path) -> Path:
-    """Write a table's bf16 rows and what they are; returns the folder.
+    """Write a table's rows and what they are; returns the folder.
 
     Raises:
         UserError: the folder cannot be made, or the disk is full.
     """
+    rows = read_rows(table, *DTYPES.values())
+    public = {
+        "source": table.source, "package": table.package, "framework": table.framework,
+        "version": table.version, "also_for": list(table.also_for), "complete": table.complete,
+        "device": table.device, "file": table.path.name, "licence": table.licence, "how": _HOW,
+        "cache": CACHE,
+    }  # fmt: skip
+    return _write(rows, public, machine, results)
+
+
+def write_timings(timings: Timings, path: Path, machine: Machine, results: Path) -> Path:
+    """Write what a file of the user's says; returns the folder.
+
+    Raises:
+        UserError: the folder cannot be made, or the disk is full.
+    """
+    public = {
+        "source": path.name, "package": "", "framework": FILE, "version": _digest(path),
+        "file": path.name, "licence": "", "how": timings.how, "cache": timings.cache,
+    }  # fmt: skip
+    return _write(timings.rows, public, machine, results)
+
+
+def is_same_file(folder: Path, path: Path) -> bool:
+    """Whether an imported recording was made of this very file."""
+    public = read_run(folder).get("public") or {}
+    return (public.get("framework"), public.get("version")) == (FILE, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    parts = [path] if path.is_file() else [path / "measurements.csv"]
+    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
+
+
+def write_collections(tables: Sequence[Table], machine: Machine, results: Path) -> None:
+    """Keep all collections of a machine, the one that its recording is made of first.
+
+    Raises:
+        UserError: the folder cannot be made, or the disk is full.
+    """
+    parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
+    folder = folder_of(results, machine.slug)
+    make_folder(folder)
+    _write_parquet(folder / COLLECTIONS, pd.concat(parts, ignore_index=True))
+
+
+def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
+    """The rows of each collection of a machine by its source, in their order; none without any.
+
+    They are as :func:`analysis.recordings.tables.read_rows` returns them.
+    """
+    path = folder / COLLECTIONS
+    if not path.exists():
+        return {}
+    try:
+        rows = pd.read_parquet(path, columns=["source", "m", "n", "k", "dtype", "time_us"])
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from None
+    return {str(source): part for source, part in rows.groupby("source", sort=False)}
+
+
+def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
     folder = folder_of(results, machine.slug)
     make_folder(folder)
     (folder / VALIDATION).unlink(missing_ok=True)  # until everything was written anew
-    rows = read_rows(table)
-    buffer = io.BytesIO()
-    parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
-    write_whole(folder / MEASUREMENTS, buffer.getvalue())
-    write_run(folder, _run(table, machine, len(rows)))
-    return folder
-
-
-def _run(table: Table, machine: Machine, rows: int) -> dict[str, Any]:
-    return {
+    _write_parquet(folder / MEASUREMENTS, rows)
+    run = {
         "schema": SCHEMA,
         "protocol": OTHERS_PROTOCOL,
         "run": "",
         "published": False,
-        "public": {
-            "source": table.source, "package": table.package, "framework": table.framework,
-            "version": table.version, "also_for": list(table.also_for),
-            "complete": table.complete, "device": table.device, "file": table.path.name,
-            "rows": rows, "licence": table.licence, "how": _HOW, "cache": CACHE,
-        },
-        "software": {table.framework: table.version},
+        "public": {**public, "rows": len(rows)},
+        "software": {public["framework"]: public["version"]},
         "machine": machine.to_json(),
         "plan": {"cases": []},
-    }  # fmt: skip
+    }
+    write_run(folder, run)
+    return folder
+
+
+def _write_parquet(path: Path, rows: pd.DataFrame) -> None:
+    buffer = io.BytesIO()
+    parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
+    write_whole(path, buffer.getvalue())
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = (str(error).splitlines() or ["empty"])[0]
+    return UserError(
+        f"{path} cannot be read ({reason}); `python -m analysis import` writes it again."
+    )
 
 
 def read_imported(folder: Path) -> pd.DataFrame:
@@ -93,24 +177,23 @@ def read_imported(folder: Path) -> pd.DataFrame:
     """
     path = folder / MEASUREMENTS
     try:
-        told = pd.read_parquet(path, columns=["m", "n", "k", "time_us"])
+        told = pd.read_parquet(path)
+        told = told[[name for name in told if name in COLUMNS]]
+        sizes = told[["m", "n", "k"]].to_numpy(dtype=float)
+        times = told["time_us"].to_numpy(dtype=float)
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or ["empty"])[0]
-        raise UserError(
-            f"{path} cannot be read ({reason}); `python -m analysis import` writes it again."
-        ) from None
-    sizes, times = (
-        told[["m", "n", "k"]].to_numpy(dtype=float),
-        told["time_us"].to_numpy(dtype=float),
-    )
+        raise _unreadable(path, error) from None
     sound = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1) & (times > 0) & (times < np.inf)
     if not sound.all():
         raise UserError(
             f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; `python -m "
             "analysis import` writes it again."
         )
-    flops = 2.0 * told["m"] * told["n"] * told["k"]
-    values = {**_SAME, **told, "tflops": flops / told["time_us"] / 1e6}
+    values = {**_SAME, **told}
+    flops = 2.0 * told["m"] * told["n"] * told["k"] * told.get("batch", 1)
+    if "op" in told:  # a convolution's batch is its images, which its M contains
+        flops = flops.where(told["op"] == "gemm", np.nan)
+    values["tflops"] = flops / told["time_us"] / 1e6
     columns = {
         name: pd.Series(values.get(name), index=told.index, dtype=_PANDAS[kind])
         for name, (kind, _) in COLUMNS.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from analysis.recordings.load import (
     load,
     problems_of,
 )
+from analysis.recordings.timings import HEADER, Timings, Told, read_timings
 from kernels.errors import UserError, nearest
 from kernels.estimate import Array
 from kernels.machine import Machine, slug_of_device
 from kernels.names import read_name
+from kernels.operation import as_problem
 from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
+from sweeps.schema import problem_columns, problem_of
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -76,6 +79,18 @@ class Source:
             present = sorted({name for name in algorithms if name}) or ["no named algorithm"]
             raise UserError(f"{self.name} has {', '.join(present)}, not {algorithm!r}.")
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Source]) -> Source:
+        """The rows of several parts of one source, one part after another."""
+        first = parts[0]
+        return replace(
+            first,
+            problems=[problem for part in parts for problem in part.problems],
+            implementations=[name for part in parts for name in part.implementations],
+            seconds=np.concatenate([part.seconds for part in parts]),
+            kernels=[names for part in parts for names in part.kernels],
+        )
 
     def take(self, where: Any) -> Source:
         """The rows at an index array or a mask."""
@@ -150,9 +165,36 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     )
 
 
+def read_public(path: Path, machine: Machine) -> Timings:
+    """A machine's rows of our results, or of one of the public formats, whatever their dtype.
+
+    Raises:
+        UserError: the file is unreadable, of no known format, or has no such row.
+    """
+    rows = _read(path)
+    here = [
+        (problem_columns(problem) | {"implementation": name}, seconds)
+        for device, problem, name, seconds in zip(
+            rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
+        )
+        if problem is not None and seconds > 0  # which NaN is not
+        and (device is None or slug_of_device(device) == machine.slug)
+    ]  # fmt: skip
+    if not here:
+        raise UserError(f"{path} has no row of {machine.slug}.")
+    cells = pd.DataFrame([columns for columns, _ in here])
+    cache = "warm" if rows.warm else "cold"
+    cells = cells.assign(
+        time_us=[seconds * 1e6 for _, seconds in here], cache=cache, mode="burst", config=""
+    )
+    return Timings(cells, "as its publishers measured it", cache)
+
+
 def _read(path: Path) -> _Rows:
     if path.is_dir() or path.name == "measurements.csv":
         return _ours(path if path.is_dir() else path.parent)
+    if path.suffix != ".parquet" and (timings := read_timings(path, Told())):
+        return _of_timings(timings)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except OSError as error:
@@ -166,8 +208,24 @@ def _read(path: Path) -> _Rows:
             frame.columns = pd.Index([str(column).strip() for column in frame.columns])
             return reader(frame, path)
     raise UserError(
-        f"{path} has none of the formats that are known: our measurements.csv, AIConfigurator's "
-        "GEMM tables, NeuSight's linear layers and convolutions, DeepBench's results."
+        f"{path} has none of the formats that are known: a CSV that begins with {HEADER}, the "
+        "CUTLASS profiler's or TritonBench's, our measurements.csv, AIConfigurator's GEMM tables, "
+        "NeuSight's linear layers and convolutions, DeepBench's results."
+    )
+
+
+def _of_timings(timings: Timings) -> _Rows:
+    """A CSV file's times: the library's where it has some, as in others' tables."""
+    rows = library_rows(timings.rows).reset_index(drop=True)
+    kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
+    return _Rows(
+        devices=[None] * len(rows),
+        dtypes=rows["dtype"].tolist(),
+        problems=[as_problem(problem_of(row)) for row in rows.to_dict("records")],
+        seconds=(rows["time_us"] * 1e-6).tolist(),
+        implementations=rows["implementation"].tolist(),
+        kernels=kernels,
+        warm=timings.cache == "warm",
     )
 
 

@@ -23,6 +23,7 @@ from pyarrow import parquet
 
 from kernels.errors import UserError
 from kernels.machine import slug_of_device
+from kernels.problem import Gemm
 
 PACKAGE = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
@@ -33,6 +34,8 @@ _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # by how well a framework's tables repeat themselves
 _ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
 BF16 = "bfloat16"
+DTYPES = {BF16: "bf16", "fp8": "fp8"}
+"""The dtypes that are read, by the tables' names, with ours."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,21 @@ def version_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def read_rows(table: Table) -> pd.DataFrame:
-    """The bf16 rows of a table: m, n, k and time_us, without those that are no time."""
+def read_rows(table: Table, *dtypes: str) -> pd.DataFrame:
+    """Rows of a table: m, n, k, dtype and time_us, without those that are no time.
+
+    Args:
+        table: whose rows.
+        dtypes: which of ours; bf16 if none is given.
+    """
     columns = ["gemm_dtype", "m", "n", "k", "latency"]
     frame = pd.read_parquet(table.path, columns=columns)
-    frame = frame[(frame["gemm_dtype"] == BF16) & (frame["latency"] > 0)]
-    frame = frame.assign(time_us=frame["latency"] * 1e3)
-    return frame[["m", "n", "k", "time_us"]].reset_index(drop=True)
+    frame = frame.assign(dtype=frame["gemm_dtype"].map(DTYPES), time_us=frame["latency"] * 1e3)
+    frame = frame[frame["dtype"].isin(dtypes or ("bf16",)) & (frame["latency"] > 0)]
+    return frame[["m", "n", "k", "dtype", "time_us"]].reset_index(drop=True)
+
+
+def gemms_of(rows: pd.DataFrame) -> list[Gemm]:
+    """The products of rows as :func:`read_rows` returns them, y = x Wᵀ."""
+    sizes = zip(rows["m"], rows["n"], rows["k"], rows["dtype"], strict=True)
+    return [Gemm(int(m), int(n), int(k), dtype) for m, n, k, dtype in sizes]

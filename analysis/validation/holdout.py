@@ -7,7 +7,7 @@ Constants that were fitted on the machine under test are never used, not even as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from analysis.model.calibrate import calibrate_query, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
+from analysis.model.others import sizes_of
 from analysis.model.predict import Model, Prediction
 from analysis.model.query import Query
 from analysis.recordings.public import Source
@@ -27,10 +28,9 @@ from analysis.validation.errors import Errors
 from kernels.constants import foreign_constants
 from kernels.errors import UserError
 from kernels.machine import Machine
-from kernels.problem import Problem
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
-_FOLDS = 5
+FOLDS = 5
 _WITHHELD_SHARE = 0.3  # of the values of M, of N and of K, with the hold-out "levels"
 _MAX_CALIBRATED_M = 2304  # with the hold-out "beyond"
 _LARGE_FLOPS = 1e11
@@ -38,7 +38,10 @@ _LARGE_FLOPS = 1e11
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation's result; ``tested`` are the rows that were held back, ``prediction`` theirs."""
+    """A validation's result; ``tested`` are the rows that were held back, ``prediction`` theirs.
+
+    ``prior`` says whose tables it was calibrated on top of.
+    """
 
     machine: Machine
     source: Source
@@ -50,6 +53,7 @@ class Validation:
     model: Model
     constants_from: str
     baselines: Mapping[str, Errors | None]
+    prior: Sequence[str] = ()
 
     @property
     def errors(self) -> Errors:
@@ -120,6 +124,12 @@ class Validation:
             "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
             "tile_agreement": self.tile_agreement,
             "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},
+            "prior": list(self.prior),
+            "weights": {
+                name: fit.offsets.named_weights()
+                for name, fit in self.model.fits.items()
+                if fit.offsets
+            },
         }
 
 
@@ -154,7 +164,7 @@ def validate(
     """
     query = Query.each(source.problems, source.implementations, source.warm)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
-    pool, tested = _split(source, holdout, seed)
+    pool, tested = split_rows(source, holdout, seed)
     if holdout == "folds" or calibrate is None:
         calibrate = len(pool)
     if calibrate > len(pool):
@@ -167,7 +177,7 @@ def validate(
         features = Inputs.of(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, calibrate, seed)]
         learned = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], _FOLDS, lambda dtype: start,
+            machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
             source.take(chosen).algorithms,
         )  # fmt: skip
         model = replace(model, fits={**model.fits, **learned.model.fits})
@@ -195,12 +205,14 @@ def validate(
     )
 
 
-def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def split_rows(
+    source: Source, holdout: str, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that may be calibrated on, and rows that may be tested."""
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):
         return rows, rows
-    sizes = np.array([_sizes(problem) for problem in source.problems])
+    sizes = sizes_of(source.problems)
     if holdout == "beyond":
         large = sizes[:, 0] > _MAX_CALIBRATED_M
         return rows[~large], rows[large]
@@ -211,8 +223,3 @@ def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], N
         chosen = rng.choice(levels, round(_WITHHELD_SHARE * len(levels)), replace=False)
         withheld[:, column] = np.isin(sizes[:, column], chosen)
     return rows[~withheld.any(axis=1)], rows[withheld.all(axis=1)]
-
-
-def _sizes(problem: Problem) -> tuple[int, int, int]:
-    gemm = problem.implied_gemm
-    return gemm.m, gemm.n, gemm.k

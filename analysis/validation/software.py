@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.model.basis import software_of
-from analysis.model.calibrate import fit_constants, pair_errors
+from analysis.model.calibrate import pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.fitting import fit_constants
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query
 from analysis.recordings.imported import VALIDATION
@@ -133,8 +134,9 @@ def _held_back(folder: Path) -> pd.DataFrame:
     """Each shape's prediction by a fit that had not seen it, and the spread of that."""
     calibration = json.loads((folder / "calibration.json").read_bytes())
     fit = calibration["groups"][GROUP]
-    columns = [*_SIZES, "time_us", "lo_us", "hi_us"]
+    columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
+    rows = rows[rows["dtype"] == _DTYPE]
     # Each row's interval leaves out its own error, which moves it by one rank of thousands.
     spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
@@ -217,6 +219,17 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
         "other": [_row(one, software) for one in other_collections(folder, table, tables)],
     }
+    write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_own_validation(folder: Path) -> None:
+    """validation.json of a file of the user's: there is no other software to judge it by."""
+    fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
+    errors = {
+        group: {name: fit[name] for name in ("rows", "median", "mean", "p95")}
+        for group, fit in fits.items()
+    }
+    document: dict[str, Any] = {"software": None, "same": errors, "other": []}
     write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 

@@ -10,17 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record, recorded
 
-from analysis.model.calibrate import (
-    MIN_ROWS,
-    _fold_of,
-    _leave_one_out_ranges,
-    _range,
-    calibrate,
-    fit_constants,
-)
+from analysis.model.calibrate import _fold_of, _leave_one_out_ranges, _range, calibrate
 from analysis.model.features import Inputs
 from analysis.model.fit import UNCALIBRATED
 from analysis.model.fitted import analyse, write_predictions
+from analysis.model.fitting import MIN_ROWS, fit_constants
 from analysis.model.predict import Model, explain, model_from_json
 from analysis.model.query import Query, group_of
 from analysis.recordings.load import load

@@ -1,0 +1,208 @@
+"""One fit to some rows of a group: constants, weights of others' tables, trees to what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from analysis.model.features import Inputs
+from analysis.model.prior import LIBRARY, Offsets, Prior, columns_of
+from analysis.model.query import Query
+from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
+from analysis.model.residual import Residual, fit_residual
+from kernels.constants import (
+    BOUNDS,
+    Constants,
+    foreign_constants,
+    physical_bounds,
+    scaled_constants,
+)
+from kernels.estimate import ALGORITHMS, Array
+from kernels.machine import Machine
+from kernels.problem import Gemm
+
+MIN_ROWS = 12
+"""A group with fewer rows keeps the shipped constants, scaled to fit."""
+
+_MAX_ROWS = 800  # per fit of constants: more cost seconds and move the error by 0.1 points
+_STEP = 1e-7  # of the finite differences
+_NEAR = 0.02  # weight of staying near the shipped constants, in residuals per natural-log unit
+_NEAR_THEIRS = 0.3  # likewise near others' of the machine, or of its sibling
+_NEAR_WEIGHT = 0.2  # likewise of the collections' weights, per unit
+_WEIGHTS = (-0.5, 1.5)  # bounds of a collection's weight
+_NOISE = 0.05  # log ratios beyond this count less: outliers do not move the constants
+_NOISE_LEFT = 0.02  # likewise of what others' tables leave
+_LINEAR = (
+    "tail",
+    "partials",
+    "slow",
+    "misalignment",
+    "repack",
+    "resident",
+)  # dimensionless and often 0: fitted as they are; all other constants by their logarithm
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to fit: from which constants, on top of which collections, the best of them first."""
+
+    start: Constants
+    priors: tuple[Prior, ...] = ()
+
+    @classmethod
+    def of(cls, machine: Machine, dtype: str, priors: tuple[Prior, ...]) -> Self:
+        """On top of some collections, from the first one's constants as they are on a machine."""
+        first = priors[0]
+        return cls(scaled_constants(first.constants, first.machine, machine, dtype), priors)
+
+
+class Fitted(NamedTuple):
+    """What came of it, as :meth:`analysis.model.features.Inputs.predict` takes it."""
+
+    constants: Constants
+    residual: Residual | None
+    offsets: Offsets | None = None
+
+
+def fit_group(
+    machine: Machine, query: Query, seconds: Array, known: NDArray[Any], way: Way
+) -> Fitted:
+    """Fit the physical constants, then trees to what they miss, if those predict held-out rows.
+
+    On top of others' tables, they are shrunk instead. Rows computed by an algorithm that the
+    formula does not have (an FFT) are left out of the fit of the constants; the trees see them.
+
+    Args:
+        machine: where the rows were measured.
+        query: the rows, of one group.
+        seconds: their times.
+        known: the algorithm that each was computed by, empty where that is not known.
+        way: how.
+    """
+    if not len(seconds):
+        return unmeasured(way)
+    modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
+    constants, offsets = way.start, _first(way.priors)
+    columns = columns_of(way.priors, query.problems) if way.priors else None
+    if len(modelled):
+        inputs = Inputs.of(machine, query.take(modelled), known[modelled])
+        of_modelled = np.empty((len(modelled), 0)) if columns is None else columns[modelled]
+        constants, weights = _solved(inputs, seconds[modelled], way.start, of_modelled)
+        offsets = Offsets(way.priors, tuple(weights)) if way.priors else None
+    if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
+        return Fitted(constants, None, offsets)
+    # The trees must not be told the algorithm: no prediction will know it either.
+    inputs = Inputs.of(machine, query)
+    guess = inputs.estimate(constants)
+    left = np.log(seconds / guess.time)
+    if offsets is not None and columns is not None:
+        left = left - offsets.together(columns)
+    features = inputs.features(constants, guess, columns)
+    return Fitted(constants, fit_residual(features, left, shrunk=bool(way.priors)), offsets)
+
+
+def _first(priors: tuple[Prior, ...]) -> Offsets | None:
+    """The first collection alone, as they count without any row of one's own."""
+    return Offsets(priors, tuple(_first_alone(len(priors)))) if priors else None
+
+
+def _first_alone(count: int) -> list[float]:
+    return [1.0, *[0.0] * (count - 1)] if count else []
+
+
+def unmeasured(way: Way) -> Fitted:
+    """What others' tables say alone, without a row of one's own."""
+    return Fitted(way.start, None, _first(way.priors))
+
+
+def fit_prior(machine: Machine, source: str, gemms: Sequence[Gemm], seconds: Array) -> Prior:
+    """What a collection says: constants fitted to a sample of its rows, and trees from all.
+
+    Args:
+        machine: what it was measured on.
+        source: whose it is, in words.
+        gemms: the rows' products, all of one dtype.
+        seconds: their times, with operands from the cache where they fit it.
+    """
+    query, dtype = Query.plain(gemms, LIBRARY, warm=True), gemms[0].dtype
+    sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
+    start, _ = foreign_constants(machine, dtype)
+    constants = fit_constants(Inputs.of(machine, query.take(sample)), seconds[sample], start)
+    return Prior.grown(machine, source, gemms, seconds, constants)
+
+
+def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
+    """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
+
+    Args:
+        inputs: cases of one group.
+        seconds: their measured times.
+        start: where to begin, and what to stay near.
+    """
+    return _solved(inputs, seconds, start, np.empty((len(seconds), 0)))[0]
+
+
+def _solved(
+    inputs: Inputs, seconds: Array, start: Constants, columns: Array
+) -> tuple[Constants, Sequence[float]]:
+    """Constants, and the weights of others' tables, that make the log ratios small together.
+
+    Args:
+        inputs: cases of one group.
+        seconds: their measured times.
+        start: where to begin, and what to stay near.
+        columns: what each collection says at each case, the best first: its weight begins and stays
+            near 1, those of the others near 0.
+    """
+    names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
+    count, tables = len(names), columns.shape[1]
+    origin = np.array(
+        [_to_fit_scale(name, getattr(start, name)) for name in names]
+        + [1 / max(tables, 1)] * tables
+    )
+    near, noise = (_NEAR_THEIRS, _NOISE_LEFT) if tables else (_NEAR, _NOISE)
+    pull = np.array([near] * count + [_NEAR_WEIGHT] * tables)
+    bounds = physical_bounds(inputs.machine)
+    limits = [[_to_fit_scale(n, bound) for bound in bounds[n]] for n in names]
+    low, high = np.array(limits + [list(_WEIGHTS)] * tables).T
+
+    def constants(x: Array) -> Constants:
+        fitted = {name: _from_fit_scale(name, value) for name, value in zip(names, x, strict=True)}
+        return Constants(**{**start.to_json(), **fitted})
+
+    def residuals(x: Array) -> Array:
+        guess = inputs.estimate(constants(x[:count])).time
+        errors = np.log(guess / seconds) + columns @ x[count:]
+        return np.concatenate([errors, pull * (x - origin)])
+
+    def slopes(x: Array) -> Array:
+        # So small a step moves no case to another tile: the fastest tiles are searched for once,
+        # not once per constant.
+        x = x[:count]
+        settled = inputs.settled(inputs.estimate(constants(x)))
+        log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
+        of_constants = (log_time[1:] - log_time[0]).T / _STEP
+        return np.vstack([np.hstack([of_constants, columns]), np.diag(pull)])
+
+    steps = _STEP * np.eye(count)
+    # The solver refuses to begin on a bound.
+    inside = np.clip(origin, low + 1e-6, high - 1e-6)
+    solved = least_squares(
+        residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=noise, max_nfev=60
+    )
+    return constants(solved.x[:count]), solved.x[count:].tolist()
+
+
+def _to_fit_scale(name: str, value: float) -> float:
+    """A constant on the scale on which it is fitted: its logarithm, unless it is linear."""
+    return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
+
+
+def _from_fit_scale(name: str, value: float) -> float:
+    return float(value if name in _LINEAR else np.exp(value))

@@ -1,0 +1,117 @@
+"""Others' collections near a machine, as priors for its own rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.model.fitting import fit_prior
+from analysis.model.prior import LIBRARY, Prior
+from analysis.recordings.imported import PLACE, folder_of, is_of_file, read_collections
+from analysis.recordings.load import Recording
+from analysis.recordings.tables import gemms_of
+from kernels.estimate import Array
+from kernels.machine import Machine, known_machines
+from kernels.problem import Gemm, Problem
+
+THEIRS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
+"""The dtype of the collections that tell about one of ours; both 16-bit types share their units."""
+
+_MOST_ROWS = 10_000  # of one's own: beyond them others' rows say nothing that one's own do not
+_MOST_SIBLINGS = 3
+_ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Others' rows of one machine and dtype; ``seconds`` has one element for each product."""
+
+    machine: Machine
+    source: str
+    gemms: Sequence[Gemm]
+    seconds: Array
+
+    @classmethod
+    def of(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
+        """From rows of a table."""
+        return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
+
+    def without(
+        self, shapes: NDArray[np.int64], levels: Sequence[NDArray[np.int64]] = ()
+    ) -> Collection:
+        """Without some shapes, and without any that has one of some values of M, of N or of K."""
+        sizes = sizes_of(self.gemms)
+        gone = set(map(tuple, shapes.tolist()))
+        known = np.array([tuple(size) not in gone for size in sizes.tolist()], dtype=bool)
+        for column, values in enumerate(levels):
+            known &= ~np.isin(sizes[:, column], values)
+        gemms = list(itertools.compress(self.gemms, known))
+        return replace(self, gemms=gemms, seconds=self.seconds[known])
+
+    def fitted(self) -> Prior:
+        """As a prior."""
+        return fit_prior(self.machine, self.source, self.gemms, self.seconds)
+
+
+def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
+    """M, N and K (columns) of each problem's GEMM (rows)."""
+    gemms = (problem.implied_gemm for problem in problems)
+    return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
+
+
+def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[Prior, ...]]]:
+    """What others' imported tables say about a recording's machine: by dtype, sets to choose from.
+
+    The first set is of the machine itself, the second of its generation's others. None of them has
+    seen a shape of the recording. A published recording must not depend on what was imported, and
+    others' tables say the same with and without it.
+
+    Args:
+        recording: whose machine; its folder says where imports lie.
+        rows: the rows that the model will be fitted to.
+    """
+    ours = not recording.public or is_of_file(recording.folder)
+    if recording.machine.kind != "gpu" or recording.run.get("published") or not ours:
+        return {}
+    results = recording.folder.parent
+    if results.name == PLACE:
+        results = results.parent
+    found: dict[str, list[tuple[Prior, ...]]] = {}
+    of_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
+    for dtype, theirs in THEIRS.items():
+        own = rows[of_library & (rows["dtype"] == dtype)]
+        if not 0 < len(own) <= _MOST_ROWS:
+            continue
+        shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
+        sets = (
+            tuple(c.without(shapes).fitted() for c in each)
+            for each in _near(results, recording.machine, theirs)
+        )
+        found[dtype] = [each for each in sets if each]
+    return found
+
+
+def _near(results: Path, machine: Machine, dtype: str) -> Iterator[list[Collection]]:
+    """The machine's own collections, then its siblings' first ones."""
+    own = _collections(results, machine, dtype)
+    most = max((len(c.gemms) for c in own), default=0)
+    yield [c for c in own if len(c.gemms) >= _ENOUGH * most]
+    siblings = [
+        other
+        for other in known_machines().values()
+        if other.generation == machine.generation and other.slug != machine.slug
+    ]
+    firsts = (_collections(results, sibling, dtype)[:1] for sibling in siblings)
+    yield [c for each in firsts for c in each][:_MOST_SIBLINGS]
+
+
+def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection]:
+    parts = read_collections(folder_of(results, machine.slug))
+    of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in parts.items()}
+    return [Collection.of(machine, source, rows) for source, rows in of_dtype.items() if len(rows)]

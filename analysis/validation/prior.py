@@ -1,0 +1,209 @@
+"""Judge what others' tables are worth to a machine of which few rows were measured.
+
+A collection that was not used plays the machine: some of its rows are measured, and the rest judge.
+No prior has seen a shape that is tested (nor, of withheld levels, any shape with one), since the
+shapes that people ask about are mostly in nobody's table; nor a shape that is calibrated on, which
+it would know better than those.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.model.basis import software_of
+from analysis.model.calibrate import calibrate_query
+from analysis.model.features import Inputs
+from analysis.model.fit import Fit
+from analysis.model.fitting import Way, unmeasured
+from analysis.model.others import Collection, sizes_of
+from analysis.model.predict import Model, Part, Prediction
+from analysis.model.prior import LIBRARY, Prior
+from analysis.model.query import Query
+from analysis.recordings.public import Source, read_source
+from analysis.recordings.tables import (
+    Table,
+    choose_tables,
+    find_tables,
+    read_rows,
+    read_table,
+)
+from analysis.validation.baselines import baseline_errors
+from analysis.validation.design import choose_rows
+from analysis.validation.holdout import FOLDS, Validation, split_rows
+from kernels.aliases import slug_meant
+from kernels.constants import foreign_constants
+from kernels.errors import UserError
+from kernels.machine import Machine, known_machine, known_machines
+from kernels.problem import Gemm
+
+_HOLDOUTS = ("rows", "levels", "folds")
+
+
+def named_collections(
+    names: str, judged: Path, machine: Machine, dtype: str
+) -> list[list[Collection]]:
+    """The collections that ``--prior`` names: a list for each name.
+
+    Args:
+        names: files, or slugs, with commas between. The machine's own slug means all other tables
+            of it that the package has, another's the one that its recording would be made of.
+        judged: the file that is judged, which no prior may be.
+        machine: its machine.
+        dtype: whose rows are wanted.
+
+    Raises:
+        UserError: a name is none of a collection, or of what is judged.
+    """
+    return [_named(name.strip(), judged, machine, dtype) for name in names.split(",")]
+
+
+def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
+    path = Path(name)
+    if path.exists():
+        if path.resolve() == judged.resolve():
+            raise UserError(f"{name} is what is judged; --prior takes another collection.")
+        if path.suffix == ".parquet":
+            return [_of_table(read_table(path), dtype)]
+        source = read_source(path, machine, dtype)
+        gemms = [p for p in source.problems if isinstance(p, Gemm)]
+        if len(gemms) < len(source):
+            raise UserError(f"{name} has other rows than products; --prior takes products alone.")
+        return [Collection(machine, source.name, gemms, source.seconds)]
+    tables = [t for t in find_tables() if t.rows and t.slug in known_machines()]
+    chosen = choose_tables(tables)
+    slug = slug_meant(name, chosen)
+    wanted = [chosen[slug]]
+    if slug == machine.slug:
+        wanted += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
+    found = [_of_table(t, dtype) for t in wanted if t.path.resolve() != judged.resolve()]
+    found = [collection for collection in found if len(collection.gemms)]
+    if not found:
+        raise UserError(f"{name} has no other table in {dtype} than the one that is judged.")
+    return found
+
+
+def _of_table(table: Table, dtype: str) -> Collection:
+    return Collection.of(known_machine(table.slug), table.source, read_rows(table, dtype))
+
+
+def validate_with_prior(
+    source: Source,
+    machine: Machine,
+    named: Sequence[Sequence[Collection]],
+    calibrate: int | None = 256,
+    seed: int = 0,
+    holdout: str = "rows",
+) -> Validation:
+    """Calibrate on some rows on top of others' tables, and judge on rows that neither has seen.
+
+    Args:
+        source: the rows that play the machine's own.
+        machine: their machine.
+        named: others' collections, a list for each that was named. Calibration chooses one of the
+            lists, or none; without a row it is the first list's first collection.
+        calibrate: how many rows are measured; 0 for none, None for all that the hold-out leaves.
+        seed: breaks ties in the choice of rows, and chooses what is withheld.
+        holdout: ``rows``: a fifth of the shapes is withheld. ``levels``: as in
+            :func:`analysis.validation.holdout.validate`. ``folds``: each fifth in turn, so that all
+            rows are tested.
+
+    Raises:
+        UserError: there are too few rows, or the hold-out is none of these.
+    """
+    if holdout not in _HOLDOUTS:
+        raise UserError(f"with --prior, --holdout takes {', '.join(_HOLDOUTS)}, not {holdout!r}.")
+    if not all(isinstance(problem, Gemm) for problem in source.problems):
+        raise UserError("others' tables are of products alone: --prior cannot judge convolutions.")
+    source = replace(source, warm=True)
+    turns = range(FOLDS) if holdout == "folds" else [seed]
+    judged = [_validate_once(source, machine, named, calibrate, turn, holdout) for turn in turns]
+    return judged[0] if len(judged) == 1 else _together(judged, seed)
+
+
+def _validate_once(
+    source: Source,
+    machine: Machine,
+    named: Sequence[Sequence[Collection]],
+    calibrate: int | None,
+    seed: int,
+    holdout: str,
+) -> Validation:
+    query = Query.plain(source.problems, LIBRARY, warm=True)
+    start, _ = foreign_constants(machine, source.dtype)
+    pool, tested = _split(source, holdout, seed)
+    count = len(pool) if calibrate is None else calibrate
+    if count > len(pool):
+        raise UserError(
+            f"{source.name} has {len(pool)} rows to calibrate on; give --calibrate of at most that."
+        )
+    if not len(tested):
+        raise UserError(f"{source.name} leaves no row to test.")
+    chosen = np.empty(0, dtype=np.intp)
+    if count:
+        features = Inputs.of(machine, query.take(pool)).design(start)
+        chosen = pool[choose_rows(features, count, seed)]
+    sizes = sizes_of(source.problems)
+    gone = sizes[np.concatenate([tested, chosen])]
+    levels = []
+    if holdout == "levels":
+        levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
+    sets = [tuple(c.without(gone, levels).fitted() for c in each) for each in named]
+    if count:
+        model = calibrate_query(
+            machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
+            priors={source.dtype: sets},
+        ).model  # fmt: skip
+    else:
+        model = Model(
+            machine, {str(query.groups()[0]): _unmeasured(machine, source.dtype, sets[0])}
+        )
+    held_back, held_query = source.take(tested), query.take(tested)
+    baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
+    names = [prior.name for each in sets for prior in each]
+    return Validation(
+        machine=machine, source=source, seed=seed, holdout=holdout, calibrated=chosen,
+        tested=held_back, prediction=model.predict(held_query), model=model, constants_from="",
+        baselines=baselines | {"physics": None}, prior=names,
+    )  # fmt: skip
+
+
+def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...]) -> Fit:
+    """Others' tables alone: their intervals are those of other software."""
+    constants, residual, offsets = unmeasured(Way.of(machine, dtype, priors))
+    fit = Fit(constants, residual, offsets=offsets, aligned_only=True, layout="nt")
+    software = software_of(machine.slug, dtype)
+    return replace(
+        fit, low=software.low, high=software.high, pair_low=software.pair_low,
+        pair_high=software.pair_high, min_spread=1.0,
+    )  # fmt: skip
+
+
+def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that may be calibrated on, and rows that are tested."""
+    if holdout == "levels":
+        return split_rows(source, holdout, seed)
+    # By the shape alone, so that what is withheld is the same in every table.
+    shapes = (f"{m},{n},{k}".encode() for m, n, k in sizes_of(source.problems))
+    withheld = np.array([zlib.crc32(shape) % FOLDS == seed % FOLDS for shape in shapes])
+    return np.flatnonzero(~withheld), np.flatnonzero(withheld)
+
+
+def _together(judged: Sequence[Validation], seed: int) -> Validation:
+    """Validations of the fifths of one source as one; its model is the first one's."""
+    counts = np.cumsum([0, *(len(each.tested) for each in judged)])
+    parts = []
+    for each, begin in zip(judged, counts, strict=False):
+        p = each.prediction
+        ends = (np.log(end / p.estimate.time) for end in (p.lo, p.hi))
+        parts.append(Part(begin + np.arange(len(each.tested)), p.estimate, *ends))
+    tested = Source.joined([each.tested for each in judged])
+    return replace(
+        judged[0], seed=seed, tested=tested, prediction=Prediction.joined(int(counts[-1]), parts),
+        baselines=dict.fromkeys(judged[0].baselines),
+    )  # fmt: skip
