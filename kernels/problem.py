@@ -135,7 +135,8 @@ class Gemm:
 
     def __str__(self) -> str:
         batch = f"{self.batch}× " if self.batch > 1 else ""
-        return f"{batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
+        includes = f", {FP8_INCLUDES}" if self.dtype == "fp8" else ""
+        return f"{batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}{includes}"
 
     @classmethod
     def parse(cls, text: str) -> Gemm:

@@ -149,13 +149,15 @@ def _contains(larger: Problem, smaller: Problem) -> bool:
     return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
-def rows_near(rows: pd.DataFrame, problems: Sequence[Problem], factor: float) -> pd.DataFrame:
+def rows_near(
+    rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
+) -> pd.DataFrame:
     """The rows whose GEMM is as large as that of one of the problems, up to a factor in each size.
 
     A question about one shape needs few of a table's rows, and making problems of all takes longer
-    than the answer. Of many shapes, all rows are returned.
+    than the answer. Of many shapes, all rows are returned, unless there are ``many`` more rows.
     """
-    if len(problems) > _MANY:
+    if len(problems) > _MANY and not many:
         return rows
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     near = np.zeros(len(rows), dtype=bool)

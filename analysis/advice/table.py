@@ -10,15 +10,16 @@ import pandas as pd
 
 from analysis.advice.findings import findings_lines
 from analysis.advice.highlights import health_of
-from analysis.advice.measurements import Measurements, read_measurements
+from analysis.advice.measurements import Measurements, read_measurements, rows_near
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice, advise_all
 from analysis.advice.trials import Trial, trial_of
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN
 from analysis.markdown import plain, table_row
 from analysis.model.basis import for_any_software
-from analysis.model.fitted import Analysis
-from analysis.recordings.load import Recording, library_rows
+from analysis.model.fitted import MOST_ROWS, Analysis
+from analysis.recordings.confirmed import confirmed_pairs
+from analysis.recordings.load import Recording, library_rows, problems_of
 from analysis.recordings.write import write_records
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM
@@ -47,6 +48,7 @@ _MAX_LISTED = 40
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # of a problem
 _MOST = 2500  # problems, all of which are looked at
 _DRAWN = 500  # of more: nobody reads them all
+_REACH = 1.2  # by how much larger or smaller a size may be that answers a question of the table
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
@@ -58,9 +60,9 @@ def build_table(analysis: Analysis) -> list[Advice]:
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
         return []
-    if recording.public:
+    if recording.by_others:
         model = for_any_software(model)
-    by_any = read_measurements(recording.products, recording)
+    by_any = _measured(recording)
     problems = _asked(recording, by_any)
     return [
         answer for question in QUESTIONS for answer in advise_all(problems, model, by_any, question)
@@ -70,13 +72,30 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """What may be measured for the table: of each question the best guesses, so many at most."""
     recording, model = analysis.recording, analysis.model
-    measured = read_measurements(recording.products, recording)
+    measured = _measured(recording)
     trials = [
         trial_of(problem, model, measured, library, question, count)
         for question in QUESTIONS
         for problem, library in _asked(recording, measured).items()
     ]
     return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
+
+
+def _measured(recording: Recording) -> Measurements:
+    """The times that answers may rest on; of very many rows those near the problems looked at."""
+    rows = recording.products
+    if len(rows) > MOST_ROWS:
+        pairs = confirmed_pairs(recording)
+        anew = [problem for pair in pairs for problem, _ in (pair.before, pair.after)]
+        rows = rows_near(rows, [*problems_of(_drawn(recording)), *anew], _REACH, many=True)
+    return read_measurements(rows, recording)
+
+
+def _drawn(recording: Recording) -> pd.DataFrame:
+    """Rows of some problems that were measured with a library, each problem once."""
+    shapes = _table_rows(recording).drop_duplicates(_SHAPE)
+    order = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
+    return shapes.iloc[np.sort(order)]
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
@@ -97,6 +116,10 @@ def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     """The problems that the table is about: of many those that were timed anew, and some of the
     others, the same ones each time, drawn without a look at any time.
     """
+    if len(recording.products) > MOST_ROWS:
+        rows = _drawn(recording)
+        looked_at = dict(zip(problems_of(rows), rows["implementation"], strict=True))
+        return looked_at | {p: next(iter(measured.of(p))) for p in measured.timed_anew}
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
         return problems

@@ -14,7 +14,7 @@ from analysis.model.predict import explain
 from analysis.model.query import group_of
 from analysis.recordings.repetition import MeasuredTime
 from analysis.recordings.runs import load_runs
-from kernels.problem import Problem
+from kernels.problem import FP8_INCLUDES, Problem
 
 _PREDICTED = (
     "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency", "bytes",
@@ -39,12 +39,13 @@ def measurements_near(
     return measured
 
 
-def _too_large(problem: Problem, basis: Basis) -> str:
-    """What is to be said of a problem whose operands the machine's memory does not hold."""
-    memory = basis.model.machine.memory_bytes
+def _also(problem: Problem, basis: Basis) -> str:
+    """What else is to be said: what an fp8 time contains, and that the memory is too small."""
+    memory, gigabytes = basis.model.machine.memory_bytes, problem.bytes / 1e9
+    text = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes <= memory:
-        return ""
-    return f"; its {problem.bytes / 1e9:,.0f} GB are more than the machine has: {memory / 1e9:.0f}"
+        return text
+    return f"{text}; its {gigabytes:,.0f} GB are more than the machine has: {memory / 1e9:.0f}"
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
             "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
             **{name: row[name] for name in _PREDICTED},
             "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6,
-            "explanation": explain(row, basis.model.machine.kind) + _too_large(problem, basis),
+            "explanation": explain(row, basis.model.machine.kind) + _also(problem, basis),
             "evidence": "predicted" if known is None else "measured",
             "basis": kind, "source": source,
         })  # fmt: skip

@@ -27,6 +27,7 @@ from kernels.cli import (
     print_json,
 )  # fmt: skip
 from kernels.errors import UserError
+from kernels.problem import TIMED_DTYPES
 from sweeps.store import RESULTS
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def recommend_command(
     question = Question(kind, parse_share(choose or pad or "12.5%", kind), wishes)
     asked = problems(gemm, conv, file)
     if measure:
+        if any(problem.dtype not in TIMED_DTYPES for problem in asked):
+            raise UserError("fp8 cannot be timed here yet; ask without --measure.")
         from analysis.commands.confirming import measure_questions
         from sweeps.running.resume import Request
 

@@ -81,7 +81,8 @@ def import_command(
         wanted = {slug: by_slug[slug]}
     todo = {slug: t for slug, t in wanted.items() if not _is_imported(t, folder_of(results, slug))}
     for slug in sorted(wanted.keys() - todo.keys()):
-        note(f"{slug}: imported already, {wanted[slug].source}.")
+        kept = ", as a prior of your file's" if is_of_file(folder_of(results, slug)) else ""
+        note(f"{slug}: imported already, {wanted[slug].source}{kept}.")
     if todo:
         _import_all(todo, tables, results)
 

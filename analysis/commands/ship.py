@@ -11,7 +11,7 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.recordings.imported import VALIDATION, folder_of
-from analysis.recordings.tables import Table, choose_tables, find_tables
+from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError
 from kernels.machine import known_machine, known_machines
@@ -48,12 +48,22 @@ def ship_command(
         folder = folder_of(results, slug)
         collections += other_collections(folder, table, tables)
         moves += advised_moves(folder, table, tables)
-        shipped[slug] = shipped_fit(known_machine(slug), table, tables)
+        machine = known_machine(slug)
+        shipped[slug] = {
+            dtype: shipped_fit(machine, table, tables, dtype)
+            for dtype in DTYPES.values()
+            if len(read_rows(table, dtype))
+        }
     if write is not None:
         write_whole(write, _shipped_text(chosen, shipped, collections))
     judged = {
         "model": judge_model(collections),
-        "shipped": [row for one in shipped.values() for row in judge_shipped(one)],
+        "shipped": [
+            {"dtype": dtype, **row}
+            for fits in shipped.values()
+            for dtype, one in fits.items()
+            for row in judge_shipped(one)
+        ],
         "advice": judge_moves(moves),
     }
     if as_json:
@@ -79,11 +89,11 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
 
 
 def _shipped_text(
-    chosen: Mapping[str, Table], shipped: Mapping[str, ShippedFit],
+    chosen: Mapping[str, Table], shipped: Mapping[str, Mapping[str, ShippedFit]],
     collections: Sequence[Collection],
 ) -> str:  # fmt: skip
     """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
-    from analysis.validation.software import GROUP, software_range
+    from analysis.validation.software import group_in, software_range
 
     document = {
         "source": next(iter(chosen.values())).package,
@@ -92,9 +102,9 @@ def _shipped_text(
             slug: {
                 "source": chosen[slug].source,
                 "software": software_range([c for c in collections if c.slug == slug]).to_json(),
-                "groups": {GROUP: one.fit.to_json()},
+                "groups": {group_in(dtype): one.fit.to_json() for dtype, one in fits.items()},
             }
-            for slug, one in shipped.items()
+            for slug, fits in shipped.items()
         },
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

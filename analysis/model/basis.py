@@ -67,9 +67,12 @@ class Basis:
             return ("recorded", self.measured) if self.measured else (self.kind, self.source)
         if not self.has(problem):
             return _generation(self.model.machine, problem.dtype)
+        source = self.source
+        if self.kind == "shipped" and problem.dtype == "fp8":
+            source = "shipped constants, fitted to public rows of it of all frameworks, warm"
         like = self.model.fit(group_of(self.library(problem), problem)).has_like(problem)
         unlike = "" if like else "; none of its alignment or layout, so a factor of two either way"
-        return self.kind, self.source + unlike
+        return self.kind, source + unlike
 
     def has(self, problem: Problem) -> bool:
         """Whether its operation and dtype were measured by the library."""
@@ -186,7 +189,7 @@ def _of_constants(machine: Machine) -> Basis:
     if shipped is None:
         return Basis(Model(machine), *_generation(machine, _DTYPE))
     model = model_from_json(machine, shipped)
-    (fit,) = model.fits.values()
+    fit = max(model.fits.values(), key=lambda fit: fit.rows)
     source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {shipped['source']}"
     return Basis(model, "shipped", f"{source}, warm", warm=True)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.model.fitting import fit_prior
 from analysis.model.prior import LIBRARY, Prior
-from analysis.recordings.imported import PLACE, folder_of, is_of_file, read_collections
+from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
 from analysis.recordings.tables import gemms_of
 from kernels.estimate import Array
@@ -76,8 +76,7 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[
         recording: whose machine; its folder says where imports lie.
         rows: the rows that the model will be fitted to.
     """
-    ours = not recording.public or is_of_file(recording.folder)
-    if recording.machine.kind != "gpu" or recording.run.get("published") or not ours:
+    if recording.machine.kind != "gpu" or recording.run.get("published") or recording.by_others:
         return {}
     results = recording.folder.parent
     if results.name == PLACE:

@@ -11,7 +11,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.markdown import printable
-from analysis.recordings.imported import OTHERS_PROTOCOL, folder_of, is_complete, read_imported
+from analysis.recordings.imported import (
+    FILE,
+    OTHERS_PROTOCOL,
+    folder_of,
+    is_complete,
+    read_imported,
+)
 from analysis.recordings.rows import read_rows
 from kernels.aliases import slug_meant
 from kernels.config import HAND_WRITTEN
@@ -82,8 +88,13 @@ class Recording:
 
     @property
     def public(self) -> bool:
-        """Whether it is an imported table of others."""
+        """Whether it was imported: a table of others, or a file of the user's."""
         return "public" in self.run
+
+    @property
+    def by_others(self) -> bool:
+        """Whether it is a table that others published: whoever asks may run other software."""
+        return self.public and self.run["public"]["framework"] != FILE
 
     @property
     def cache(self) -> str:

@@ -28,7 +28,7 @@ from kernels.errors import UserError
 from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
-from kernels.problem import Problem
+from kernels.problem import TIMED_DTYPES, Problem
 from kernels.workload_time import moving_seconds, workload_seconds
 
 _MAX_GROUPS = 6
@@ -87,7 +87,7 @@ class Evidence:
         if recording.public:
             return cls._of_imported(recording)
         products = recording.products
-        products = products.iloc[drawn(len(products))]
+        products = products.iloc[drawn(products)]
         fitted = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
@@ -119,19 +119,24 @@ class Evidence:
     def _of_imported(cls, recording: Recording) -> Evidence:
         """An imported table: as :meth:`of_source`, but predicted by fits that had not seen a row.
 
+        Without fp8: its times contain more than the products that rules are about.
+
         Raises:
             UserError: its import was not completed.
         """
         products = recording.products
+        products = products.iloc[drawn(products)]
         path = recording.folder / "predicted.csv"
         predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
         if len(predicted) != len(products):
             raise UserError(
                 f"{recording.folder} is half an import; `python -m analysis import` completes it."
             )
+        kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
+        products = products[kept]
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
         cases = _cases_with_times(workloads_of(products), products["implementation"], seconds)
-        times = predicted["time_us"].to_numpy(dtype=float) * 1e-6
+        times = predicted["time_us"].to_numpy(dtype=float)[kept] * 1e-6
         return cls(recording.machine, cases, times, public=True)
 
     @classmethod

@@ -25,7 +25,7 @@ from analysis.model.fitting import fit_constants
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query
 from analysis.recordings.imported import VALIDATION
-from analysis.recordings.tables import Table, read_rows
+from analysis.recordings.tables import Table, gemms_of, read_rows
 from analysis.validation.errors import Errors
 from kernels.constants import foreign_constants
 from kernels.estimate import Array
@@ -84,6 +84,11 @@ class Collection:
         """Median width of the interval, as a share of the predicted time."""
         ends = np.exp(software.high * self.spreads) - np.exp(software.low * self.spreads)
         return float(np.median(ends))
+
+
+def group_in(dtype: str) -> str:
+    """The group of the library's products in a dtype."""
+    return f"{_LIBRARY} gemm {dtype}"
 
 
 def _share_inside(relative: Array, software: SoftwareRange) -> float:
@@ -163,8 +168,7 @@ def _compared(model: Model, predictions: pd.DataFrame, table: Table) -> Collecti
 
 def _query(rows: pd.DataFrame) -> Query:
     """The shapes as others time them: operands from the cache where they fit it."""
-    sizes = zip(rows["m"], rows["n"], rows["k"], strict=True)
-    return Query.plain([Gemm(int(m), int(n), int(k), _DTYPE) for m, n, k in sizes], _LIBRARY, True)
+    return Query.plain(gemms_of(rows), _LIBRARY, True)
 
 
 @dataclass(frozen=True)
@@ -175,13 +179,23 @@ class ShippedFit:
     collections: Sequence[Collection]
 
 
-def shipped_fit(machine: Machine, table: Table, tables: Iterable[Table]) -> ShippedFit:
-    """Constants fitted to a sample of a table, judged on its other rows and other collections."""
-    rows = read_rows(table)
-    chosen = np.zeros(len(rows), dtype=bool)
-    chosen[np.random.default_rng(0).permutation(len(rows))[:FITTED_ROWS]] = True
-    sample = rows[chosen]
-    start, _ = foreign_constants(machine, _DTYPE)
+def shipped_fit(
+    machine: Machine, table: Table, tables: Iterable[Table], dtype: str = _DTYPE
+) -> ShippedFit:
+    """Constants fitted to a sample of a table, judged on its other rows and other collections.
+
+    In fp8 the sample is of all the machine's collections: frameworks quantise each in its own way,
+    and constants of one are a bias for the others.
+    """
+    every = [table, *_beside(table, tables)]
+    rows_of = {t.source: rows for t in every if len(rows := read_rows(t, dtype))}
+    pooled = list(rows_of) if dtype == "fp8" else [table.source]
+    chosen = {source: np.zeros(len(rows), dtype=bool) for source, rows in rows_of.items()}
+    for source in pooled:
+        order = np.random.default_rng(0).permutation(len(rows_of[source]))
+        chosen[source][order[: FITTED_ROWS // len(pooled)]] = True
+    sample = pd.concat([rows_of[source][chosen[source]] for source in pooled], ignore_index=True)
+    start, _ = foreign_constants(machine, dtype)
     inputs = Inputs.of(machine, _query(sample))
     constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
 
@@ -191,8 +205,7 @@ def shipped_fit(machine: Machine, table: Table, tables: Iterable[Table]) -> Ship
         spreads = np.full(len(part), MIN_SOFTWARE_SPREAD)  # all alike, as without trees
         return Collection.of(machine.slug, source, query, predicted, seconds, spreads)
 
-    collections = [judged(table.source, rows[~chosen])]
-    collections += [judged(t.source, read_rows(t)) for t in _beside(table, tables)]
+    collections = [judged(source, rows[~chosen[source]]) for source, rows in rows_of.items()]
     own = collections[0].errors
     software = software_range(collections)
     fit = Fit(

@@ -30,7 +30,7 @@ from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload, as_problem
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
+from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
 from kernels.triton.blocks import add_parts
 
 MIN_CAPABILITY = (8, 0)
@@ -93,6 +93,8 @@ class TritonFamily(ABC):
         """None, or why not."""
         if problem.op not in self.ops:
             return f"{self.name} does not compute a {problem.op}."
+        if problem.dtype not in TIMED_DTYPES:
+            return f"{self.name} does not compute {problem.dtype}."
         if machine.kind == "cpu":
             if INTERPRETED:
                 return _interpreter_lack()

@@ -97,7 +97,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
     ("arguments", "words"),
     [
         (("predict", "--machine", "nvidia-h200"), "give at least one --gemm or --conv"),
-        (("predict", "--machine", "nvidia-h20", "--gemm", "8,8,8,bf16"), "'nvidia-h200'"),
+        (("predict", "--machine", "nvidai-h200", "--gemm", "8,8,8,bf16"), "'nvidia-h200'"),
         (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
         (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "not bf16"),

@@ -18,6 +18,7 @@ from analysis.validation.software import (
     Collection,
     Move,
     advised_moves,
+    group_in,
     judge_model,
     judge_moves,
     judge_shipped,
@@ -129,10 +130,14 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
     for slug in machines:
         basis = find_basis(slug, tmp_path)
         assert (basis.kind, basis.warm) == ("shipped", True)
-        (fit,) = basis.model.fits.values()
-        assert fit.low < 0 < fit.high < UNCALIBRATED[1]
-        for name, (low, high) in physical_bounds(basis.model.machine).items():
-            assert low <= getattr(fit.constants, name) <= high, (slug, name)
+        fits = basis.model.fits
+        dtypes = ["bf16", *(["fp8"] if "fp8" in basis.model.machine.peaks else [])]
+        assert list(fits) == [group_in(dtype) for dtype in dtypes]
+        for fit in fits.values():
+            assert fit.low < 0 < fit.high < 1.5 * UNCALIBRATED[1]
+            for name, (low, high) in physical_bounds(basis.model.machine).items():
+                assert low <= getattr(fit.constants, name) <= high, (slug, name)
+        assert fits[group_in("bf16")].high < UNCALIBRATED[1]
         assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
 
 
@@ -143,6 +148,6 @@ def test_the_shipped_constants_are_what_the_tables_give() -> None:
     tables = find_tables()
     slug = "nvidia-h200"
     again = shipped_fit(known_machine(slug), choose_tables(tables)[slug], tables).fit
-    (shipped,) = shipped_fits()["machines"][slug]["groups"].values()
+    shipped = shipped_fits()["machines"][slug]["groups"][group_in("bf16")]
     for name in ("median", "mean", "p95", "low", "high", "pair_low", "pair_high"):
         assert getattr(again, name) == pytest.approx(shipped[name], rel=0.02)
