@@ -92,7 +92,8 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[
             tuple(c.without(shapes).fitted() for c in each)
             for each in _near(results, recording.machine, theirs)
         )
-        found[dtype] = [each for each in sets if each]
+        if known := [each for each in sets if each]:
+            found[dtype] = known
     return found
 
 

@@ -159,10 +159,11 @@ def _validate_once(
             machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
             priors={source.dtype: sets},
         ).model  # fmt: skip
+    elif sets:
+        fit = _unmeasured(machine, source.dtype, sets[0])
+        model = Model(machine, {str(query.groups()[0]): fit})
     else:
-        model = Model(
-            machine, {str(query.groups()[0]): _unmeasured(machine, source.dtype, sets[0])}
-        )
+        raise UserError("without rows and without a prior there is nothing to judge.")
     held_back, held_query = source.take(tested), query.take(tested)
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
     names = [prior.name for each in sets for prior in each]

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from command_line import analysis
@@ -12,11 +15,19 @@ from synthetic import H100, model_law, random_sizes
 from kernels.problem import Gemm
 
 
-def a_file(folder: Path, framework: str = "TRTLLM", factor: float = 1.0) -> Path:
+def jumps(sizes: Sequence[tuple[int, ...]]) -> Any:
+    """By how much a library's choices, which no formula knows, slow shapes down."""
+    return np.exp(0.3 * np.sign(np.sin(2.1 * np.log2([m for m, *_ in sizes]))))
+
+
+def a_file(
+    folder: Path, framework: str = "TRTLLM", factor: float = 1.0, jumping: bool = False
+) -> Path:
     """A small table of an H100, as a framework's collector writes it."""
     doubled = itertools.product((512, 1024, 2048, 4096), repeat=3)
     sizes = sorted({*random_sizes(300, 0), *doubled})
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
+    seconds = seconds * jumps(sizes) if jumping else seconds
     frame = pd.DataFrame(sizes, columns=list("mnk")).assign(
         framework=framework, version="1.3.0rc20", device=H100.name, gemm_dtype="bfloat16",
         latency=seconds * factor * 1e3,
@@ -76,3 +87,75 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
     assert answer.returncode == 2
     assert answer.stderr.startswith("there is no table of nvidia-b200")
     assert not (tmp_path / "public").exists()
+
+
+def a_csv(folder: Path, count: int = 120) -> Path:
+    """A user's own times of the machine whose library jumps, all slower by a tenth."""
+    sizes = random_sizes(count, 7)
+    seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes]) * 1.1 * jumps(sizes)
+    frame = pd.DataFrame(sizes, columns=list("mnk")).assign(dtype="bf16", time_us=seconds * 1e6)
+    path = folder / "mine.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path) -> None:
+    path, place = a_csv(tmp_path), ("--results", tmp_path)
+    here = ("--machine", "h100-sxm", *place)
+    first = analysis("import", path, *here)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; on rows not seen ")
+    assert "imported already" in analysis("import", path, *here).stderr
+    m, n, k = random_sizes(120, 7)[0]
+    answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
+    assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
+    assert answer["source"] == "120 rows of mine.csv, warm"
+    told = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
+    assert json.loads(told.stdout)["basis"] == "recorded"
+    drawn = analysis("plot", *here)
+    assert drawn.returncode == 0, drawn.stderr
+    folder = tmp_path / "public" / "nvidia-h100-sxm"
+    judged = analysis("validate", path, "--machine", "h100-sxm", "--calibrate", "64", "--json")
+    assert json.loads(judged.stdout)["rows"] == 120 - 64
+
+    # The package's table does not take its place, but helps it.
+    told = analysis("import", a_file(tmp_path, jumping=True), *place)
+    assert told.returncode == 0, told.stderr
+    assert "120 rows, mine.csv" in told.stdout
+    assert (folder / "collections.parquet").exists()
+    asked = ("predict", "--gemm", "776,888,992,bf16", "--json", *here)
+    source = json.loads(analysis(*asked).stdout)["source"]
+    assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
+    again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
+    assert "imported already, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
+
+
+def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
+    path = a_csv(tmp_path)
+    slower = pd.read_csv(path).assign(time_us=lambda rows: rows["time_us"] * 1.3)
+    slower.to_csv(tmp_path / "slower.csv", index=False)
+    for name, file in (("old", "mine.csv"), ("new", "slower.csv")):
+        here = ("--machine", "h100-sxm", "--results", tmp_path / name)
+        assert analysis("import", tmp_path / file, *here).returncode == 0
+    folders = [tmp_path / name / "public" / "nvidia-h100-sxm" for name in ("old", "new")]
+    compared = analysis("compare", *folders, "--json")
+    assert compared.returncode == 0, compared.stderr  # one time per case proves nothing
+    counts = json.loads(compared.stdout)
+    assert json.dumps(counts).count("ambiguous")
+
+
+def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
+    path, place = a_csv(tmp_path), ("--results", tmp_path)
+    for arguments, words in (
+        ((path,), "say which machine"),
+        ((path, path, "--machine", "h200"), "one file of times at a time"),
+        ((path, "--machine", "h100"), "say which"),
+        ((path, "--machine", "l20"), "is not known"),
+        ((path, "--machine", "h200", "--dtype", "bf61"), "did you mean 'bf16'"),
+        ((path, "--machine", "h200", "--layout", "xx"), "--layout is 'xx'"),
+        ((tmp_path / "none.csv", "--machine", "h200"), "cannot be read"),
+        ((a_file(tmp_path), "--dtype", "bf16"), "are for CSV files"),
+    ):
+        answer = analysis("import", *arguments, *place)
+        assert (answer.returncode, words in answer.stderr) == (2, True), (arguments, answer.stderr)
+        assert len(answer.stderr.strip().splitlines()) == 1

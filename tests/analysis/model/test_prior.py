@@ -1,0 +1,210 @@
+"""Others' tables as priors: on made-up machines whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import H100, model_law, random_sizes, record
+
+from analysis.model.calibrate import calibrate_query
+from analysis.model.fitted import analyse, write_predictions
+from analysis.model.fitting import Way, fit_group, fit_prior, unmeasured
+from analysis.model.others import Collection, priors_of, sizes_of
+from analysis.model.predict import model_from_json
+from analysis.model.prior import Offsets, Prior
+from analysis.model.query import Query
+from analysis.model.residual import fit_residual
+from analysis.recordings.imported import write_collections
+from analysis.recordings.load import load
+from analysis.recordings.tables import read_table
+from kernels.constants import default_constants, scaled_constants
+from kernels.machine import known_machine
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+
+START = default_constants("hopper", "bf16")
+
+
+def shapes(count: int, seed: int) -> list[Gemm]:
+    return [Gemm(m, n, k, "bf16") for m, n, k in random_sizes(count, seed)]
+
+
+def jumps(gemms: list[Gemm]) -> np.ndarray:
+    """What a library's choice does to the time, which no constant explains."""
+    sizes = np.log2(sizes_of(gemms))
+    return 0.15 * np.sign(np.sin(1.7 * sizes[:, 0])) + 0.1 * np.sign(np.cos(2.3 * sizes[:, 1]))
+
+
+def truth(gemms: list[Gemm], scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    noise = 0.01 * np.random.default_rng(seed).standard_normal(len(gemms))
+    return model_law()(gemms) * scale * np.exp(jumps(gemms) + noise)
+
+
+@pytest.fixture(scope="module")
+def prior() -> Prior:
+    theirs = shapes(1500, 1)
+    return fit_prior(H100, "SGLang 1", theirs, truth(theirs))
+
+
+@pytest.fixture(scope="module")
+def nonsense() -> Prior:
+    theirs = shapes(600, 2)
+    wild = model_law()(theirs) * np.exp(0.5 * np.random.default_rng(3).standard_normal(600))
+    return fit_prior(H100, "wild", theirs, wild)
+
+
+def mean_error(model_time: np.ndarray, seconds: np.ndarray) -> float:
+    return float(np.mean(np.abs(model_time / seconds - 1)))
+
+
+def test_a_few_rows_on_top_of_a_collection_are_worth_many(prior: Prior) -> None:
+    own, asked = shapes(96, 5), shapes(800, 6)
+    query, wanted = (Query.plain(gemms, "cublas", warm=True) for gemms in (own, asked))
+    seconds, true = truth(own, 1.2, 7), truth(asked, 1.2, 8)
+    alone = calibrate_query(H100, query, seconds, starts=lambda dtype: START)
+    helped = calibrate_query(
+        H100, query, seconds, starts=lambda dtype: START, priors={"bf16": [(prior,)]}
+    )
+    (fit,) = helped.model.fits.values()
+    assert fit.offsets is not None
+    assert fit.offsets.weights[0] == pytest.approx(1, abs=0.2)
+    errors = [mean_error(c.model.predict(wanted).estimate.time, true) for c in (alone, helped)]
+    assert errors[1] < 0.6 * errors[0]
+    found = helped.model.predict(wanted)
+    assert 0.8 < np.mean((found.lo <= true) & (true <= found.hi)) <= 1
+
+
+def test_a_collection_that_says_nothing_is_left_out(prior: Prior, nonsense: Prior) -> None:
+    own = shapes(200, 9)
+    query, seconds = Query.plain(own, "cublas", warm=True), truth(own, 1.0, 10)
+    both = calibrate_query(
+        H100, query, seconds, starts=lambda d: START, priors={"bf16": [(nonsense,), (prior,)]}
+    )
+    (fit,) = both.model.fits.values()
+    assert fit.offsets is not None
+    assert fit.offsets.source == "SGLang 1 of nvidia-h100-sxm"
+    together = calibrate_query(
+        H100, query, seconds, starts=lambda d: START, priors={"bf16": [(prior, nonsense)]}
+    )
+    (fit,) = together.model.fits.values()
+    assert fit.offsets is not None
+    assert abs(fit.offsets.weights[1]) < 0.2
+    # Other groups have no collection.
+    halves = [replace(gemm, dtype="fp32") for gemm in own]
+    other = calibrate_query(
+        H100, Query.plain(halves, "cublas"), seconds, priors={"bf16": [(prior,)]}
+    )
+    assert all(fit.offsets is None for fit in other.model.fits.values())
+
+
+def test_without_a_row_the_first_collection_answers_alone(prior: Prior, nonsense: Prior) -> None:
+    asked = shapes(300, 11)
+    fitted = unmeasured(Way.of(H100, "bf16", (prior, nonsense)))
+    assert fitted.offsets is not None
+    assert fitted.offsets.weights == (1.0, 0.0)
+    assert fitted.constants == scaled_constants(prior.constants, H100, H100, "bf16")
+    no_rows = fit_group(
+        H100, Query.plain([], "cublas"), np.empty(0), np.empty(0), Way.of(H100, "bf16", (prior,))
+    )
+    assert no_rows.residual is None
+    assert len(prior.log_ratios(asked)) == 300
+
+
+def test_a_siblings_collection_is_scaled_by_the_datasheets(prior: Prior) -> None:
+    h200 = known_machine("nvidia-h200")
+    way = Way.of(h200, "bf16", (prior,))
+    assert way.start.launch == prior.constants.launch  # the generation's
+    assert way.start.feed == pytest.approx(prior.constants.feed)  # the same chip
+    a100 = Way.of(known_machine("nvidia-a100-sxm-80gb"), "bf16", (prior,))
+    assert a100.start.feed < 0.6 * prior.constants.feed
+
+
+def test_offsets_survive_calibration_json(prior: Prior) -> None:
+    own, asked = shapes(96, 12), shapes(50, 13)
+    found = calibrate_query(
+        H100, Query.plain(own, "cublas", warm=True), truth(own), starts=lambda d: START,
+        priors={"bf16": [(prior,)]},
+    ).model  # fmt: skip
+    read = model_from_json(H100, json.loads(json.dumps(
+        {"groups": {name: fit.to_json() for name, fit in found.fits.items()}}
+    )))  # fmt: skip
+    query = Query.plain(asked, "cublas", warm=True)
+    np.testing.assert_allclose(read.predict(query).lo, found.predict(query).lo)
+    (fit,) = found.fits.values()
+    assert fit.offsets is not None
+    damaged = fit.offsets.to_json()
+    for spoil in (
+        {**damaged, "weights": []}, {**damaged, "weights": ["x"]}, {"weights": [1.0]},
+        {**damaged, "collections": [{**damaged["collections"][0], "trees": {}}]},
+        {**damaged, "collections": [{**damaged["collections"][0], "machine": {}}]},
+    ):  # fmt: skip
+        with pytest.raises((ValueError, KeyError)):
+            Offsets.from_json(spoil)
+
+
+def test_trees_on_noise_are_shrunk_to_little() -> None:
+    rng = np.random.default_rng(0)
+    features, noise = rng.standard_normal((200, 6)), 0.05 * rng.standard_normal(200)
+    found = fit_residual(features, noise, shrunk=True)
+    said = 0.0 if found is None else float(np.std(found.predict(rng.standard_normal((500, 6)))[0]))
+    assert said < 0.2 * 0.05
+    clear = fit_residual(features, 0.2 * np.sign(features[:, 0]) + noise, shrunk=True)
+    assert clear is not None
+    assert np.std(clear.predict(rng.standard_normal((500, 6)))[0]) > 0.12
+
+
+def test_a_collection_forgets_shapes_and_sizes() -> None:
+    gemms = [Gemm(m, n, 64, "bf16") for m in (8, 16, 24) for n in (32, 40)]
+    whole = Collection(H100, "x", gemms, np.arange(1.0, 7.0))
+    gone = whole.without(np.array([[8, 32, 64], [99, 99, 99]]))
+    assert [(g.m, g.n) for g in gone.gemms] == [(8, 40), (16, 32), (16, 40), (24, 32), (24, 40)]
+    assert gone.seconds.tolist() == [2, 3, 4, 5, 6]
+    levels = whole.without(np.empty((0, 3), dtype=np.int64), [np.array([16]), np.array([40])])
+    assert [(g.m, g.n) for g in levels.gemms] == [(8, 32), (24, 32)]
+
+
+def collected(results: Path, slug: str, framework: str, count: int = 700) -> None:
+    """An imported collection of a machine, as ``make import`` keeps it."""
+    machine, gemms = known_machine(slug), shapes(count, 1)
+    frame = pd.DataFrame(sizes_of(gemms), columns=list("mnk")).assign(
+        framework=framework, version="1", device=machine.name, gemm_dtype="bfloat16",
+        latency=truth(gemms) * 1e3,
+    )  # fmt: skip
+    path = results / f"{slug}-{framework}.parquet"
+    frame.to_parquet(path)
+    write_collections([read_table(path)], machine, results)
+
+
+def own_rows(folder: Path, gemms: list[Gemm]) -> None:
+    cases = [Case("square", gemm, "cublas") for gemm in gemms]
+    record(folder, cases, truth(gemms, 1.1, 4).tolist())
+
+
+def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
+    gemms = shapes(60, 1)[:30] + shapes(90, 20)[:60]
+    own_rows(tmp_path / H100.slug, gemms)
+    recording = load(tmp_path / H100.slug)
+    rows = recording.products.reset_index(drop=True)
+    assert priors_of(recording, rows) == {}
+    collected(tmp_path, "nvidia-h100-sxm", "SGLANG")
+    collected(tmp_path, "nvidia-h200", "VLLM")
+    collected(tmp_path, "nvidia-b200", "VLLM")  # of another generation
+    (own,), (sibling,) = priors_of(recording, rows)["bf16"]
+    assert own.name == "SGLang 1 of nvidia-h100-sxm"
+    assert sibling.name == "vLLM 1 of nvidia-h200"
+    assert own.rows == sibling.rows == 670  # without the thirty shapes that were measured here
+    published = replace(recording, run={**recording.run, "published": True})
+    assert priors_of(published, rows) == {}
+
+    analysis = analyse(recording)
+    write_predictions(analysis)
+    (fit,) = analysis.model.fits.values()
+    assert fit.offsets is not None
+    text = (tmp_path / H100.slug / "calibration.json").read_text(encoding="utf-8")
+    assert "of nvidia-h100-sxm" not in text  # sources and machines apart
+    assert json.loads(text)["groups"]["cublas gemm bf16"]["offsets"]["weights"]

@@ -1,0 +1,112 @@
+"""What others' tables are worth: nothing that is tested was seen by a prior."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import analysis
+from synthetic import H100, model_law, random_sizes
+
+from analysis.model.others import Collection, sizes_of
+from analysis.model.prior import Prior
+from analysis.recordings.public import read_source
+from analysis.validation.holdout import FOLDS
+from analysis.validation.prior import named_collections, validate_with_prior
+from kernels.errors import UserError
+from kernels.problem import Gemm
+
+
+def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = False) -> Path:
+    """A collection of an H100 whose library jumps with M, slower by a factor than others."""
+    levels = (128, 384, 512, 768, 1024, 4096)
+    sizes = sorted(set(random_sizes(700, 0)))
+    if grid:
+        sizes = [(m, n, k) for m in levels for n in levels for k in levels]
+    gemms = [Gemm(m, n, k, "bf16") for m, n, k in sizes]
+    noise = 0.01 * np.random.default_rng(seed).standard_normal(len(sizes))
+    jumps = 0.2 * np.sign(np.sin(2.1 * np.log2([m for m, _, _ in sizes])))
+    frame = pd.DataFrame(sizes, columns=list("mnk")).assign(
+        framework=framework, version="1", device=H100.name, gemm_dtype="bfloat16",
+        latency=model_law()(gemms) * scale * np.exp(jumps + noise) * 1e3,
+    )  # fmt: skip
+    path = folder / f"{framework}.parquet"
+    frame.to_parquet(path)
+    return path
+
+
+def test_a_prior_helps_and_is_reported(tmp_path: Path) -> None:
+    judged, other = table(tmp_path, "VLLM", 1.15, 1), table(tmp_path, "TRTLLM", 1.0, 2)
+    source = read_source(judged, H100)
+    named = named_collections(str(other), judged, H100, "bf16")
+    helped = validate_with_prior(source, H100, named, 64)
+    alone = validate_with_prior(source, H100, [], 64)
+    assert len(helped.calibrated) == len(alone.calibrated) == 64
+    assert 100 < len(helped.tested) < 180  # a fifth
+    assert helped.tested.problems == alone.tested.problems
+    assert (helped.errors.mean or 1) < 0.6 * (alone.errors.mean or 0)
+    document = helped.to_json()
+    assert document["prior"] == ["TensorRT-LLM 1 of nvidia-h100-sxm"]
+    assert list(document["weights"]["cublas gemm bf16"]) == document["prior"]
+    unmeasured = validate_with_prior(source, H100, named, 0)
+    assert unmeasured.errors.median == pytest.approx(1 - 1 / 1.15, abs=0.03)
+
+
+@pytest.mark.parametrize("holdout", ["rows", "levels", "folds"])
+def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdout: str
+) -> None:
+    judged = table(tmp_path, "VLLM", 1.15, 1, grid=True)
+    other = table(tmp_path, "TRTLLM", 1.0, 2, grid=True)
+    seen: list[set[tuple[int, ...]]] = []
+
+    plain = Collection.fitted
+
+    def fitted(collection: Collection) -> Prior:
+        seen.append(set(map(tuple, sizes_of(collection.gemms).tolist())))
+        return plain(collection)
+
+    monkeypatch.setattr(Collection, "fitted", fitted)
+    named = named_collections(str(other), judged, H100, "bf16")
+    source = read_source(judged, H100)
+    found = validate_with_prior(source, H100, named, 60, holdout=holdout)
+    sizes = sizes_of(source.problems)
+    tested = set(map(tuple, sizes_of(found.tested.problems).tolist()))
+    chosen = set(map(tuple, sizes[found.calibrated].tolist()))
+    if holdout == "folds":
+        assert len(seen) == FOLDS
+        assert tested == set(map(tuple, sizes.tolist()))  # each in its turn
+        assert not seen[0] & chosen
+        return
+    (prior,) = seen
+    assert not prior & (tested | chosen)
+    if holdout == "levels":
+        for column in range(3):
+            withheld = {size[column] for size in tested}
+            assert not withheld & {size[column] for size in prior}
+
+
+def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
+    judged = table(tmp_path, "VLLM", 1.15, 1)
+    with pytest.raises(UserError, match="is what is judged"):
+        named_collections(str(judged), judged, H100, "bf16")
+    source = read_source(judged, H100)
+    with pytest.raises(UserError, match="nothing to judge"):
+        validate_with_prior(source, H100, [], 0)
+    with pytest.raises(UserError, match="--holdout takes rows, levels, folds"):
+        validate_with_prior(source, H100, [], 64, holdout="beyond")
+    with pytest.raises(UserError, match="give --calibrate of at most"):
+        validate_with_prior(source, H100, [], 10_000)
+
+
+def test_the_command_takes_a_prior(tmp_path: Path) -> None:
+    judged, other = table(tmp_path, "VLLM", 1.15, 1), table(tmp_path, "TRTLLM", 1.0, 2)
+    asked = ("validate", judged, "--machine", "h100-sxm", "--calibrate", "64", "--prior")
+    answer = analysis(*asked, other)
+    assert answer.returncode == 0, answer.stderr
+    assert "this model" in answer.stdout
+    both = analysis(*asked, other, "--constants", "nvidia-a100-sxm-80gb")
+    assert both.returncode == 2
+    assert "not both" in both.stderr
