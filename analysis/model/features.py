@@ -93,12 +93,13 @@ class Inputs:
         The spread is 1 without a residual.
         """
         guess = self.estimate(constants)
-        columns = offsets.columns(self.problems) if offsets else None
-        log_ratio, spread = np.zeros(len(guess.time)), np.ones(len(guess.time))
+        log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
+        if offsets is not None:
+            columns, deviations = offsets.at(self.problems)
+            log_ratio, spread = offsets.together(columns), offsets.spread(deviations)
         if residual is not None:
-            log_ratio, spread = residual.predict(self.features(constants, guess, columns))
-        if offsets is not None and columns is not None:
-            log_ratio = log_ratio + offsets.together(columns)
+            more, own = residual.predict(self.features(constants, guess, columns))
+            log_ratio, spread = log_ratio + more, spread * own
         return replace(guess, time=guess.time * np.exp(log_ratio)), spread
 
     def estimate(self, constants: Constants) -> Estimate:

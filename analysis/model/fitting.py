@@ -89,7 +89,7 @@ def fit_group(
     modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
     modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
     constants, offsets = way.start, _first(way.priors)
-    columns = columns_of(way.priors, query.problems) if way.priors else None
+    columns = columns_of(way.priors, query.problems)[0] if way.priors else None
     if len(modelled):
         inputs = Inputs.of(machine, query.take(modelled), known[modelled])
         of_modelled = np.empty((len(modelled), 0)) if columns is None else columns[modelled]

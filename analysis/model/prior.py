@@ -31,6 +31,7 @@ LIBRARY = "cublas"
 
 _TREES = 64
 _LEAF_ROWS = 2
+_USUAL = 0.02  # of a log ratio, by which trees disagree about shapes like those they grew from
 
 _FIGURES = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -77,8 +78,9 @@ class Prior:
         trees = Forest.grown(features, log_ratios, _TREES, _LEAF_ROWS)
         return cls(machine, source, gemms[0].dtype, len(gemms), c, trees)
 
-    def log_ratios(self, gemms: Sequence[Gemm]) -> Array:
-        """Log of measured over the formula's time, as the collection has it at some shapes.
+    def log_ratios(self, gemms: Sequence[Gemm]) -> tuple[Array, Array]:
+        """Log of measured over the formula's time, as the collection has it at some shapes, and by
+        how much its trees disagree about each: more where they know nothing like it.
 
         Args:
             gemms: of any dtype and layout: they are looked up by their sizes.
@@ -86,7 +88,7 @@ class Prior:
         asked = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
         inputs = Inputs.of(self.machine, Query.plain(asked, LIBRARY, warm=True))
         guess = inputs.estimate(self.constants)
-        return self.trees.predict(inputs.features(self.constants, guess))[0]
+        return self.trees.predict(inputs.features(self.constants, guess))
 
     def to_json(self) -> dict[str, Any]:
         """For priors.json and calibration.json."""
@@ -118,13 +120,20 @@ class Offsets:
     priors: tuple[Prior, ...]
     weights: tuple[float, ...]
 
-    def columns(self, problems: Sequence[Problem]) -> Array:
-        """Each collection's log ratio (columns) at each problem (rows): :func:`columns_of`."""
+    def at(self, problems: Sequence[Problem]) -> tuple[Array, Array]:
+        """What each collection says at some problems: :func:`columns_of`."""
         return columns_of(self.priors, problems)
 
     def together(self, columns: Array) -> Array:
-        """The offset of each row of :meth:`columns`."""
+        """The offset at each problem, of each collection's (columns) there (rows)."""
         return columns @ np.array(self.weights)
+
+    def spread(self, deviations: Array) -> Array:
+        """How far it may be off, as the trees of each collection (columns) disagree; at least 1.
+
+        In units of :data:`_USUAL`.
+        """
+        return np.hypot(1.0, np.hypot.reduce(deviations * np.array(self.weights), axis=1) / _USUAL)
 
     @property
     def source(self) -> str:
@@ -156,7 +165,11 @@ class Offsets:
         return cls(priors, tuple(data["weights"]))
 
 
-def columns_of(priors: Sequence[Prior], problems: Sequence[Problem]) -> Array:
-    """Each collection's log ratio (columns) at each problem (rows), which all are GEMMs."""
+def columns_of(priors: Sequence[Prior], problems: Sequence[Problem]) -> tuple[Array, Array]:
+    """Each collection's log ratio (columns) at each problem (rows), which all are GEMMs, and by how
+    much its trees disagree there.
+    """
     gemms = [problem for problem in problems if isinstance(problem, Gemm)]
-    return np.column_stack([prior.log_ratios(gemms) for prior in priors])
+    parts = [prior.log_ratios(gemms) for prior in priors]
+    means, deviations = zip(*parts, strict=True)
+    return np.column_stack(means), np.column_stack(deviations)
