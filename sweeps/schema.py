@@ -40,7 +40,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "padding": (_TEXT, "likewise"),
     "dilation": (_TEXT, "likewise"),
     "groups": (_WHOLE, "groups of channels"),
-    "dtype": (_TEXT, "fp32 (IEEE), tf32, fp16 or bf16; of imports also fp8, with the quantising of A"),
+    "dtype": (
+        _TEXT,
+        "fp32 (IEEE), tf32, fp16 or bf16; of imports also fp8, with the quantising of A",
+    ),
     "layout": (_TEXT, "nn, nt, tn or tt of a GEMM; nhwc or nchw of a convolution"),
     "implementation": (_TEXT, "who computed it: cublas, cudnn, mkl, onednn, triton-tiled, …"),
     "config": (_TEXT, "how it was tuned, key=value joined by ;; empty for the default"),

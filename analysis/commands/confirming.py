@@ -125,12 +125,13 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
     from analysis.recordings.load import recorded_machines
+    from kernels.aliases import slug_meant
     from kernels.device import select_device
     from kernels.machine import known_machines
     from sweeps.running.confirming import machine_here
 
     slug = select_device(request.device, request.gpu).machine.slug
-    if machine not in (None, slug):
+    if machine is not None and slug_meant(machine, [slug, *known_machines()]) != slug:
         raise UserError(
             f"--measure times on this machine, {slug}, and --machine says {machine}; leave one of "
             "them out."

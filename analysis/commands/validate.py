@@ -17,6 +17,7 @@ from analysis.model.features import Inputs
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import load_run
+from kernels.aliases import slug_meant
 from kernels.cli import (
     JsonOption,
     note,
@@ -165,8 +166,14 @@ def _parse_counts(text: str | None) -> list[int]:
 def _machine_of(file: Path, slug: str) -> Machine:
     """The machine that is judged: of machines.toml, or the recording's own, which no table has."""
     folder = file if file.is_dir() else file.parent
-    if slug not in known_machines() and (folder / "run.json").exists():
-        return Machine.from_json(load_run(folder)["machine"])
+    known = known_machines()
+    if (folder / "run.json").exists():
+        recorded = Machine.from_json(load_run(folder)["machine"])
+        if (
+            recorded.slug not in known
+            and slug_meant(slug, [*known, recorded.slug]) == recorded.slug
+        ):
+            return recorded
     return known_machine(slug)
 
 

@@ -53,3 +53,18 @@ def test_few_rows_are_all_looked_at(tmp_path: Path) -> None:
     assert analysis.sampled == ""
     page = recommendations_markdown(analysis, build_table(analysis))
     assert "drawn by chance" not in page
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_of_very_many_rows_only_those_near_a_question_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysis = analyse(recorded(tmp_path, 150))
+    slowly = {answer.problem: answer for answer in build_table(analysis)}
+    monkeypatch.setattr(table, "MOST_ROWS", 100)
+    monkeypatch.setattr(table, "_DRAWN", 150)
+    quickly = {answer.problem: answer for answer in build_table(analysis)}
+    assert len(quickly) == 150
+    assert slowly.items() <= quickly.items()
+    monkeypatch.setattr(table, "_DRAWN", 20)
+    assert len({answer.problem for answer in build_table(analysis)}) == 20
