@@ -49,7 +49,7 @@ _LINEAR = (
 
 @dataclass(frozen=True)
 class Way:
-    """How to fit: from which constants, on top of which collections, the best of them first."""
+    """How to fit: from which constants, on top of which collections; the first is trusted most."""
 
     start: Constants
     priors: tuple[Prior, ...] = ()
@@ -74,7 +74,7 @@ def fit_group(
 ) -> Fitted:
     """Fit the physical constants, then trees to what they miss, if those predict held-out rows.
 
-    On top of others' tables, they are shrunk instead. Rows computed by an algorithm that the
+    On top of others' tables, trees are shrunk instead. Rows computed by an algorithm that the
     formula does not have (an FFT) are left out of the fit of the constants; the trees see them.
 
     Args:
@@ -84,12 +84,10 @@ def fit_group(
         known: the algorithm that each was computed by, empty where that is not known.
         way: how.
     """
-    if not len(seconds):
-        return unmeasured(way)
     modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
     modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
-    constants, offsets = way.start, _first(way.priors)
-    columns = columns_of(way.priors, query.problems)[0] if way.priors else None
+    constants, _, offsets = unmeasured(way)
+    columns = columns_of(way.priors, query.problems)[0] if way.priors and len(seconds) else None
     if len(modelled):
         inputs = Inputs.of(machine, query.take(modelled), known[modelled])
         of_modelled = np.empty((len(modelled), 0)) if columns is None else columns[modelled]
@@ -107,18 +105,10 @@ def fit_group(
     return Fitted(constants, fit_residual(features, left, shrunk=bool(way.priors)), offsets)
 
 
-def _first(priors: tuple[Prior, ...]) -> Offsets | None:
-    """The first collection alone, as they count without any row of one's own."""
-    return Offsets(priors, tuple(_first_alone(len(priors)))) if priors else None
-
-
-def _first_alone(count: int) -> list[float]:
-    return [1.0, *[0.0] * (count - 1)] if count else []
-
-
 def unmeasured(way: Way) -> Fitted:
-    """What others' tables say alone, without a row of one's own."""
-    return Fitted(way.start, None, _first(way.priors))
+    """What the first collection alone says, without a row of one's own."""
+    weights = tuple(float(i == 0) for i in range(len(way.priors)))
+    return Fitted(way.start, None, Offsets(way.priors, weights) if way.priors else None)
 
 
 def fit_prior(machine: Machine, source: str, gemms: Sequence[Gemm], seconds: Array) -> Prior:
@@ -157,15 +147,12 @@ def _solved(
         inputs: cases of one group.
         seconds: their measured times.
         start: where to begin, and what to stay near.
-        columns: what each collection says at each case, the best first: its weight begins and stays
-            near 1, those of the others near 0.
+        columns: what each collection says at each case; the weights begin and stay near equal ones.
     """
     names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
     count, tables = len(names), columns.shape[1]
-    origin = np.array(
-        [_to_fit_scale(name, getattr(start, name)) for name in names]
-        + [1 / max(tables, 1)] * tables
-    )
+    begin = [_to_fit_scale(name, getattr(start, name)) for name in names]
+    origin = np.array([*begin, *np.full(tables, 1 / max(tables, 1))])
     near, noise = (_NEAR_THEIRS, _NOISE_LEFT) if tables else (_NEAR, _NOISE)
     pull = np.array([near] * count + [_NEAR_WEIGHT] * tables)
     bounds = physical_bounds(inputs.machine)

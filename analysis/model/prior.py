@@ -91,7 +91,7 @@ class Prior:
         return self.trees.predict(inputs.features(self.constants, guess))
 
     def to_json(self) -> dict[str, Any]:
-        """For priors.json and calibration.json."""
+        """For calibration.json."""
         return {
             "source": self.source, "dtype": self.dtype, "rows": self.rows,
             "machine": self.machine.to_json(), "constants": self.constants.to_json(),

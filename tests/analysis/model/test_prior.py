@@ -112,7 +112,13 @@ def test_without_a_row_the_first_collection_answers_alone(prior: Prior, nonsense
         H100, Query.plain([], "cublas"), np.empty(0), np.empty(0), Way.of(H100, "bf16", (prior,))
     )
     assert no_rows.residual is None
-    assert len(prior.log_ratios(asked)) == 300
+    said, deviation = prior.log_ratios(asked)
+    assert np.corrcoef(said, jumps(asked))[0, 1] > 0.5
+    # Where its trees disagree it is further off, and its spread says so.
+    off = np.abs(said - jumps(asked))
+    wide = fitted.offsets.spread(np.column_stack([deviation, deviation]))
+    assert wide.min() >= 1
+    assert off[wide > np.median(wide)].mean() > off[wide <= np.median(wide)].mean()
 
 
 def test_a_siblings_collection_is_scaled_by_the_datasheets(prior: Prior) -> None:
