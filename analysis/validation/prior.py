@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from analysis.model.basis import software_of
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
-from analysis.model.fit import Fit
+from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit
 from analysis.model.fitting import Way, unmeasured
 from analysis.model.others import Collection, sizes_of
 from analysis.model.predict import Model, Part, Prediction
@@ -40,7 +40,7 @@ from kernels.aliases import slug_meant
 from kernels.constants import foreign_constants
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
-from kernels.problem import Gemm
+from kernels.problem import Gemm, Problem
 
 _HOLDOUTS = ("rows", "levels", "folds")
 
@@ -160,7 +160,8 @@ def _validate_once(
             priors={source.dtype: sets},
         ).model  # fmt: skip
     elif sets:
-        fit = _unmeasured(machine, source.dtype, sets[0])
+        asked = source.take(tested).problems
+        fit = _unmeasured(machine, source.dtype, sets[0], asked)
         model = Model(machine, {str(query.groups()[0]): fit})
     else:
         raise UserError("without rows and without a prior there is nothing to judge.")
@@ -174,14 +175,22 @@ def _validate_once(
     )  # fmt: skip
 
 
-def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...]) -> Fit:
-    """Others' tables alone: their intervals are those of other software."""
-    constants, residual, offsets = unmeasured(Way.of(machine, dtype, priors))
-    fit = Fit(constants, residual, offsets=offsets, aligned_only=True, layout="nt")
+def _unmeasured(
+    machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Sequence[Problem]
+) -> Fit:
+    """Others' tables alone: their intervals are those of other software, typically at some shapes.
+
+    That range is learned in units of a typical spread.
+    """
+    constants, _, offsets = unmeasured(Way.of(machine, dtype, priors))
+    usual = 1.0
+    if offsets is not None:
+        usual = float(np.median(offsets.spread(offsets.at(asked)[1])))
     software = software_of(machine.slug, dtype)
-    return replace(
-        fit, low=software.low, high=software.high, pair_low=software.pair_low,
-        pair_high=software.pair_high, min_spread=1.0,
+    return Fit(
+        constants, offsets=offsets, aligned_only=True, layout="nt",
+        low=software.low / usual, high=software.high / usual, pair_low=software.pair_low / usual,
+        pair_high=software.pair_high / usual, min_spread=MIN_SOFTWARE_SPREAD * usual,
     )  # fmt: skip
 
 
