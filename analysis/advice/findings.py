@@ -12,7 +12,7 @@ from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
-_UNIT = 8  # which every dtype's alignment divides
+_UNIT = 8  # which the alignment of every dtype but fp8 divides
 _CLEAR_STEP = 32  # nearly all sizes are a multiple of a smaller one
 _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # what sizes are said to be a multiple of
 
@@ -56,7 +56,8 @@ class Finding:
         step = self._step()
         one = len(dims) == 1
         if _cause(best) == "alignment":
-            what = f"make {'it' if one else 'them'} a multiple of {_UNIT}, misalignment costs time"
+            unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
+            what = f"make {'it' if one else 'them'} a multiple of {unit}, misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
             what = f"make {'it' if one else 'them'} a multiple of {step}"
         else:

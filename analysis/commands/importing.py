@@ -26,14 +26,14 @@ from analysis.recordings.imported import (
     write_imported,
     write_timings,
 )
-from analysis.recordings.load import find_recording, load, load_run, recorded_machines, slug_at
+from analysis.recordings.load import load, load_run, recorded_machines
 from analysis.recordings.public import read_public
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from analysis.recordings.timings import Told, read_timings
 from kernels.aliases import slug_meant
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError, nearest
-from kernels.machine import Machine, known_machine, known_machines
+from kernels.machine import known_machine, known_machines
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
 from sweeps.store import RESULTS
 
@@ -95,23 +95,24 @@ def _import_file(path: Path, machine: str, told: Told, results: Path) -> None:
         raise UserError(f"--dtype is {told.dtype!r}; {nearest(told.dtype, DTYPE_BYTES)}")
     if told.layout and told.layout not in GEMM_LAYOUTS:
         raise UserError(f"--layout is {told.layout!r}; {nearest(told.layout, GEMM_LAYOUTS)}")
-    slug = slug_at(results, machine)
-    folder = folder_of(results, slug)
+    here = known_machine(machine)
+    if any((results / name / "run.json").exists() for name in (here.slug, f"{here.slug}-local")):
+        raise UserError(
+            f"{here.slug} has a recording of its own in {results}, which all answers rest on; give "
+            "another folder with --results."
+        )
+    ours = path.is_dir() or path.name == "measurements.csv"
+    if ours and not (path if path.is_file() else path / "measurements.csv").exists():
+        raise UserError(f"{path} has no measurements.csv; give a file of times.")
+    folder = folder_of(results, here.slug)
     if path.exists() and is_complete(folder) and is_same_file(folder, path):
-        note(f"{slug}: imported already, {path}.")
+        note(f"{here.slug}: imported already, {path}.")
         return
-    here = _machine_at(results, slug)
-    timings = read_timings(path, told) or read_public(path, here)
+    timings = None if ours else read_timings(path, told)
+    timings = timings or read_public(path, here)
     folder = write_timings(timings, path, here, results)
-    print(f"{slug}: {_finish(folder, None, ())}")
-    note(f"{slug}: {timings.how}, {timings.cache}; {folder}.")
-
-
-def _machine_at(results: Path, slug: str) -> Machine:
-    """A machine of machines.toml, or one that was recorded."""
-    if slug in known_machines():
-        return known_machine(slug)
-    return Machine.from_json(load_run(find_recording(slug, results))["machine"])
+    print(f"{here.slug}: {_finish(folder, None, ())}")
+    note(f"{here.slug}: {timings.how}, {timings.cache}; {folder}.")
 
 
 def _is_imported(table: Table, folder: Path) -> bool:
@@ -122,7 +123,10 @@ def _is_imported(table: Table, folder: Path) -> bool:
     if not is_complete(folder) or not (folder / COLLECTIONS).exists():
         return False
     if is_of_file(folder):
-        return table.source in read_collections(folder)
+        try:
+            return table.source in read_collections(folder)
+        except UserError:  # damaged: it is written again
+            return False
     public: dict[str, Any] = load_run(folder).get("public", {})
     of_table = (table.package, table.framework, table.version)
     judged = json.loads((folder / VALIDATION).read_bytes())

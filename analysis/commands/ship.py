@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.recordings.imported import VALIDATION, folder_of
+from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
 from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError
@@ -83,8 +83,11 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
     """The tables of all machines; each must have been imported."""
     known = {slug: table for slug, table in sorted(tables.items()) if slug in known_machines()}
     for slug in known:
-        if not (folder_of(results, slug) / VALIDATION).exists():
-            raise UserError(f"{slug} is not imported yet; run `make import` first.")
+        folder = folder_of(results, slug)
+        if not (folder / VALIDATION).exists() or is_of_file(folder):
+            raise UserError(
+                f"{slug}'s table is not imported in {results}; run `make import` first."
+            )
     return known
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.model.fit import UNCALIBRATED, UNCALIBRATED_PAIR, SoftwareRange
+from analysis.model.fit import UNCALIBRATED, UNCALIBRATED_PAIR, Fit, SoftwareRange
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
 from analysis.recordings.imported import FILE, folder_of, is_complete
@@ -21,6 +21,7 @@ from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
 from sweeps.cases.case import CONFIRM
 
+_FEW = 19  # rows, below which an interval is as wide as without any
 _DTYPE = "bf16"  # whose constants are named where there is nothing else
 
 
@@ -43,6 +44,8 @@ class Basis:
     warm: bool = False
     calibrated: bool = True
     measured: str = ""
+    lent: frozenset[str] = frozenset()
+    """Groups whose fits are shipped, since the recording has none or too few rows of them."""
 
     def library(self, problem: Problem) -> str:
         """The library that was measured with such a problem, else the vendor's for it."""
@@ -67,12 +70,13 @@ class Basis:
             return ("recorded", self.measured) if self.measured else (self.kind, self.source)
         if not self.has(problem):
             return _generation(self.model.machine, problem.dtype)
-        source = self.source
-        if self.kind == "shipped" and problem.dtype == "fp8":
-            source = "shipped constants, fitted to public rows of it of all frameworks, warm"
-        like = self.model.fit(group_of(self.library(problem), problem)).has_like(problem)
+        kind, source = self.kind, self.source
+        group = group_of(self.library(problem), problem)
+        if group in self.lent or (kind == "shipped" and problem.dtype == "fp8"):
+            kind, source = "shipped", "shipped constants, fitted to public rows of it, warm"
+        like = self.model.fit(group).has_like(problem)
         unlike = "" if like else "; none of its alignment or layout, so a factor of two either way"
-        return self.kind, source + unlike
+        return kind, source + unlike
 
     def has(self, problem: Problem) -> bool:
         """Whether its operation and dtype were measured by the library."""
@@ -156,9 +160,15 @@ def _of_recording(folder: Path) -> Basis:
             f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
             "writes it again."
         ) from None
+    lent: dict[str, Fit] = {}
+    if public and own and (shipped := shipped_fits()["machines"].get(machine.slug)):
+        known = {group: fit for group, fit in model.fits.items() if fit.rows >= _FEW}
+        shipped_model = model_from_json(machine, shipped)
+        lent = {group: fit for group, fit in shipped_model.fits.items() if group not in known}
+        model = Model(machine, {**model.fits, **lent})
     theirs = (fit.offsets.source for fit in model.fits.values() if fit.offsets)
     source += "".join(f", on top of {names}" for names in dict.fromkeys(theirs))
-    return Basis(model, kind, source, folder, warm)
+    return Basis(model, kind, source, folder, warm, lent=frozenset(lent))
 
 
 def for_any_software(model: Model) -> Model:

@@ -148,7 +148,7 @@ class Inputs:
         Args:
             constants: those of the estimate.
             guess: :meth:`estimate` by them.
-            offsets: a column for each collection (:meth:`analysis.model.prior.Offsets.columns`).
+            offsets: a column for each collection (:func:`analysis.model.prior.columns_of`).
         """
         s, machine = self.shapes, self.machine
         flops = 2 * s.batch * s.m * s.n * s.k * s.density

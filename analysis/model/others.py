@@ -15,7 +15,9 @@ from analysis.model.fitting import fit_prior
 from analysis.model.prior import LIBRARY, Prior
 from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
-from analysis.recordings.tables import gemms_of
+from analysis.recordings.tables import ENOUGH, gemms_of
+from kernels.cli import note
+from kernels.errors import UserError
 from kernels.estimate import Array
 from kernels.machine import Machine, known_machines
 from kernels.problem import Gemm, Problem
@@ -25,7 +27,8 @@ THEIRS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
 
 _MOST_ROWS = 10_000  # of one's own: beyond them others' rows say nothing that one's own do not
 _MOST_SIBLINGS = 3
-_ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
+MIN_ROWS = 48
+"""Of a collection: fewer say too little about where the formula is wrong."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[
             continue
         shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
         sets = (
-            tuple(c.without(shapes).fitted() for c in each)
+            tuple(one.fitted() for c in each if len((one := c.without(shapes)).gemms) >= MIN_ROWS)
             for each in _near(results, recording.machine, theirs)
         )
         if known := [each for each in sets if each]:
@@ -101,7 +104,7 @@ def _near(results: Path, machine: Machine, dtype: str) -> Iterator[list[Collecti
     """The machine's own collections, then its siblings' first ones."""
     own = _collections(results, machine, dtype)
     most = max((len(c.gemms) for c in own), default=0)
-    yield [c for c in own if len(c.gemms) >= _ENOUGH * most]
+    yield [c for c in own if len(c.gemms) >= ENOUGH * most]
     siblings = [
         other
         for other in known_machines().values()
@@ -112,6 +115,10 @@ def _near(results: Path, machine: Machine, dtype: str) -> Iterator[list[Collecti
 
 
 def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection]:
-    parts = read_collections(folder_of(results, machine.slug))
+    try:
+        parts = read_collections(folder_of(results, machine.slug))
+    except UserError as error:  # one machine's damaged file must not keep others from calibrating
+        note(str(error))
+        return []
     of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in parts.items()}
     return [Collection.of(machine, source, rows) for source, rows in of_dtype.items() if len(rows)]

@@ -11,8 +11,9 @@ import pandas as pd
 
 from analysis.recordings.damage import left_out, say_left_out
 from kernels.checks import LARGEST_BYTES, LARGEST_SIZE
+from kernels.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
-from sweeps.schema import problem_columns, problem_of
+from sweeps.schema import COLUMNS, problem_columns, problem_of
 
 CONV_SIZES = ("batch", "c", "h", "w", "kout", "r", "s")
 _DTYPES = {
@@ -37,6 +38,8 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
         cells: one column per property, as text (times may be numbers), and ``line``, its line.
         library: the implementation where none is named; of a convolution cuDNN if empty.
     """
+    if not len(cells):
+        raise UserError(f"{path} has no row with a time.")
     cells = cells.reset_index(drop=True)
     products = cells["op"] == "gemm"
     faults = _faults(cells[products], _gemm_faults)
@@ -52,13 +55,17 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     products = rows["op"] == "gemm"
     parts = [_as_products(rows[products])] if products.any() else []
     parts += [_as_convolutions(rows[~products])] if not products.all() else []
-    return pd.concat(parts).sort_index().reset_index(drop=True)
+    whole = pd.concat(parts).sort_index().reset_index(drop=True)
+    for name in whole:
+        if COLUMNS.get(name, ("",))[0] == "whole":  # what does not apply is missing
+            whole[name] = pd.to_numeric(whole[name], errors="coerce").astype("Int64")
+    return whole
 
 
 def _as_products(rows: pd.DataFrame) -> pd.DataFrame:
     layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
     sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
-    return rows.assign(layout=layout.mask(layout == "", "nt"), **sizes)
+    return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
 
 
 def _as_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
@@ -103,13 +110,19 @@ def _faults(
 def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
     names = ("m", "n", "k", "batch")
     sizes = [(_is_size(cells[name]), name, "no size") for name in names]
-    layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
+    layout = pd.Series("", index=cells.index)
+    if "layout" in cells:
+        layout = cells["layout"].str.lower()
     m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
     held = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
         (held, "m", "more with n and k than any machine holds"),
-        (layout.isin(("", *GEMM_LAYOUTS)), "layout", f"none of {', '.join(GEMM_LAYOUTS)}"),
+        (
+            layout.str.lower().isin(("", *GEMM_LAYOUTS)),
+            "layout",
+            f"none of {', '.join(GEMM_LAYOUTS)}",
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from analysis.recordings.tables import DTYPES, Table, read_rows
@@ -119,7 +120,8 @@ def write_collections(tables: Sequence[Table], machine: Machine, results: Path) 
     parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
     folder = folder_of(results, machine.slug)
     make_folder(folder)
-    _write_parquet(folder / COLLECTIONS, pd.concat(parts, ignore_index=True))
+    (folder / VALIDATION).unlink(missing_ok=True)  # what rests on them is to be made anew
+    write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(parts, ignore_index=True)))
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
@@ -132,16 +134,21 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
         return {}
     try:
         rows = pd.read_parquet(path, columns=["source", "m", "n", "k", "dtype", "time_us"])
+        sound = _are_sound(rows)
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _unreadable(path, error) from None
+    if not sound.all():
+        raise _unsound(path, sound)
     return {str(source): part for source, part in rows.groupby("source", sort=False)}
 
 
 def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
-    folder = folder_of(results, machine.slug)
+    for dtype in rows["dtype"].unique():
+        machine.peak(dtype)  # which refuses what the machine does not compute
+    folder, data = folder_of(results, machine.slug), _as_parquet(rows)
     make_folder(folder)
     (folder / VALIDATION).unlink(missing_ok=True)  # until everything was written anew
-    _write_parquet(folder / MEASUREMENTS, rows)
+    write_whole(folder / MEASUREMENTS, data)
     run = {
         "schema": SCHEMA,
         "protocol": OTHERS_PROTOCOL,
@@ -156,16 +163,31 @@ def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results
     return folder
 
 
-def _write_parquet(path: Path, rows: pd.DataFrame) -> None:
+def _as_parquet(rows: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     reason = (str(error).splitlines() or ["empty"])[0]
     return UserError(
         f"{path} cannot be read ({reason}); `python -m analysis import` writes it again."
+    )
+
+
+def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
+    """Whether each row is a product with a time."""
+    sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
+    times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
+    whole: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
+    return whole & (times > 0) & (times < np.inf)
+
+
+def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
+    return UserError(
+        f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; `python -m "
+        "analysis import` writes it again."
     )
 
 
@@ -179,16 +201,11 @@ def read_imported(folder: Path) -> pd.DataFrame:
     try:
         told = pd.read_parquet(path)
         told = told[[name for name in told if name in COLUMNS]]
-        sizes = told[["m", "n", "k"]].to_numpy(dtype=float)
-        times = told["time_us"].to_numpy(dtype=float)
+        sound = _are_sound(told)
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _unreadable(path, error) from None
-    sound = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1) & (times > 0) & (times < np.inf)
     if not sound.all():
-        raise UserError(
-            f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; `python -m "
-            "analysis import` writes it again."
-        )
+        raise _unsound(path, sound)
     values = {**_SAME, **told}
     flops = 2.0 * told["m"] * told["n"] * told["k"] * told.get("batch", 1)
     if "op" in told:  # a convolution's batch is its images, which its M contains

@@ -32,6 +32,7 @@ from kernels.operation import as_problem
 from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
 from sweeps.schema import problem_columns, problem_of
 
+_NOTHING = Told()
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -132,7 +133,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     Raises:
         UserError: the file is unreadable, of no known format, or has no such row.
     """
-    rows = _read(path)
+    rows = _read(path, Told(dtype or ""))
     slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
     here = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
@@ -190,10 +191,10 @@ def read_public(path: Path, machine: Machine) -> Timings:
     return Timings(cells, "as its publishers measured it", cache)
 
 
-def _read(path: Path) -> _Rows:
+def _read(path: Path, told: Told = _NOTHING) -> _Rows:
     if path.is_dir() or path.name == "measurements.csv":
         return _ours(path if path.is_dir() else path.parent)
-    if path.suffix != ".parquet" and (timings := read_timings(path, Told())):
+    if path.suffix != ".parquet" and (timings := read_timings(path, told)):
         return _of_timings(timings)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
@@ -217,6 +218,8 @@ def _read(path: Path) -> _Rows:
 def _of_timings(timings: Timings) -> _Rows:
     """A CSV file's times: the library's where it has some, as in others' tables."""
     rows = library_rows(timings.rows).reset_index(drop=True)
+    if rows.empty:
+        raise UserError("the file has no row of a library, which is what is judged.")
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _Rows(
         devices=[None] * len(rows),

@@ -7,6 +7,7 @@ have no time, are named and left out.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,19 @@ import pandas as pd
 from analysis.recordings.cells import CONV_SIZES, checked, identity, middle
 from kernels.errors import UserError
 from kernels.problem import DTYPE_BYTES
-from sweeps.schema import COLUMNS
 
 HEADER = "m,n,k,dtype,time_us"
 """The columns that a plain file needs for products."""
 
+_SIZES = ("m", "n", "k")
 _DEFAULTS = {
-    "op": "gemm", "batch": "1", "implementation": "", "cache": "", "mode": "burst", "config": "",
+    "batch": "1", "implementation": "", "cache": "warm", "mode": "burst", "config": "",
 }  # fmt: skip
+_TAKEN = (
+    "op", "pass", *_SIZES, *CONV_SIZES, "stride", "padding", "dilation", "groups", "dtype",
+    "layout", "implementation", "config", "mode", "cache", "time_us",
+)  # fmt: skip
+"""Columns that are read off a plain file; others are the user's."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def read_timings(path: Path, told: Told) -> Timings | None:
     header = _header(path)
     if _is_tritonbench(header):
         return _of_tritonbench(path, told)
-    names = {name.strip() for name in header.split(",")}
+    names = {name.strip().strip('"') for name in header.split(",")}
     if {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"} <= names:
         return _of_cutlass(path)
     if "time_us" in {name.lower() for name in names}:
@@ -73,18 +79,24 @@ def _header(path: Path) -> str:
         raise UserError(f"{path} cannot be read ({error}).") from None
 
 
-def _read(path: Path, separator: str = ",") -> pd.DataFrame:
+def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
     """All cells as text, stripped, the empty ones empty; ``line`` is the line's number."""
     try:
-        frame = pd.read_csv(
-            path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
-            skipinitialspace=True, skip_blank_lines=False, index_col=False,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
+                skipinitialspace=True, skip_blank_lines=False, index_col=False,
+            )  # fmt: skip
+    except pd.errors.ParserWarning:
+        raise UserError(f"{path} has lines of more cells than its header.") from None
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise UserError(f"{path} is no CSV file ({str(error).splitlines()[0]}).") from None
     if not len(frame):
         raise UserError(f"{path} has no line below its header.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    if lower:
+        frame.columns = frame.columns.str.lower()
     if not frame.columns.is_unique:
         raise UserError(f"{path} has a column twice.")
     written = ~(frame == "").all(axis=1)
@@ -95,23 +107,25 @@ def _read(path: Path, separator: str = ",") -> pd.DataFrame:
 
 
 def _of_plain(path: Path, told: Told) -> Timings:
-    frame = _read(path)
-    frame.columns = frame.columns.str.lower()
+    frame = _read(path, lower=True)
     # What the file lacks and the user says is as if it were there.
-    for name, word in (("dtype", told.dtype), ("layout", told.layout)):
-        if word and name not in frame:
+    for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
+        if name in frame:
+            frame[name] = frame[name].mask(frame[name] == "", word)
+        elif word or name in _DEFAULTS:
             frame[name] = word
-    needed = HEADER.split(",") if "kout" not in frame else ["dtype", "time_us", *CONV_SIZES]
+    op = frame["op"] if "op" in frame else pd.Series("", index=frame.index)
+    filters = frame["kout"] if "kout" in frame else pd.Series("", index=frame.index)
+    frame["op"] = op.mask(op == "", filters.where(filters == "", "conv").replace("", "gemm"))
+    needed = ["dtype", "time_us"]
+    needed += [name for name in _SIZES if (frame["op"] == "gemm").any()]
+    needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
             f"{path} has no column {missing[0]!r}. A file of times begins with {HEADER} and, if "
             "you like, layout, batch, implementation, cache and a convolution's columns."
         )
-    for name, word in _DEFAULTS.items():
-        frame[name] = frame[name].mask(frame[name] == "", word) if name in frame else word
-    frame["cache"] = frame["cache"].mask(frame["cache"] == "", "warm")
-    cells = frame[["line", *(name for name in frame if name in COLUMNS)]]
-    rows = checked(path, cells, "")
+    rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
     return Timings(middle(rows), "as its file says", _usual(rows["cache"]))
 
 
@@ -119,6 +133,11 @@ def _of_plain(path: Path, told: Told) -> Timings:
 
 _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")
+_CUTLASS_KINDS = ("gemm", "conv2d")
+_CUTLASS_CONV = (
+    "conv_kind", "n", "h", "w", "c", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w",
+    "dilation_h", "dilation_w", "Activation",
+)  # fmt: skip
 
 
 def _of_cutlass(path: Path) -> Timings:
@@ -129,20 +148,20 @@ def _of_cutlass(path: Path) -> Timings:
     """
     frame = _read(path)
     products = "A" in frame
-    needed = ("m", "n", "k", "A", "B", "C") if products else ("n", "h", "w", "c", "k", "r", "s")
+    needed = ("Status", *((*_SIZES, "A", "B", "C") if products else _CUTLASS_CONV))
     if missing := [name for name in needed if name not in frame]:
         raise UserError(f"{path} has no column {missing[0]!r}; let the profiler write it again.")
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
-    frame = frame[ran]
+    frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
-        raise UserError(f"{path} has no kernel that passed.")
+        raise UserError(f"{path} has no kernel of a dense product or 2-D convolution that passed.")
     cells = _cutlass_gemms(frame) if products else _cutlass_convs(frame)
     operation = frame["Operation"]
     # Single-precision operands are multiplied as TF32 by kernels that say so.
     on_tensor_cores = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
     cells["dtype"] = cells["dtype"].mask(on_tensor_cores, "tf32")
     cells["implementation"] = frame["Provider"].str.lower()
-    cells["cache"], cells["mode"], cells["config"] = "warm", "sustained", ""
+    cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
     cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
     cells["kernel"], cells["line"] = operation, frame["line"]
     # Other dtypes are the profiler's, not ours: they are no damage.
@@ -168,11 +187,18 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "op": "gemm", "m": frame["m"].mask(by_column, frame["n"]),
             "n": frame["n"].mask(by_column, frame["m"]), "k": frame["k"],
-            "batch": frame.get("batch_count", pd.Series("1", index=frame.index)),
+            "batch": _given(frame, "batch_count"),
             "dtype": a.map(_CUTLASS_DTYPES).where(a == b, ""),
             "layout": letters["first"] + letters["second"],
         }
     ).fillna({"dtype": ""})  # fmt: skip
+
+
+def _given(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A column's cells, 1 where there is none."""
+    if name not in frame:
+        return pd.Series("1", index=frame.index)
+    return frame[name].mask(frame[name] == "", "1")
 
 
 def _typed(column: pd.Series) -> tuple[pd.Series, pd.Series]:
@@ -187,7 +213,6 @@ def _letter(order: pd.Series, as_named: str = "row") -> pd.Series:
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
     dtype, layout = _typed(frame["Activation"])
-    groups = frame.get("groups", pd.Series("1", index=frame.index))
     pairs = {
         ours: frame[f"{theirs}_h"] + "x" + frame[f"{theirs}_w"]
         for ours, theirs in (("stride", "stride"), ("padding", "pad"), ("dilation", "dilation"))
@@ -196,7 +221,7 @@ def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "op": "conv", "pass": frame["conv_kind"], "batch": frame["n"], "c": frame["c"],
             "h": frame["h"], "w": frame["w"], "kout": frame["k"], "r": frame["r"],
-            "s": frame["s"], **pairs, "groups": groups.mask(groups == "", "1"),
+            "s": frame["s"], **pairs, "groups": _given(frame, "groups"),
             "dtype": dtype.map(_CUTLASS_DTYPES).fillna(""), "layout": layout,
         }
     )  # fmt: skip
@@ -206,6 +231,7 @@ def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
 
 _TRITONBENCH_SHAPES = {"(M, N, K)": ("m", "n", "k"), "(B, M, N, K)": ("batch", "m", "n", "k")}
 _LATENCY = "-latency"
+_ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # PyTorch's own, which is the library
 _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
 
 
@@ -239,7 +265,7 @@ def _of_tritonbench(path: Path, told: Told) -> Timings:
         part = pd.DataFrame(
             {
                 **base, "dtype": told.dtype, "layout": told.layout or "nn",
-                "implementation": "cublas" if name.startswith("aten_") else name,
+                "implementation": "cublas" if name in _ATEN else name,
                 "time_us": pd.to_numeric(milliseconds, errors="coerce") * 1e3,
                 "cache": "cold", "mode": "burst", "config": "", "line": frame["line"],
             }

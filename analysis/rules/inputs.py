@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.recordings.imported import folder_of, is_complete
-from analysis.recordings.load import Recording, find_recording, load, load_run
+from analysis.recordings.load import Recording, find_recording, load, load_run, slug_at
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
@@ -57,6 +57,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     Raises:
         UserError: there is neither.
     """
+    if machine is not None:
+        machine = slug_at(results, machine)
     folders = [f for f in (_find(machine, p) for p in (results / "rules", results)) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""

@@ -21,7 +21,7 @@ from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit
 from analysis.model.fitting import Way, unmeasured
-from analysis.model.others import Collection, sizes_of
+from analysis.model.others import MIN_ROWS, Collection, sizes_of
 from analysis.model.predict import Model, Part, Prediction
 from analysis.model.prior import LIBRARY, Prior
 from analysis.model.query import Query
@@ -64,6 +64,8 @@ def named_collections(
 
 
 def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
+    if not name:
+        raise UserError("--prior takes slugs or files with commas between; one is empty.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
@@ -153,7 +155,10 @@ def _validate_once(
     levels = []
     if holdout == "levels":
         levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
-    sets = [tuple(c.without(gone, levels).fitted() for c in each) for each in named]
+    known = [[c.without(gone, levels) for c in each] for each in named]
+    sets = [tuple(c.fitted() for c in each if len(c.gemms) >= MIN_ROWS) for each in known]
+    if not all(sets):
+        raise UserError("a prior has too few shapes beside those that are judged; name another.")
     if count:
         model = calibrate_query(
             machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,

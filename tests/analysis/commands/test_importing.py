@@ -130,6 +130,32 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     assert "imported already, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
 
 
+def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
+    path, here = a_csv(tmp_path), ("--machine", "v100-sxm2-16gb", "--results", tmp_path)
+    half = pd.read_csv(path).assign(dtype="fp16")
+    half.to_csv(tmp_path / "fp16.csv", index=False)
+    assert analysis("import", tmp_path / "fp16.csv", *here).returncode == 0
+    failed = analysis("import", path, *here)
+    assert failed.returncode == 2
+    assert "computes fp32, fp16, not bf16" in failed.stderr
+    kept = analysis("machines", "--json", "--results", tmp_path)
+    rows = {row["slug"]: row for row in json.loads(kept.stdout)}
+    assert rows["nvidia-v100-sxm2-16gb"]["basis"] == "recorded"
+
+
+def test_few_rows_of_ones_own_do_not_hide_what_is_shipped(tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text("m,n,k,dtype,time_us\n8192,8192,8192,bf16,1400\n64,64,64,bf16,3\n")
+    here = ("--machine", "h200", "--results", tmp_path)
+    assert analysis("import", path, *here).returncode == 0
+    asked = [text for dtype in ("bf16", "fp8") for text in ("--gemm", f"4096,4096,4096,{dtype}")]
+    rows = json.loads(analysis("predict", *asked, "--json", *here).stdout)
+    assert [row["basis"] for row in rows] == ["shipped", "shipped"]
+    assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
+    known = json.loads(analysis("predict", "--gemm", "64,64,64,bf16", "--json", *here).stdout)
+    assert (known["basis"], known["time_us"]) == ("recorded", 3)
+
+
 def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
     path = a_csv(tmp_path)
     slower = pd.read_csv(path).assign(time_us=lambda rows: rows["time_us"] * 1.3)

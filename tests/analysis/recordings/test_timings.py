@@ -110,6 +110,38 @@ def test_convolutions_have_the_columns_of_measurements(tmp_path: Path) -> None:
     assert read(tmp_path, text) == [(conv, "cudnn", 100.0)]
 
 
+def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None:
+    text = (
+        "m,n,k,batch,c,h,w,kout,r,s,dtype,time_us,layout,samples,kernels\n"
+        "8,16,24,,,,,,,,bf16,2,NT,5,some text\n"
+        ",,,2,8,9,9,16,3,3,bf16,7,,,\n"
+    )
+    conv = Conv(2, 8, 9, 9, 16, 3, 3, (1, 1), (0, 0), (1, 1), 1, "bf16", "nhwc")
+    found = read(tmp_path, text)
+    assert found == [(Gemm(8, 16, 24, "bf16"), "cublas", 2.0), (conv, "cudnn", 7.0)]
+    alone = "batch,c,h,w,kout,r,s,dtype,time_us\n2,8,9,9,16,3,3,bf16,7\n"
+    assert read(tmp_path, alone) == [(conv, "cudnn", 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("m,n,k,dtype,time_us\n,,,,\n", "no row with a time"),
+        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "a column twice"),
+        ("(M, N, K);aten_matmul-latency\n(8, 8, 8);CUDA OOM\n", "no row with a time"),
+        (CUTLASS.replace(",Status", "", 1), "more cells than its header"),
+        (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),
+        (CUTLASS_CONV.replace("conv_kind", "X", 1), "no column 'conv_kind'"),
+        (CUTLASS.replace(",gemm,cutlass", ",spgemm,cutlass").replace(",gemm,cublas", ",spgemm,c"),
+         "no kernel of a dense product"),
+    ],
+    ids=["blank", "twice", "failed", "cells", "status", "kind", "sparse"],
+)  # fmt: skip
+def test_files_that_tell_nothing_are_sentences(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read(tmp_path, text, dtype="bf16")
+
+
 def test_of_the_cutlass_profilers_kernels_the_fastest_that_passed_counts(tmp_path: Path) -> None:
     assert read(tmp_path, CUTLASS) == [
         (Gemm(4096, 2048, 8192, "fp16", "nt"), "cutlass", pytest.approx(584.47)),
@@ -175,6 +207,12 @@ def test_damaged_lines_are_named_and_left_out(
     assert "line 11 is damaged and left out" in said
     with pytest.raises(UserError, match="2 of 2 lines"):
         read(tmp_path, "m,n,k,dtype,time_us\n8,8,8,int4,1\n8,8,8,bf16,nan\n")
+
+
+def test_only_pytorchs_own_product_is_the_library(tmp_path: Path) -> None:
+    text = "(M, N, K);aten_matmul-latency;aten_tunableop_mm-latency\n(8, 8, 8);0.02;0.01\n"
+    names = [name for _, name, _ in read(tmp_path, text, dtype="fp16")]
+    assert names == ["cublas", "aten_tunableop_mm"]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "m,n\n1,2\n", "a;b\n1;2\n", "shape,time\n", "{}"])
