@@ -44,6 +44,11 @@ def cases(tables: list[Table]) -> Iterator[dict[str, Any]]:
     chosen = choose_tables(tables)
     for slug, count in itertools.product(GPUS, COUNTS):
         yield case(by_vllm[slug], slug, "bf16", "rows", count)
+    # A100's own table is SGLang's: TensorRT-LLM's is other software there, too.
+    a100 = "nvidia-a100-sxm-80gb"
+    other = next(t for t in tables if t.slug == a100 and t.framework.lower() == "trtllm")
+    for count in COUNTS:
+        yield case(other, a100, "bf16", "rows", count)
     for slug, count in itertools.product(SIBLINGS, COUNTS):
         yield case(chosen[slug], SIBLINGS[slug], "bf16", "rows", count)
     for (slug, dtypes), holdout in itertools.product(GPUS.items(), ("rows", "levels")):
