@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.recordings.imported import folder_of, is_complete
-from analysis.recordings.load import Recording, find_recording, load, load_run, slug_at
+from analysis.recordings.load import Recording, find_recording, load, load_run, recorded_machines
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
+from kernels.aliases import slug_meant
 from kernels.errors import UserError
-from kernels.machine import Machine
+from kernels.machine import Machine, known_machines
 from sweeps.store import RESULTS, folder_for
 
 
@@ -57,9 +58,11 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     Raises:
         UserError: there is neither.
     """
+    places = (results / "rules", results)
     if machine is not None:
-        machine = slug_at(results, machine)
-    folders = [f for f in (_find(machine, p) for p in (results / "rules", results)) if f]
+        recorded = set[str]().union(*map(recorded_machines, places))
+        machine = slug_meant(machine, [*known_machines(), *sorted(recorded)])
+    folders = [f for f in (_find(machine, place) for place in places) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
         raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")

@@ -70,7 +70,7 @@ def test_the_document_has_what_was_promised(found: Validation) -> None:
     assert set(document) == {
         "machine", "source", "dtype", "rows", "skipped", "calibrated", "seed", "constants_from",
         "median", "mean", "p95", "coverage_90", "neighbours", "above_1e11", "holdout", "baselines",
-        "cliffs", "by_algorithm", "tile_agreement", "constants",
+        "cliffs", "by_algorithm", "tile_agreement", "constants", "prior", "weights",
     }  # fmt: skip
     assert set(document["baselines"]) == {
         "datasheet", "three_constants", "four_fitted", "physics", "nvmatmulheuristics",
