@@ -131,15 +131,16 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
         if not folders:
             raise UserError("nothing is recorded yet; run `make sweep` first.")
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
+    recorded = sorted(recorded_machines(results))
+    if not recorded:
+        raise UserError("nothing is recorded yet; run `make sweep` first.")
     machine = slug_at(results, machine)
     for folder in (results / f"{machine}-local", results / machine):
         if (folder / "run.json").exists():
             return folder
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
-    recorded = ", ".join(sorted(recorded_machines(results)))
-    hint = f"there are {recorded}." if recorded else "run `make sweep` there first."
-    raise UserError(f"nothing is recorded of {machine}; {hint}")
+    raise UserError(f"nothing is recorded of {machine}; there are {', '.join(recorded)}.")
 
 
 def recorded_machines(results: Path) -> set[str]:
@@ -152,10 +153,13 @@ def recorded_machines(results: Path) -> set[str]:
 def slug_at(results: Path, word: str) -> str:
     """The slug that a word means among the machines that are known or were recorded.
 
+    A CPU's whole slug may be one that nobody has recorded yet.
+
     Raises:
         UserError: it means none, or several.
     """
-    return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results))])
+    unknown = [word] if word.startswith("cpu-") else []
+    return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results)), *unknown])
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
