@@ -214,3 +214,21 @@ def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
     text = (tmp_path / H100.slug / "calibration.json").read_text(encoding="utf-8")
     assert "of nvidia-h100-sxm" not in text  # sources and machines apart
     assert json.loads(text)["groups"]["cublas gemm bf16"]["offsets"]["weights"]
+
+
+def test_damaged_collections_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_rows(tmp_path / H100.slug, shapes(60, 20))
+    recording = load(tmp_path / H100.slug)
+    rows = recording.products.reset_index(drop=True)
+    collected(tmp_path, "nvidia-h100-sxm", "SGLANG", 60)
+    place = tmp_path / "public" / "nvidia-h100-sxm" / "collections.parquet"
+    sound = pd.read_parquet(place)
+    for spoil in ("time_us", "m"):
+        sound.assign(**{spoil: sound[spoil].where(sound.index > 0, -1)}).to_parquet(place)
+        assert priors_of(recording, rows) == {}
+        assert "row 1 of" in capsys.readouterr().err
+    place.write_bytes(b"no table")
+    assert priors_of(recording, rows) == {}
+    assert "`python -m analysis import` writes it again" in capsys.readouterr().err
