@@ -21,7 +21,7 @@ from kernels.problem import Gemm
 
 def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = False) -> Path:
     """A collection of an H100 whose library jumps with M, slower by a factor than others."""
-    levels = (128, 384, 512, 768, 1024, 4096)
+    levels = (128, 384, 512, 768, 1024, 2048, 4096)
     sizes = sorted(set(random_sizes(700, 0)))
     if grid:
         sizes = [(m, n, k) for m in levels for n in levels for k in levels]
