@@ -37,7 +37,14 @@ FITTED_ROWS = 1500
 """Rows of a table that shipped constants are fitted to; the others judge them."""
 
 _LIBRARY, _DTYPE = "cublas", "bf16"
-GROUP = f"{_LIBRARY} gemm {_DTYPE}"
+
+
+def group_in(dtype: str) -> str:
+    """The group of the library's products in a dtype."""
+    return f"{_LIBRARY} gemm {dtype}"
+
+
+GROUP = group_in(_DTYPE)
 _TAIL = 0.05
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
@@ -84,11 +91,6 @@ class Collection:
         """Median width of the interval, as a share of the predicted time."""
         ends = np.exp(software.high * self.spreads) - np.exp(software.low * self.spreads)
         return float(np.median(ends))
-
-
-def group_in(dtype: str) -> str:
-    """The group of the library's products in a dtype."""
-    return f"{_LIBRARY} gemm {dtype}"
 
 
 def _share_inside(relative: Array, software: SoftwareRange) -> float:
