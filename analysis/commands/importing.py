@@ -105,12 +105,12 @@ def _import_file(path: Path, machine: str, told: Told, results: Path) -> None:
     if ours and not (path if path.is_file() else path / "measurements.csv").exists():
         raise UserError(f"{path} has no measurements.csv; give a file of times.")
     folder = folder_of(results, here.slug)
-    if path.exists() and is_complete(folder) and is_same_file(folder, path):
+    if path.exists() and is_complete(folder) and is_same_file(folder, path, told):
         note(f"{here.slug}: imported already, {path}.")
         return
     timings = None if ours else read_timings(path, told)
     timings = timings or read_public(path, here)
-    folder = write_timings(timings, path, here, results)
+    folder = write_timings(timings, path, told, here, results)
     print(f"{here.slug}: {_finish(folder, None, ())}")
     note(f"{here.slug}: {timings.how}, {timings.cache}; {folder}.")
 

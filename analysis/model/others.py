@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.model.fitting import fit_prior
 from analysis.model.prior import LIBRARY, Prior
+from analysis.model.residual import MIN_ROWS, can_grow
 from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
 from analysis.recordings.tables import ENOUGH, gemms_of
@@ -27,8 +28,6 @@ THEIRS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
 
 _MOST_ROWS = 10_000  # of one's own: beyond them others' rows say nothing that one's own do not
 _MOST_SIBLINGS = 3
-MIN_ROWS = 48
-"""Of a collection: fewer say too little about where the formula is wrong."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[
         rows: the rows that the model will be fitted to.
     """
     if recording.machine.kind != "gpu" or recording.run.get("published") or recording.by_others:
+        return {}
+    if not can_grow():  # a node without scikit-learn predicts by the formula alone
         return {}
     results = recording.folder.parent
     if results.name == PLACE:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from analysis.recordings.tables import DTYPES, Table, read_rows
-from analysis.recordings.timings import Timings
+from analysis.recordings.timings import Timings, Told
 from kernels.checks import LARGEST_SIZE
 from kernels.errors import UserError
 from kernels.machine import Machine
@@ -63,12 +63,9 @@ def is_complete(folder: Path) -> bool:
 
 def is_of_file(folder: Path) -> bool:
     """Whether an imported recording is of a file of the user's, and of no package's table."""
-    return (folder / "run.json").exists() and framework_of(folder) == FILE
-
-
-def framework_of(folder: Path) -> str:
-    """Whose imported recording it is."""
-    return str((read_run(folder).get("public") or {}).get("framework", ""))
+    if not (folder / "run.json").exists():
+        return False
+    return (read_run(folder).get("public") or {}).get("framework") == FILE
 
 
 def write_imported(table: Table, machine: Machine, results: Path) -> Path:
@@ -87,28 +84,30 @@ def write_imported(table: Table, machine: Machine, results: Path) -> Path:
     return _write(rows, public, machine, results)
 
 
-def write_timings(timings: Timings, path: Path, machine: Machine, results: Path) -> Path:
-    """Write what a file of the user's says; returns the folder.
+def write_timings(
+    timings: Timings, path: Path, told: Told, machine: Machine, results: Path
+) -> Path:
+    """Write what a file of the user's says, and the user of it; returns the folder.
 
     Raises:
         UserError: the folder cannot be made, or the disk is full.
     """
     public = {
-        "source": path.name, "package": "", "framework": FILE, "version": _digest(path),
+        "source": path.name, "package": "", "framework": FILE, "version": _digest(path, told),
         "file": path.name, "licence": "", "how": timings.how, "cache": timings.cache,
     }  # fmt: skip
     return _write(timings.rows, public, machine, results)
 
 
-def is_same_file(folder: Path, path: Path) -> bool:
-    """Whether an imported recording was made of this very file."""
+def is_same_file(folder: Path, path: Path, told: Told) -> bool:
+    """Whether an imported recording was made of this very file, of which the same was told."""
     public = read_run(folder).get("public") or {}
-    return (public.get("framework"), public.get("version")) == (FILE, _digest(path))
+    return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
 
 
-def _digest(path: Path) -> str:
-    parts = [path] if path.is_file() else [path / "measurements.csv"]
-    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:16]
+def _digest(path: Path, told: Told) -> str:
+    data = (path if path.is_file() else path / "measurements.csv").read_bytes()
+    return hashlib.sha256(data + repr(told).encode()).hexdigest()[:16]
 
 
 def write_collections(tables: Sequence[Table], machine: Machine, results: Path) -> None:

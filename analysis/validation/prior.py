@@ -21,10 +21,11 @@ from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit
 from analysis.model.fitting import Way, unmeasured
-from analysis.model.others import MIN_ROWS, Collection, sizes_of
+from analysis.model.others import Collection, sizes_of
 from analysis.model.predict import Model, Part, Prediction
 from analysis.model.prior import LIBRARY, Prior
 from analysis.model.query import Query
+from analysis.model.residual import MIN_ROWS
 from analysis.recordings.public import Source, read_source
 from analysis.recordings.tables import (
     Table,

@@ -106,6 +106,9 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; on rows not seen ")
     assert "imported already" in analysis("import", path, *here).stderr
+    other = analysis("import", path, *here, "--layout", "nn")  # told otherwise, it is read again
+    assert "imported already" not in other.stderr
+    assert analysis("import", path, *here).returncode == 0
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
@@ -166,8 +169,9 @@ def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
     folders = [tmp_path / name / "public" / "nvidia-h100-sxm" for name in ("old", "new")]
     compared = analysis("compare", *folders, "--json")
     assert compared.returncode == 0, compared.stderr  # one time per case proves nothing
-    counts = json.loads(compared.stdout)
-    assert json.dumps(counts).count("ambiguous")
+    document = json.loads(compared.stdout)
+    assert document["counts"]["ambiguous"] == len(document["cases"]) == 120
+    assert all(case["ratio"] == pytest.approx(1.3) for case in document["cases"])
 
 
 def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:

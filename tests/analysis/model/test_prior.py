@@ -204,6 +204,9 @@ def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
     assert own.name == "SGLang 1 of nvidia-h100-sxm"
     assert sibling.name == "vLLM 1 of nvidia-h200"
     assert own.rows == sibling.rows == 670  # without the thirty shapes that were measured here
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("analysis.model.others.can_grow", lambda: False)
+        assert priors_of(recording, rows) == {}  # without scikit-learn there are no trees
     published = replace(recording, run={**recording.run, "published": True})
     assert priors_of(published, rows) == {}
 
