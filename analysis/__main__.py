@@ -1,20 +1,22 @@
-"""``python -m analysis``: predict, recommend, validate, calibrate, plot, table, compare, …"""
+"""The commands of what the measurements mean: predict, recommend, audit, compare, …"""
 
 from __future__ import annotations
 
 # Importing a module of commands registers them.
-import analysis.commands.ask
-import analysis.commands.audit
-import analysis.commands.compare
-import analysis.commands.confirming
-import analysis.commands.importing
-import analysis.commands.record
-import analysis.commands.report
-import analysis.commands.rules
-import analysis.commands.ship
-import analysis.commands.validate  # noqa: F401
-from analysis.commands.app import app
+from analysis.commands import (  # noqa: F401
+    ask,
+    audit,
+    compare,
+    confirming,
+    importing,
+    record,
+    report,
+    rules,
+    ship,
+    validate,
+)
+from analysis.commands.app import app as app
 from kernels.cli import run
 
 if __name__ == "__main__":
-    run(app, "python -m analysis")
+    run(app, f"python -m {__package__}")

@@ -1,4 +1,4 @@
-"""``python -m kernels list | check | compile``."""
+"""The commands of what can be timed: list it, check it, compile it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from kernels.cli import (
 )
 from kernels.errors import UserError, nearest
 from kernels.problem import TIMED_DTYPES, Problem
+from kernels.program import target
 
 app = new_app("What can be timed here: list it, check it, compile it.")
 
@@ -145,7 +146,10 @@ def compile_command(
     note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
     differences = [] if kept is None else differing_cells(kept, compile_markdown(rows))
     for line in differences:
-        note(f"{line}: if that is meant, `make compile-check WRITE={compare}`.")
+        note(
+            f"{line}: if that is meant, "
+            f"{target(f'compile-check WRITE={compare}', f'compile --write {compare}')}."
+        )
     if bad or differences or not rows:
         raise typer.Exit(1)
 
@@ -166,4 +170,4 @@ def _plain(op: str, dtype: str) -> Problem:
 
 
 if __name__ == "__main__":
-    run(app, "python -m kernels")
+    run(app, f"python -m {__package__}")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from kernels.errors import UserError
+from kernels.program import command
 
 _MAKER = "nvidia-"
 _SIMILAR = 0.5  # of two names, as difflib counts it: the rest of the names differs by a typing slip
@@ -41,7 +42,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     hint = (
         f"did you mean {close[0]!r}?"
         if close
-        else "`python -m analysis machines` lists those that are."
+        else f"{command('analysis machines')} lists those that are."
     )
     raise UserError(f"machine {word!r} is not known; {hint}")
 

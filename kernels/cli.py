@@ -10,10 +10,12 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
+from kernels.program import needs_extra
 
 _LONGEST = 365 * 24 * 3600.0  # seconds of measuring that anybody may ask for
 
@@ -49,9 +51,10 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     return seconds
 
 
-def new_app(help_text: str) -> typer.Typer:
+def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
     """A Typer application with the options that all command lines share."""
     return typer.Typer(
+        cls=cls,
         help=help_text + " Every command takes --debug for a traceback.",
         add_completion=False,
         no_args_is_help=True,
@@ -99,6 +102,8 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return "Interrupted.", 130
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
+        return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'no file named'}.", 1
     # Click's usage errors, whether Typer brings its own copy of Click or not. Where no command

@@ -95,7 +95,7 @@ def default_constants(generation: str, dtype: str) -> Constants:
 
 
 def shipped_fits() -> dict[str, Any]:
-    """What `python -m analysis ship` wrote: constants of single machines, and how sure they are.
+    """What the command ``ship`` wrote: constants of single machines, and how sure they are.
 
     Keys: ``software``, the range of other software's errors on all machines; ``machines``, by slug
     that range there, what the constants were fitted to, and the fits by group, as in

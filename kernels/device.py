@@ -14,6 +14,7 @@ import torch
 
 from kernels.errors import UserError
 from kernels.machine import DeviceProperties, Machine, from_properties, of_cpu
+from kernels.program import OTHER_TORCH, USE_CPU
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""
@@ -45,7 +46,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     if torch.version.hip is not None:
         raise UserError(
             "This PyTorch is built for ROCm and Rooftile measures NVIDIA GPUs and CPUs; "
-            "use a CUDA build of PyTorch, or DEVICE=cpu."
+            f"use a CUDA build of PyTorch, or {USE_CPU}."
         )
     if torch.cuda.is_available():
         return _this_gpu(gpu)
@@ -53,7 +54,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     if driver is not None:
         raise UserError(_why_unusable(driver), exit_code=1)
     if kind == "gpu":
-        raise UserError("No NVIDIA GPU was found on this machine; use DEVICE=cpu.", exit_code=1)
+        raise UserError(f"No NVIDIA GPU was found on this machine; use {USE_CPU}.", exit_code=1)
     return this_cpu()
 
 
@@ -72,7 +73,7 @@ def _this_gpu(gpu: int) -> Device:
         built = " ".join(torch.cuda.get_arch_list())
         raise UserError(
             f"{p.name} is sm_{p.major}{p.minor}, and PyTorch {torch.__version__} is built for "
-            f"{built}: point PYTHON at a PyTorch that is built for it, or use DEVICE=cpu.",
+            f"{built}: {OTHER_TORCH} that is built for it, or use {USE_CPU}.",
             exit_code=1,
         )
     machine = from_properties(
@@ -132,13 +133,13 @@ def _why_unusable(driver: str) -> str:
     """One sentence: driver found, what PyTorch needs, what to do."""
     problem = f"An NVIDIA GPU is there (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return problem + "is told to hide it: unset CUDA_VISIBLE_DEVICES, or use DEVICE=cpu."
+        return problem + f"is told to hide it: unset CUDA_VISIBLE_DEVICES, or use {USE_CPU}."
     if torch.version.cuda is None:
-        return problem + "is a CPU build: install a CUDA build, or use DEVICE=cpu."
+        return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
     oldest = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
     return problem + (
         f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {oldest} or later; "
-        "update the driver, point PYTHON at a PyTorch that it can run, or use DEVICE=cpu."
+        f"update the driver, {OTHER_TORCH} that it can run, or use {USE_CPU}."
     )
 
 

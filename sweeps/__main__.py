@@ -1,4 +1,4 @@
-"""``python -m sweeps list | show | doctor | run``."""
+"""The commands of what is timed, and how."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kernels.cli import (
     run,
 )
 from kernels.errors import UserError
+from kernels.program import RESULTS, command
 from sweeps.cases.spec import all_sweeps, broken_sweeps
-from sweeps.store import RESULTS
 
 app = new_app("What is timed, and how.")
 
@@ -187,7 +187,7 @@ def doctor_command(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say what this machine is and what may spoil its timings; changes nothing."""
+    """Say what this machine is and what may spoil its timings. It changes nothing."""
     from kernels.device import select_device
     from sweeps.health.doctor import examine
 
@@ -224,9 +224,7 @@ def run_command(
     ] = False,
     leave: Annotated[
         float,
-        typer.Option(
-            "--leave", min=0.0, max=0.9, help="Share of the budget left for `analysis confirm`."
-        ),
+        typer.Option("--leave", min=0.0, max=0.9, help="Share of the budget left for confirming."),
     ] = 0.0,
     stop_after: Annotated[
         str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
@@ -268,7 +266,7 @@ def run_command(
     if not record["counts"]["measured"] and end != "time":
         raise UserError(
             f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
-            "`python -m sweeps doctor` may tell more.",
+            f"{command('sweeps doctor')} may tell more.",
             exit_code=1,
         )
     note(f"Results are in {started.folder}")
@@ -328,4 +326,4 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    run(app, "python -m sweeps")
+    run(app, f"python -m {__package__}")

@@ -1,6 +1,6 @@
 """Find or make the Python environment of a make target; prints the interpreter to use.
 
-    python3 sweeps/bootstrap.py [test] [lint]
+    python3 sweeps/bootstrap.py [EXTRA …]
 
 It runs before anything is installed, so it knows the standard library alone. In order:
 
@@ -58,7 +58,7 @@ print(json.dumps([lacks, gpu]))
 
 def main(groups: list[str]) -> int:
     """Print the interpreter for the requirement groups, setting it up if need be."""
-    wanted = requirements(groups)
+    wanted = requirements(["measure", *groups])
     base, has = read_stamp()
     if base == _base():
         lacks = [requirement for requirement in wanted if requirement not in has]

@@ -26,10 +26,9 @@ from typing import Any
 
 from kernels.documents import misfit
 from kernels.errors import UserError
+from kernels.program import target
 from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS, RUN, fault_of_event
-
-RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 ROUND_COLUMNS = ("case", "worker", "gpu", "rounds", "times_us")
 
@@ -40,7 +39,7 @@ Event = dict[str, Any]
 _SAME_SOFTWARE = ("torch", "driver")
 """A run never goes on with another version of these."""
 
-_FRESH = "`make sweep FRESH=1` keeps it aside and starts a new run."
+_FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps it aside and starts a new run."
 
 
 def folder_for(results: Path, slug: str) -> Path:

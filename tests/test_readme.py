@@ -15,16 +15,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sweeps.wheel import FRONT
+from tests.examples import Example, commands, masked
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
          ROOT / "analysis" / "validation" / "README.md",
          ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
+IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
 RECORDED = "cpu-amd-epyc-2t"
 MOST_LINES, MOST_NUMBERS, MOST_COLUMNS = 120, 150, 100
 NUMBER = re.compile(r"\d[\d,.]*")
@@ -50,73 +53,15 @@ ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Example:
-    """A command as a page shows it, and the output below it, empty where the page has none.
-
-    ``imported`` is the machine whose table is imported by an earlier line of the block.
-    """
-
-    page: Path
-    command: str
-    output: str
-    imported: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.page.relative_to(ROOT)}: {self.command}"
+def name_of(example: Example) -> str:
+    return f"{example.page.relative_to(ROOT)}: {example.command}"
 
 
-def blocks(page: Path) -> list[list[str]]:
-    """The fenced and the indented blocks; a fence of another language than the shell's is data."""
-    found: list[list[str]] = []
-    fence, before = "", ""
-    for line in page.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            fence = "" if fence else line
-            found.append([])
-        elif fence in ("```", "```sh", "```console"):
-            found[-1].append(line)
-        elif not fence and line.startswith("    "):
-            if not before:
-                found.append([])
-            if found:
-                found[-1].append(line.removeprefix("    "))
-        before = line
-    return [block for block in found if block]
-
-
-def examples(page: Path) -> list[Example]:
-    """Lines that begin with a prompt, with the output below them, and bare commands."""
-    found: list[Example] = []
-    for block in blocks(page):
-        lines = "\n".join(block).replace("\\\n", " ").splitlines()
-        open_ = False  # whether lines that follow are a command's output
-        imported = ""
-        for line in lines:
-            text = line.removeprefix("$ ").strip()
-            if line.startswith("$ ") or re.match(r"(make|python3?|\.ci/run)\b", text):
-                open_ = line.startswith("$ ")
-                command = re.sub(r"\s+# .*", "", text)
-                found.append(Example(page, " ".join(command.split()), "", imported))
-                if command.startswith("make import"):
-                    imported = command.partition("MACHINE=")[2]
-            elif open_:
-                last = found[-1]
-                found[-1] = replace(last, output=f"{last.output} {text}".strip())
-    return found
-
-
-EXAMPLES = [example for page in PAGES for example in examples(page)]
+EXAMPLES = [example for page in PAGES for example in commands(page)]
 # Two workers share the work, and each copies the checkout once.
 COMMANDS, MAKE = pytest.mark.xdist_group("readme-commands"), pytest.mark.xdist_group("readme-make")
-MODULES = [e for e in EXAMPLES if e.command.startswith("python")]
+MODULES = [e for e in EXAMPLES if e.command.startswith(("python", "rooftile"))]
 TARGETS = [e for e in EXAMPLES if e.command.startswith("make")]
-
-
-def masked(text: str) -> str:
-    """One line, every number as ``#``, with or without a sign."""
-    return re.sub(r"(?<![\w-])[-+−]?\d[\d,.]*|\d[\d,.]*", "#", " ".join(text.split()))
 
 
 @functools.cache
@@ -173,13 +118,13 @@ def test_examples_are_found() -> None:
     assert len(MODULES) >= 8
     assert {"make sweep", "make test"} <= {e.command for e in TARGETS if e.page.parent == ROOT}
     assert len([e for e in EXAMPLES if e.output]) >= 3
-    assert {e.command.split()[0] for e in EXAMPLES} <= {"make", "python", ".ci/run"}
+    assert {e.command.split()[0] for e in EXAMPLES} <= {"make", "python", "rooftile", ".ci/run"}
 
 
 def as_parameter(example: Example) -> Any:
     """A minute or two of importing first is for the long part."""
     marks = [pytest.mark.long] if example.imported else []
-    return pytest.param(example, marks=marks, id=example.name)
+    return pytest.param(example, marks=marks, id=name_of(example))
 
 
 @COMMANDS
@@ -187,15 +132,25 @@ def as_parameter(example: Example) -> Any:
 def test_a_command_does_what_the_page_shows(example: Example) -> None:
     if example.imported:
         assert make_import(example.imported).returncode == 0
-    answer = run(sys.executable, *shlex.split(example.command)[1:])
+    program, *words = shlex.split(example.command)
+    # As installed it is run by tests/installed.py.
+    answer = run(sys.executable, *(["-m", FRONT, *words] if program == "rooftile" else words))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
     if example.output:
         assert masked(answer.stdout) == masked(example.output)
 
 
+@COMMANDS
+@pytest.mark.parametrize("file", IN_PYTHON)
+def test_what_is_typed_into_python_prints_what_is_shown(file: str) -> None:
+    assert ">>> " in (ROOT / file).read_text(encoding="utf-8") or file.endswith(".ipynb")
+    answer = run(sys.executable, "-m", "tests.examples", "--checkout", file)
+    assert answer.returncode == 0, answer.stderr
+
+
 @MAKE
-@pytest.mark.parametrize("example", TARGETS, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", TARGETS, ids=name_of)
 def test_a_target_exists_and_takes_what_the_page_gives_it(example: Example) -> None:
     words = shlex.split(example.command)
     target = words[1]

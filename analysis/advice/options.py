@@ -21,6 +21,7 @@ from analysis.advice.sizes import (
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from kernels.config import library_tiles
+from kernels.errors import UserError
 from kernels.problem import Problem
 
 _MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried
@@ -47,6 +48,21 @@ class Question:
     def work(self, problem: Problem, option: Problem) -> float:
         """What a time ratio is multiplied by: choosing compares speeds, padding compares times."""
         return option.flops / problem.flops if self.choose else 1.0
+
+
+def question_of(pad: float | None, choose: float | None, wishes: Wishes) -> Question:
+    """The question of whoever gave one of two allowances, or neither: to pad by an eighth.
+
+    Raises:
+        UserError: both are given, or one is no share.
+    """
+    if pad is not None and choose is not None:
+        raise UserError("give --pad or --choose, not both: they are two questions.")
+    kind, given = ("pad", pad) if choose is None else ("choose", choose)
+    allowance = Question.allowance if given is None else given
+    if not 0 <= allowance <= 1:
+        raise UserError(f"--{kind} takes a share such as 12.5% or 0.125, not {allowance:g}.")
+    return Question(kind, allowance, wishes)
 
 
 def options_of(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.config import ceil_div
-from kernels.errors import UserError
+from kernels.errors import UserError, check_counts
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
@@ -35,6 +35,9 @@ class Wishes:
     fix: tuple[str, ...] = ()
     multiple: int = 1
     any_size: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(self, "multiple")
 
     def check(self, problem: Problem) -> None:
         """

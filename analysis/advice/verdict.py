@@ -3,7 +3,7 @@
 *do it*: the gain was measured anew after the choice, and its whole interval is worth a change.
 *likely*: what should be expected is worth one, and more may be gained than lost. *leave it*: the
 rest. What following *likely* gains on tables of others, and loses, is judged by
-``python -m analysis validate --advice``.
+``validate --advice``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from kernels.config import ceil_div
-from kernels.errors import UserError
+from kernels.errors import UserError, check_counts, check_word
 from kernels.problem import Gemm
 from sweeps.capture.captured import (
     FORWARD,
@@ -58,6 +58,17 @@ class Runtime:
     attention: float = 0.5
     causal_half: bool = True
     skew: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_word("--runtime", self.kind, (EAGER, COMPILE))
+        check_word("--optimizer", self.optimizer, ("adamw", "sgd", "none"))
+        for name in self.fuse:
+            check_word("--fuse", name, tuple(FUSIONS))
+        check_counts(self, "tp", "loss_chunks")
+        if not 0 < self.attention <= 1:
+            raise UserError("--attention takes a share of the peak above 0%.")
+        if not 1 <= self.skew < math.inf:
+            raise UserError(f"--skew is {self.skew:g}: give 1, for all experts alike, or more.")
 
     def products(self, captured: Captured) -> list[Product]:
         """The products as this runtime computes them, in the order of the step.

@@ -1,1 +1,1 @@
-"""The commands of ``python -m analysis``, one file per group of verbs."""
+"""The commands of this package, one file per group of verbs."""

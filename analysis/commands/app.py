@@ -1,4 +1,4 @@
-"""What the commands of ``python -m analysis`` share: the application, options, and loading."""
+"""What the commands of this package share: the application, options, and loading."""
 
 from __future__ import annotations
 
@@ -77,6 +77,11 @@ def recording_at(place: str, results: Path) -> Recording:
             raise UserError(f"{place} has no run.json; give the folder of a recording.")
         folder = find_recording(place, results)
     return load(folder)
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Names with commas between, such as ``M,K``, in lower case."""
+    return tuple(filter(None, (word.strip().lower() for word in (text or "").split(","))))
 
 
 def parse_share(text: str, option: str = "pad") -> float:

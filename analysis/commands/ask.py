@@ -13,6 +13,7 @@ from analysis.commands.app import (
     ResultsOption,
     app,
     basis_of,
+    names_in,
     parse_share,
     problems,
 )
@@ -28,7 +29,7 @@ from kernels.cli import (
 )  # fmt: skip
 from kernels.errors import UserError
 from kernels.problem import TIMED_DTYPES
-from sweeps.store import RESULTS
+from kernels.program import RESULTS
 
 if TYPE_CHECKING:
     from analysis.advice.recommend import Advice
@@ -51,7 +52,7 @@ def predict_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what problems take, with the limit and the reason; for any machine of machines.toml."""
+    """Say what problems take, and why. For any machine of machines.toml, recorded or not."""
     from analysis.advice.times import times_of
 
     asked = problems(gemm, conv, file)
@@ -105,18 +106,15 @@ def recommend_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what sizes should be padded to, or which near ones compute most; or to leave them."""
-    from analysis.advice.options import Question
-    from analysis.advice.recommend import advise
+    """Say what sizes to pad or to choose, or to leave them."""
+    from analysis.advice.answers import answers_to
+    from analysis.advice.options import question_of
     from analysis.advice.sizes import Wishes
-    from analysis.advice.times import measurements_near
-    from analysis.advice.verdict import PREDICTED
 
-    if pad is not None and choose is not None:
-        raise UserError("give --pad or --choose, not both: they are two questions.")
-    kind = "pad" if choose is None else "choose"
-    wishes = Wishes(_dimensions(change), _dimensions(fix), multiple, any_size)
-    question = Question(kind, parse_share(choose or pad or "12.5%", kind), wishes)
+    wishes = Wishes(names_in(change), names_in(fix), multiple, any_size)
+    larger = None if pad is None else parse_share(pad, "pad")
+    either = None if choose is None else parse_share(choose, "choose")
+    question = question_of(larger, either, wishes)
     asked = problems(gemm, conv, file)
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):
@@ -128,22 +126,13 @@ def recommend_command(
         basis = measure_questions(asked, question, machine, request)
     else:
         basis = basis_of(machine, results)
-    # Padded by a share in each size, or smaller by it.
-    measured = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
-    answers = [
-        advise(problem, basis.model, measured, basis.library(problem), question)
-        for problem in asked
-    ]
-    origins = [basis.of(a.problem, measured=a.evidence != PREDICTED) for a in answers]
+    answers = answers_to(asked, basis, question)
     if json:
-        documents = [
-            {**answer.to_json(), "basis": kind, "source": source}
-            for answer, (kind, source) in zip(answers, origins, strict=True)
-        ]
+        documents = [answer.to_json() for answer in answers]
         print_json(documents if len(documents) > 1 or file else documents[0])
         return
-    _print_answers(answers)
-    for source in dict.fromkeys(source for _, source in origins):
+    _print_answers([answer.advice for answer in answers])
+    for source in dict.fromkeys(answer.source for answer in answers):
         note(f"{basis.model.machine.slug}: {source}.")
 
 
@@ -161,8 +150,3 @@ def _print_answers(answers: Sequence[Advice]) -> None:
             f"costs {answer.extra_flops:.2%} FLOPs, gains {answer.gain.value:.1%}{per_flop} "
             f"({answer.gain.lo:.1%} to {answer.gain.hi:.1%}, {answer.evidence}; {answer.reason})."
         )
-
-
-def _dimensions(text: str | None) -> tuple[str, ...]:
-    """Names of sizes, such as ``M,K``."""
-    return tuple(word.strip().lower() for word in text.split(",")) if text is not None else ()

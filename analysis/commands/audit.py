@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.app import ResultsOption, app, basis_of, parse_share
+from analysis.commands.app import ResultsOption, app, basis_of, names_in, parse_share
 from kernels.checks import is_whole
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
-from kernels.errors import UserError, nearest
-from sweeps.store import RESULTS, make_folder
+from kernels.errors import UserError, check_word
+from kernels.program import RESULTS
+from sweeps.store import make_folder
 
 if TYPE_CHECKING:
-    from analysis.audit.account import Account
-    from analysis.audit.levers import Lever
-    from analysis.audit.runtime import Runtime
+    from analysis.audit.audit import Audit
     from analysis.model.basis import Basis
-    from sweeps.capture.captured import Captured, Dimension
-    from sweeps.capture.sources import Source, Step
     from sweeps.running.resume import Request
 
-_MODES = ("train", "prefill", "decode")
 _MEASURED_LEVERS = 3  # whose products are timed beside the model's own
 _CONFIRMED_PAIRS = 9  # three products and their gradients
 
@@ -82,49 +76,28 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say where a model's step goes, which dimension to change, and what the step gains."""
-    from analysis.audit.report import (
-        as_comparison,
-        as_markdown,
-        as_text,
-        audit_json,
-        products_frame,
-    )
-    from analysis.audit.runtime import FUSIONS, Runtime
+    """Say which dimension of a model to change, and what it gains. And where its step goes."""
+    from analysis.audit.audit import audit
+    from analysis.audit.report import as_comparison
+    from analysis.audit.runtime import Runtime
     from sweeps.capture.sources import Step, find_source
     from sweeps.running.resume import Request
 
-    _one_of("--mode", mode, _MODES)
-    _one_of("--runtime", runtime, ("eager", "compile"))
-    _one_of("--optimizer", optimizer, ("adamw", "sgd", "none"))
-    _one_of("--causal", causal, ("half", "full"))
-    _one_of("--dtype", dtype, ("fp32", "tf32", "fp16", "bf16"))
-    if autocast and dtype in ("fp32", "tf32"):
-        raise UserError(f"--autocast casts to fp16 or bf16, not to {dtype}.")
-    if recompute and mode != "train":
-        raise UserError("--recompute is for training: nothing else computes layers again.")
-    if not 1 <= skew < math.inf:
-        raise UserError(f"--skew is {skew:g}: give 1, for all experts alike, or more.")
-    share = parse_share(attention, "attention")
-    if not share:
-        raise UserError("--attention takes a share of the peak above 0%.")
+    check_word("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
             raise UserError(f"{file.parent} is no folder to write {file.name} into.")
-    fused = tuple(filter(None, fuse.split(",")))
-    for name in fused:
-        _one_of("--fuse", name, tuple(FUSIONS))
     how = Runtime(
-        runtime, fused, tp, recompute, loss_chunks, optimizer, share, causal == "half", skew
-    )
-    source = find_source(model, _sizes(arg or []), inputs or [])
+        runtime, names_in(fuse), tp, recompute, loss_chunks, optimizer,
+        parse_share(attention, "attention"), causal == "half", skew,
+    )  # fmt: skip
     step = Step(mode, batch, seq, tokens, dtype, autocast)
+    source = find_source(model, _sizes(arg or []), inputs or [])
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
-    wanted = tuple(filter(None, vary.split(",")))
     more = parse_share(parameters, "parameters")
 
     def on(*bases: Basis) -> list[Audit]:
-        return audit(source, step, how, list(bases), wanted, more)
+        return audit(source, step, how, list(bases), names_in(vary), more)
 
     if measure:
         if len(machines) > 1:
@@ -133,28 +106,23 @@ def audit_command(
         found = measured_audit(on, machines[0], request)
     else:
         found = on(*(basis_of(name, results) for name in machines))
-    documents = []
-    for each in found:
-        assumed = each.assumptions
-        documents.append(audit_json(each.account, each.levers, mode, assumed, each.basis.source))
-        if not json and len(found) == 1:
-            print(as_text(each.account, each.levers, assumed))
-        note(f"{each.account.machine}: {each.basis.source}.")
-    if not json and len(found) > 1:
+    if json:
+        documents = [each.to_json() for each in found]
+        print_json(documents if len(documents) > 1 else documents[0])
+    elif len(found) > 1:
         print(as_comparison({e.account.machine: (e.account, e.levers) for e in found}))
         print(f"Assumed: {'; '.join(found[0].assumptions)}.")
-    if json:
-        print_json(documents if len(documents) > 1 else documents[0])
+    else:
+        print(found[0])
+    for each in found:
+        note(f"{each.account.machine}: {each.basis.source}.")
     if csv is not None:
         import pandas as pd
 
-        frames = [products_frame(e.account).assign(machine=e.account.machine) for e in found]
+        frames = [each.products.assign(machine=each.account.machine) for each in found]
         pd.concat(frames).to_csv(csv, index=False)
     if markdown is not None:
-        pages = [
-            as_markdown(f"{model} on {e.account.machine}", e.account, e.levers, e.assumptions)
-            for e in found
-        ]
+        pages = [each.markdown(f"{model} on {each.account.machine}") for each in found]
         markdown.write_text("\n".join(pages), encoding="utf-8")
     if plots is not None:
         from analysis.plots.audit import plot_levers, plot_step
@@ -201,89 +169,6 @@ def measured_audit(
     return on(usable(run.folder, request))
 
 
-@dataclass(frozen=True)
-class Audit:
-    """A model on a machine: what its step takes, and what would change that."""
-
-    account: Account
-    levers: list[Lever]
-    basis: Basis
-    assumptions: tuple[str, ...]
-
-
-def audit(
-    source: Source, step: Step, runtime: Runtime, bases: list[Basis],
-    vary: tuple[str, ...] = (), more_parameters: float = 0.01,
-) -> list[Audit]:  # fmt: skip
-    """An audit for each machine.
-
-    Args:
-        source: the model, of :func:`sweeps.capture.sources.find_source`.
-        step: what is computed.
-        runtime: how it is run.
-        bases: what times on each machine rest on, of :func:`analysis.model.basis.find_basis`.
-        vary: the only dimensions to vary; all if empty.
-        more_parameters: how many more parameters the joint change may have, as a fraction.
-
-    Raises:
-        UserError: the model cannot be built, or a machine does not compute its dtype.
-    """
-    from analysis.audit.account import account_of
-    from analysis.audit.levers import find_levers
-    from sweeps.capture.capture import capture, dimensions
-    from sweeps.capture.captured import with_names
-
-    captured = capture(source, step)
-    if not captured.products:
-        what = (
-            f" but {', '.join(captured.uncounted)}, which is not counted"
-            if captured.uncounted
-            else ""
-        )
-        raise UserError(f"{source.name} multiplies nothing{what}, so there is nothing to audit.")
-    named = dimensions(source, step, captured, vary)
-    captured = with_names(captured, named)
-    known: dict[tuple[tuple[str, int], ...], Captured] = {}
-
-    def changed(changes: Mapping[str, int]) -> Captured:
-        key = tuple(sorted(changes.items()))
-        if key not in known:
-            known[key] = capture(source, step, changes)
-        return known[key]
-
-    found = []
-    for basis in bases:
-        account = account_of(captured, runtime, basis)
-        levers = find_levers(captured, named, changed, runtime, basis, account, more_parameters)
-        assumed = _assumptions(captured, named, step, runtime)
-        found.append(Audit(account, levers, basis, assumed))
-    return found
-
-
-def _assumptions(
-    captured: Captured, named: list[Dimension], step: Step, runtime: Runtime
-) -> tuple[str, ...]:
-    """What the figures rest on beside the machine's times."""
-    how = "each operation reads and writes memory"
-    if runtime.kind == "compile":
-        how = (
-            "what lies between two products is fused, and Inductor may pad a vocabulary by itself "
-            "(`shape_padding`)"
-        )
-    said = [
-        f"{step.mode} in {step.dtype}",
-        f"{runtime.kind}: {how}",
-    ]
-    if step.autocast:
-        said.append("parameters in fp32, cast for each product")
-    said += runtime.changes(captured)
-    if step.mode == "train":
-        said.append(f"optimizer {runtime.optimizer}, its state in the parameters' dtype")
-    if not named:
-        said.append("no dimension was found that changes a product")
-    return (*said, *captured.assumptions)
-
-
 def _sizes(arguments: list[str]) -> dict[str, int]:
     sizes = {}
     for text in arguments:
@@ -292,8 +177,3 @@ def _sizes(arguments: list[str]) -> dict[str, int]:
             raise UserError(f"--arg takes a size such as hidden=4096, not {text!r}.")
         sizes[name] = int(value)
     return sizes
-
-
-def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise UserError(f"{option} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")

@@ -15,7 +15,7 @@ from analysis.commands.app import (
     recording_at,
 )
 from kernels.cli import JsonOption, print_json
-from sweeps.store import RESULTS
+from kernels.program import RESULTS
 
 
 @app.command("compare")
@@ -29,7 +29,7 @@ def compare_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Compare two recordings of one machine; exits 1 if any case is slower or lost its time."""
+    """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
     from analysis.recordings.compare import compare, comparison_json, comparison_text
 
     share = 1.0 if fail_ambiguous is None else parse_share(fail_ambiguous, "fail-ambiguous")

@@ -13,8 +13,8 @@ from analysis.commands.app import ResultsOption, app
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
 from kernels.problem import Problem
+from kernels.program import RESULTS, target
 from sweeps.cases.case import CONFIRM
-from sweeps.store import RESULTS
 
 if TYPE_CHECKING:
     from analysis.advice.options import Question
@@ -38,7 +38,7 @@ def confirm_command(
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Measure the best guesses for this machine's recorded problems, those that promise most first.
+    """Measure the best guesses for this machine's problems anew. What promises most comes first.
 
     The recommendation table then rests on measured gains. Goes on where it stopped.
     """
@@ -57,7 +57,9 @@ def confirm_command(
     slug = select_device(device, gpu).machine.slug
     recording = load_runs(find_recording(slug, results))
     if recording.public:
-        raise UserError(f"{slug} has no recording of its own yet; run `make sweep` first.")
+        raise UserError(
+            f"{slug} has no recording of its own yet; run {target('sweep', 'run')} first."
+        )
     if recording.unusable:
         note("No guess is measured: the run is unusable.")
         return

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.model.basis import find_basis, software_of
+from analysis.model.basis import machine_rows, software_of
 from analysis.recordings.imported import (
     COLLECTIONS,
     VALIDATION,
@@ -26,7 +26,7 @@ from analysis.recordings.imported import (
     write_imported,
     write_timings,
 )
-from analysis.recordings.load import load, load_run, recorded_machines
+from analysis.recordings.load import load, load_run
 from analysis.recordings.public import read_public
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from analysis.recordings.timings import Told, read_timings
@@ -35,7 +35,7 @@ from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError, nearest
 from kernels.machine import known_machine, known_machines
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
-from sweeps.store import RESULTS
+from kernels.program import RESULTS
 
 _ALL = "all"
 
@@ -60,7 +60,7 @@ def import_command(
     ] = "",
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Make recordings of others' public tables or of your own CSV, under public/; goes on."""
+    """Make recordings of public tables, or of your own CSV. Under public/; goes on."""
     tabular = [path for path in files or () if path.suffix != ".parquet"]
     if tabular:
         if len(files or ()) > 1:
@@ -203,7 +203,7 @@ def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
 @app.command("machines")
 def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False) -> None:
     """Every machine, and what the answers about it rest on."""
-    rows = [_machine_row(slug, results) for slug in _all_slugs(results)]
+    rows = machine_rows(results)
     if json:
         print_json(rows)
         return
@@ -211,18 +211,3 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
         errors = (f"{row[name]:.1%}" if row[name] else "–" for name in ("median", "mean", "p95"))
         cells = "".join(f"{cell:>8}" for cell in errors)
         print(f"{row['slug']:32} {row['basis']:10} {row['rows'] or '–':>7}{cells}  {row['source']}")
-
-
-def _all_slugs(results: Path) -> list[str]:
-    return [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
-
-
-def _machine_row(slug: str, results: Path) -> dict[str, Any]:
-    """As promised of ``machines --json``; errors are of the largest group, on rows not seen."""
-    basis = find_basis(slug, results)
-    fit = max(basis.model.fits.values(), key=lambda f: f.rows, default=None)
-    return {
-        "slug": slug, "name": basis.model.machine.name, "basis": basis.kind,
-        "rows": fit and fit.rows, "source": basis.source, "median": fit and fit.median,
-        "mean": fit and fit.mean, "p95": fit and fit.p95,
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""``python -m analysis record``."""
+"""``record``: all that a machine can tell, by the other commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import typer
 from analysis.commands.app import ResultsOption, app
 from analysis.recorder.parts import Part, all_parts
 from analysis.recorder.recorder import (
-    ROOT,
     Place,
     Recorder,
     part_seconds,
@@ -26,8 +25,8 @@ from analysis.recorder.recorder import (
 )
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
+from kernels.program import FOLDER, RESULTS, module_words
 from sweeps.process import terminated_as_interrupt
-from sweeps.store import RESULTS
 
 INTERPRETER = [sys.executable]
 """What runs the other packages, as ``-m package``."""
@@ -60,7 +59,7 @@ def record_command(
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Record everything that this machine can tell, in the order of its worth.
+    """Record everything that this machine can tell. What is worth most comes first.
 
     Call it again, as often as you like: it begins from what is there.
     """
@@ -140,7 +139,11 @@ def _ask_json(command: Sequence[str]) -> Any:
         UserError: with the command's own sentence and exit code, if it fails.
     """
     answer = subprocess.run(
-        [*INTERPRETER, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        [*INTERPRETER, "-m", *module_words(tuple(command))],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if answer.returncode:
         sentence = (answer.stderr.strip().splitlines() or ["the command said nothing"])[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app
 from kernels.cli import JsonOption, note, print_json
-from sweeps.store import RESULTS
+from kernels.program import RESULTS
 
 
 @app.command("calibrate")
@@ -47,7 +47,7 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Everything: predictions, plots, table, and the five lines that matter most."""
+    """Write predictions, plots and table, and print what matters most."""
     from analysis.advice.highlights import five_lines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.model.fitted import write_predictions

@@ -13,7 +13,7 @@ from analysis.model.predict import Model
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError
 from kernels.machine import known_machine
-from sweeps.store import RESULTS
+from kernels.program import RESULTS, target
 
 if TYPE_CHECKING:
     from analysis.rules.judge import RuleResult
@@ -39,7 +39,7 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules by what was measured; writes rules.csv, .md and .json."""
+    """Judge the field's rules by what was measured. Writes rules.csv, .md and .json."""
     from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.report import terminal_table
 
@@ -137,7 +137,10 @@ def tensor_cores_command(
         recording = (with_sweep or list(inputs.recordings))[0]
         steps = [sweep_step(recording.ok, sweep, recording.machine.kind)]
     elif not steps:
-        raise UserError("no model is profiled on this machine; run `make rules`, or give --sweep.")
+        raise UserError(
+            f"no model is profiled on this machine; run {target('rules', 'profile')}, or give "
+            "--sweep."
+        )
     if json:
         print_json([step_json(step) for step in steps])
         return

@@ -15,7 +15,8 @@ from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables
 from kernels.cli import JsonOption, note, print_json
 from kernels.errors import UserError
 from kernels.machine import known_machine, known_machines
-from sweeps.store import RESULTS, write_whole
+from kernels.program import RESULTS, target
+from sweeps.store import write_whole
 
 if TYPE_CHECKING:
     from analysis.validation.software import Collection, ShippedFit
@@ -86,7 +87,8 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
         folder = folder_of(results, slug)
         if not (folder / VALIDATION).exists() or is_of_file(folder):
             raise UserError(
-                f"{slug}'s table is not imported in {results}; run `make import` first."
+                f"{slug}'s table is not imported in {results}; run {target('import', 'import')} "
+                "first."
             )
     return known
 

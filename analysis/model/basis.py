@@ -19,6 +19,7 @@ from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
+from kernels.program import command
 from sweeps.cases.case import CONFIRM
 
 _FEW = 19  # rows, below which an interval is as wide as without any
@@ -118,6 +119,25 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     return _of_constants(known_machine(machine))
 
 
+def machine_rows(results: Path) -> list[dict[str, Any]]:
+    """A row per machine that is known or was recorded, as promised of ``machines --json``.
+
+    Errors are fractions, of the largest group, on rows that the model had not seen; None where it
+    was not fitted.
+    """
+    slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
+    return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
+
+
+def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
+    fit = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
+    return {
+        "slug": slug, "name": basis.model.machine.name, "basis": basis.kind,
+        "rows": fit and fit.rows, "source": basis.source, "median": fit and fit.median,
+        "mean": fit and fit.mean, "p95": fit and fit.p95,
+    }  # fmt: skip
+
+
 def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     """Of a machine on which questions were measured, and no sweep: the times are its own, and the
     model what there would be without them.
@@ -157,7 +177,7 @@ def _of_recording(folder: Path) -> Basis:
             model = for_any_software(model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"{path} cannot be read; `python -m analysis calibrate --machine {folder.name}` "
+            f"{path} cannot be read; {command(f'analysis calibrate --machine {folder.name}')} "
             "writes it again."
         ) from None
     lent: dict[str, Fit] = {}

@@ -18,6 +18,7 @@ from analysis.model.query import group_of
 from analysis.recordings.load import Recording, problems_of
 from analysis.recordings.repetition import with_steady_times
 from kernels.errors import UserError
+from kernels.program import command, target
 from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
 
@@ -93,8 +94,8 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(rows.iloc[drawn(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
-            f"{recording.folder} has no measured row yet; run `make sweep`, or `python -m sweeps "
-            "doctor` if it did run."
+            f"{recording.folder} has no measured row yet; run {target('sweep', 'run')}, or "
+            f"{command('sweeps doctor')} if it did run."
         )
     calibration = calibrate(recording.machine, rows, priors_of(recording, rows))
     predicted = calibration.held_back.frame().add_prefix(PREDICTED)

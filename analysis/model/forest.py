@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kernels.errors import UserError
 from kernels.estimate import Array
+from kernels.program import command
 
 _CHUNK = 1024  # rows: their nodes in all trees stay in a cache
 _MIN_DEPTH = 6  # levels above which hardly any row has reached a leaf
@@ -79,8 +80,8 @@ class Forest:
         """
         if features.shape[1] != self.width:
             raise UserError(
-                "calibration.json is of another version; `python -m analysis calibrate` writes it "
-                "again."
+                f"calibration.json is of another version; {command('analysis calibrate')} writes "
+                "it again."
             )
         rows = features.astype(np.float32)
         mean, deviation = np.empty(len(rows)), np.empty(len(rows))

@@ -20,6 +20,7 @@ from typing import Any
 from analysis.recorder.archive import write_archive
 from analysis.recorder.parts import PLACES, Part, Step
 from kernels.errors import UserError
+from kernels.program import FOLDER, module_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
     folder_for,
@@ -29,8 +30,6 @@ from sweeps.store import (
     write_json,
     write_whole,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 Run = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Runs a command within some seconds: its exit code, None if it did not end; and its output."""
@@ -102,8 +101,8 @@ def run_command(
     system asks, and folds what it has.
     """
     process = subprocess.Popen(
-        [*interpreter, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=die_with_parent,
+        [*interpreter, "-m", *module_words(command)], cwd=FOLDER, stdout=subprocess.PIPE,
+        text=True, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=max(limit, 0.1))
@@ -322,7 +321,7 @@ class Recorder:
         }  # fmt: skip
         if step.output and output.strip():
             # Tracebacks have paths, and a path may have a user's name.
-            write_whole(place.folder / step.output, output.replace(str(ROOT), "."))
+            write_whole(place.folder / step.output, output.replace(str(FOLDER), "."))
         self._state.write(place)
         if code:
             self._note(f"{step.name} ended with exit code {code}.")

@@ -13,12 +13,13 @@ from analysis.recordings.load import Part, Recording
 from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.operation import as_problem
+from kernels.program import target
 from sweeps.cases.case import Case, Way
 from sweeps.store import CONFIRMED_COLUMNS
 
 _ASSUMED = 0.01  # standard deviation of a log time between processes, if none was measured
 _LEAST_BLOCKS = 4  # of a process: their mean is without the smallest and the largest
-_ANEW = "move it away, and `make sweep` confirms anew"
+_ANEW = f"move it away, and {target('sweep', 'confirm')} confirms anew"
 _AS_CASES = 2  # as many cases timed again as that counts for
 
 

@@ -23,6 +23,7 @@ from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError
 from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
+from kernels.program import target
 from sweeps.schema import problem_of
 from sweeps.store import write_whole
 
@@ -53,8 +54,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(
-            "this recording has no Triton kernel beside the library's; `make families` measures "
-            "them on a GPU of sm_80 or later."
+            "this recording has no Triton kernel beside the library's; "
+            f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
+            "later."
         )
     theirs = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
     table = pd.DataFrame(

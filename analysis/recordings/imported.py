@@ -24,6 +24,7 @@ from analysis.recordings.timings import Timings, Told
 from kernels.checks import LARGEST_SIZE
 from kernels.errors import UserError
 from kernels.machine import Machine
+from kernels.program import command
 from sweeps.schema import COLUMNS, SCHEMA
 from sweeps.store import make_folder, read_run, write_run, write_whole
 
@@ -171,7 +172,7 @@ def _as_parquet(rows: pd.DataFrame) -> bytes:
 def _unreadable(path: Path, error: Exception) -> UserError:
     reason = (str(error).splitlines() or ["empty"])[0]
     return UserError(
-        f"{path} cannot be read ({reason}); `python -m analysis import` writes it again."
+        f"{path} cannot be read ({reason}); {command('analysis import')} writes it again."
     )
 
 
@@ -185,8 +186,8 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     return UserError(
-        f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; `python -m "
-        "analysis import` writes it again."
+        f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; "
+        f"{command('analysis import')} writes it again."
     )
 
 

@@ -26,9 +26,10 @@ from kernels.machine import Machine, known_machines
 from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
+from kernels.program import RESULTS, target
 from sweeps.running.health import UNUSABLE
 from sweeps.schema import SCHEMA, problem_of
-from sweeps.store import RESULTS, read_run
+from sweeps.store import read_run
 from sweeps.timing.sampler import PROTOCOL
 
 PRODUCTS = ("gemm", "conv")
@@ -129,11 +130,11 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     folders = [path.parent for path in results.glob("*/run.json")]
     if machine is None:
         if not folders:
-            raise UserError("nothing is recorded yet; run `make sweep` first.")
+            raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
         return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
     recorded = sorted(recorded_machines(results))
     if not recorded:
-        raise UserError("nothing is recorded yet; run `make sweep` first.")
+        raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
     machine = slug_at(results, machine)
     for folder in (results / f"{machine}-local", results / machine):
         if (folder / "run.json").exists():

@@ -1,14 +1,18 @@
-"""Problems out of a CSV file."""
+"""Problems as people give them: text, tuples, the lines of a CSV file or of a DataFrame."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from kernels import operation
 from kernels.errors import UserError, nearest
-from kernels.operation import as_problem
-from kernels.problem import Problem
+from kernels.problem import Conv, Gemm, Problem
 from sweeps.schema import COLUMNS, problem_of
 
 _GEMM = {"op": "gemm", "layout": "nt", "batch": "1"}
@@ -19,7 +23,53 @@ _CONV = {
 _NEEDED = {
     "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
 }  # fmt: skip
+_SIZES = {name for names in _NEEDED.values() for name in names}
 _HEADER = "m,n,k,dtype and, if you like, layout and batch"
+_MOST_OF_A_GEMM = 6  # fields of its text, of which a convolution's has at least twice as many
+
+Shape = str | tuple[Any, ...] | Gemm | Conv
+"""A problem as people write it: ``"8192,50257,768,bf16"``, the same as a tuple, or the object."""
+
+
+def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
+    """One problem or several, in their order.
+
+    Args:
+        shapes: text or a tuple in the order of ``--gemm`` or ``--conv``, a :class:`Gemm` or
+            :class:`Conv`; several of these; or a DataFrame with the columns ``m,n,k,dtype``, or
+            more of those of measurements.csv.
+
+    Raises:
+        UserError: one of them is no problem, or there is none.
+
+    >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
+    [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
+Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
+    """
+    if isinstance(shapes, pd.DataFrame):
+        return _problems_of_frame(shapes)
+    if isinstance(shapes, (str, Gemm, Conv)) or _is_one(shapes):
+        return [_as_problem(shapes)]
+    problems = [_as_problem(shape) for shape in shapes]
+    if not problems:
+        raise UserError("give at least one problem.")
+    return problems
+
+
+def _is_one(shapes: object) -> bool:
+    """Whether it is one shape: a tuple of several begins with a shape, and not with a size."""
+    return isinstance(shapes[0] if isinstance(shapes, tuple) and shapes else shapes, Real)
+
+
+def _as_problem(shape: object) -> Problem:
+    if isinstance(shape, (Gemm, Conv)):
+        return shape
+    if isinstance(shape, (tuple, list)):
+        shape = ",".join(_cell(field) for field in shape)
+    if not isinstance(shape, str):
+        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
+    parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
+    return parse(shape)
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -35,16 +85,8 @@ def read_problems(path: Path) -> list[Problem]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
-            header = reader.fieldnames or []
-            if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
-                raise UserError(f"{path} does not begin with the columns {_HEADER}.")
-            if len(set(header)) < len(header):
-                raise UserError(f"{path} has a column twice.")
-            if unknown := [name for name in header if name not in COLUMNS]:
-                raise UserError(
-                    f"{path} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}"
-                )
-            problems = [_problem(path, reader.line_num, row) for row in reader]
+            _check_header(str(path), reader.fieldnames or [])
+            problems = [_problem(f"line {reader.line_num} of {path}", row) for row in reader]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -54,18 +96,52 @@ def read_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def _problem(path: Path, line: int, cells: dict[Any, Any]) -> Problem:
+def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
+    """The problem of each row, by the columns that say what it is; others are ignored."""
+    known = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
+    _check_header("the DataFrame", list(known.columns))
+    rows: Sequence[Mapping[str, Any]] = known.to_dict("records")
+    problems = [
+        _problem(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
+        for index, row in zip(frame.index, rows, strict=True)
+    ]
+    if not problems:
+        raise UserError("the DataFrame has no row.")
+    return problems
+
+
+def _cell(value: object) -> str:
+    """A cell or a field as text: 3.0 is 3, a pair 2x1, and what is missing is empty."""
+    if isinstance(value, tuple):
+        return "x".join(map(_cell, value))
+    if value is None or value is pd.NA or value != value:  # NaN differs from itself
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _check_header(name: str, header: Sequence[str]) -> None:
+    if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
+        raise UserError(f"{name} does not begin with the columns {_HEADER}.")
+    if len(set(header)) < len(header):
+        raise UserError(f"{name} has a column twice.")
+    if unknown := [column for column in header if column not in COLUMNS]:
+        raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
+
+
+def _problem(where: str, cells: Mapping[Any, Any]) -> Problem:
     if None in cells:  # where the reader puts what is too much
-        raise UserError(f"line {line} of {path} has more cells than the header has columns.")
+        raise UserError(f"{where} has more cells than the header has columns.")
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")
     if op not in _NEEDED:
-        raise UserError(f"line {line} of {path}: op is {op!r}; {nearest(op, _NEEDED)}")
+        raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
     if missing := [name for name in _NEEDED[op] if name not in given]:
-        raise UserError(f"line {line} of {path} has no {missing[0]}.")
+        raise UserError(f"{where} has no {missing[0]}.")
     try:
-        return as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **given}))
+        return operation.as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **given}))
     except UserError as error:
-        raise UserError(f"line {line} of {path}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
     except ValueError:
-        raise UserError(f"line {line} of {path} has a size that is no whole number.") from None
+        raise UserError(f"{where} has a size that is no whole number.") from None

@@ -251,7 +251,7 @@ def _ours(folder: Path) -> _Rows:
 def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
     """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds.
 
-    Nothing is flushed between its replays. `make import` reads it so, as warm; here it is read as
+    Nothing is flushed between its replays. An import reads it so, as warm; here it is read as
     the validations on record were, as cold: their errors differ by 0.1 points.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]

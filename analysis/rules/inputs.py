@@ -1,4 +1,4 @@
-"""What a machine's rules are judged by: its sweeps, and what `make rules` measured besides."""
+"""What a machine's rules are judged by: its sweeps, and what was measured for rules besides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from analysis.rules.tensor_cores import Step, model_rules, read_models
 from kernels.aliases import slug_meant
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machines
-from sweeps.store import RESULTS, folder_for
+from kernels.program import RESULTS, target
+from sweeps.store import folder_for
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """A machine's sweeps, and what `make rules` measured besides under ``rules/``.
+    """A machine's sweeps, and what was measured for rules besides, under ``rules/``.
 
     Without a name: the machine that was measured last. Of two kinds of software, the later one.
 
@@ -65,7 +66,9 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     folders = [f for f in (_find(machine, place) for place in places) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
-        raise UserError(f"there are no results{known} to judge rules by; run `make rules` first.")
+        raise UserError(
+            f"there are no results{known} to judge rules by; run {target('rules', 'record')} first."
+        )
     recordings = []
     for folder in folders:
         own = load(folder)
@@ -123,5 +126,7 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
             "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
         })  # fmt: skip
     if not any(document["rules"] for document in documents):
-        raise UserError("no imported table answers a rule; run `make import` first.")
+        raise UserError(
+            f"no imported table answers a rule; run {target('import', 'import')} first."
+        )
     return documents

@@ -29,6 +29,7 @@ from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import TIMED_DTYPES, Problem
+from kernels.program import command, target
 from kernels.workload_time import moving_seconds, workload_seconds
 
 _MAX_GROUPS = 6
@@ -130,7 +131,7 @@ class Evidence:
         predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
         if len(predicted) != len(products):
             raise UserError(
-                f"{recording.folder} is half an import; `python -m analysis import` completes it."
+                f"{recording.folder} is half an import; {command('analysis import')} completes it."
             )
         kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
         products = products[kept]
@@ -226,7 +227,7 @@ def not_measured(rule: Rule, on_gpu: bool = False, planned: bool = False) -> Rul
 
     Where a run had ``planned`` its sweeps, it is time that was lacking.
     """
-    how = "run `make rules` with more BUDGET" if planned else "run `make rules`"
+    how = f"run {target('rules', 'record')}" + (" with more BUDGET" if planned else "")
     of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
     needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
     return RuleResult(

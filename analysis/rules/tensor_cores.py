@@ -24,6 +24,7 @@ from analysis.rules.verdict import UNCERTAIN
 from kernels.errors import UserError
 from kernels.names import read_name
 from kernels.operation import products_of
+from kernels.program import target
 from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 
@@ -98,7 +99,8 @@ def read_models(folder: Path) -> list[Step]:
         kind = str(document["machine"]["kind"])
         steps = [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        raise UserError(f"{path} cannot be read; `make rules FRESH=1` writes it again.") from None
+        again = target("rules FRESH=1", "profile --fresh")
+        raise UserError(f"{path} cannot be read; {again} writes it again.") from None
     if schema != SCHEMA:
         raise UserError(f"{path} is of schema {schema}; this reads {SCHEMA}.")
     return steps

@@ -8,10 +8,11 @@ import triton
 
 from kernels.compiler.compilecheck import Row
 from kernels.problem import WIDE_BYTES
+from kernels.program import target
 
 _HEAD = """# What the compiler makes of the kernels
 
-Written by `make compile-check WRITE=kernels/COMPILED.md` with Triton {version}; no GPU is needed.
+Written by {written} with Triton {version}; no GPU is needed.
 Each cell is over all layouts (of the convolution, all passes) at the config that would be chosen
 for a 4096³ product or a ResNet's 3 × 3, 256 channels of 14 × 14: the matrix instruction, the most
 registers of a thread and, where there are any, the bytes that are spilled. Below it the narrowest
@@ -27,6 +28,7 @@ def compile_markdown(rows: Sequence[Row]) -> str:
     aligned = [row for row in rows if row.alignment == WIDE_BYTES]
     lines = [
         _HEAD.format(
+            written=target("compile-check WRITE=kernels/COMPILED.md", "compile --write FILE"),
             version=triton.__version__,
             products=_range([row.products for row in aligned]),
             copied=_range([row.copied for row in aligned]),

@@ -1,4 +1,4 @@
-"""``kernels check``: run implementations on awkward problems and compare with float64."""
+"""The command ``check``: run implementations on awkward problems and compare with float64."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SUITE = {
         )
     ],
 }
-"""The default problems of ``kernels check``, in the command line's form."""
+"""The default problems of ``check``, in the command line's form."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload, as_problem
 from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
+from kernels.program import command
 from kernels.triton.blocks import add_parts
 
 MIN_CAPABILITY = (8, 0)
@@ -98,7 +99,8 @@ class TritonFamily(ABC):
         if machine.kind == "cpu":
             if INTERPRETED:
                 return _interpreter_lack()
-            return f"{self.name} needs a GPU; `kernels check` runs it in Triton's interpreter."
+            interpreted = f"{command('kernels check')} runs it in Triton's interpreter"
+            return f"{self.name} needs a GPU; {interpreted}."
         if machine.capability is not None and machine.capability < MIN_CAPABILITY:
             return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:

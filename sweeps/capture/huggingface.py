@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernels.errors import UserError, nearest
+from kernels.program import extra
 from sweeps.capture import attention
 from sweeps.capture.sources import (
     TRAIN,
@@ -85,10 +86,7 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
     """
     config = read_json(path)
     if importlib.util.find_spec("transformers") is None:
-        raise UserError(
-            "a config.json needs the extra `models`: `python3 sweeps/bootstrap.py models` installs "
-            "it and prints the Python that has it."
-        )
+        raise UserError(f"a config.json needs the extra `models`: {extra('models')}.")
     from transformers import CONFIG_MAPPING
 
     text = config.get("text_config")

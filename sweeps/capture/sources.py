@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.errors import UserError, nearest
+from kernels.errors import UserError, check_counts, check_word, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
@@ -29,8 +29,9 @@ TORCH_DTYPES = {
 class Step:
     """What a step computes: on how many sequences of which length, forwards or both ways.
 
-    ``autocast`` keeps parameters in fp32 and multiplies in ``dtype``. When decoding, ``tokens``
-    new tokens of each sequence are computed, after ``seq`` that are known.
+    ``mode`` is ``train``, ``prefill`` or ``decode``, ``dtype`` fp32, tf32, fp16 or bf16.
+    ``autocast`` keeps parameters in fp32 and multiplies in ``dtype``. When decoding, ``tokens`` new
+    tokens of each sequence are computed, after ``seq`` that are known.
     """
 
     mode: str = TRAIN
@@ -39,6 +40,13 @@ class Step:
     tokens: int = 1
     dtype: str = "bf16"
     autocast: bool = False
+
+    def __post_init__(self) -> None:
+        check_word("--mode", self.mode, (TRAIN, PREFILL, DECODE))
+        check_word("--dtype", self.dtype, tuple(TORCH_DTYPES))
+        if self.autocast and TORCH_DTYPES[self.dtype] is torch.float32:
+            raise UserError(f"--autocast casts to fp16 or bf16, not to {self.dtype}.")
+        check_counts(self, "batch", "seq", "tokens")
 
     @property
     def length(self) -> int:
@@ -174,7 +182,7 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
     module, _, function = name.partition(":")
     if not inputs:
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
-    sys.path.insert(0, "")  # as `python -m` would find it
+    sys.path.insert(0, "")  # from the folder that this was started in, too
     try:
         found = importlib.import_module(module)
     except Exception as error:  # whatever a stranger's module raises

@@ -18,6 +18,7 @@ from kernels.device import Device, clock_khz, software
 from kernels.machine import known_machines
 from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
+from kernels.program import command, extra
 from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
 
 _MIN_DISK = 1 << 30
@@ -64,6 +65,12 @@ def _examine_cpu() -> Iterator[Finding]:
 def _examine_triton(device: Device) -> Iterator[Finding]:
     plain: dict[str, Workload] = {"gemm": Gemm(1024, 1024, 1024, "fp16"),
              "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16")}  # fmt: skip
+    if not HAND_WRITTEN.keys() & implementations().keys():
+        yield Finding(
+            device.gpu is not None,
+            "Triton is not installed, so that hand-written kernels are left out; "
+            f"{extra('measure')}",
+        )
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
             reason = implementation.supports(plain[implementation.ops[0]], device.machine)
@@ -76,7 +83,7 @@ def _examine_gpu(device: Device) -> Iterator[Finding]:
         yield Finding(
             False,
             f"{count} GPUs: this is number {device.gpu}, counted from 0; --gpu picks one, and "
-            f"`python -m sweeps run --shard I/{count} --gpu I-1` on each shares a run among them",
+            f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each shares a run among them",
         )
     machine = device.machine
     if machine.slug not in known_machines():

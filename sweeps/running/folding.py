@@ -7,6 +7,7 @@ from typing import Any
 
 from kernels.errors import UserError
 from kernels.machine import Machine
+from kernels.program import target
 from sweeps.running.fold import (
     checking_seconds,
     confirmed_table,
@@ -41,7 +42,8 @@ def fold(folder: Path) -> dict[str, Any]:
         if len(damaged) > max(1, _MOST_DAMAGED * (len(events) + len(damaged))):
             raise UserError(
                 f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table is "
-                "left as it was; `make sweep FRESH=1` keeps the run aside and starts a new one."
+                f"left as it was; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
+                "and starts a new one."
             )
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds, known = machine_speeds(events), histories(events)

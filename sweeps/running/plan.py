@@ -22,6 +22,7 @@ from kernels.estimate import Array, Shapes, Tiles, fastest
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
 from kernels.problem import DTYPE_BYTES, Problem
+from kernels.program import target
 from kernels.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import Case
 from sweeps.running.compiling import compilers, kernel_key
@@ -57,7 +58,7 @@ _PLAN = {
     "cases": [dict], "budget_s": NOT_NEGATIVE, "shards": SIZE, "sweeps": [str],
     "left_out": Each(COUNT), "recorded_elsewhere": [str],
 }  # fmt: skip
-_FRESH = "`make sweep FRESH=1` keeps the run aside and starts a new one."
+_FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps the run aside and starts a new one."
 _PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE}
 
 

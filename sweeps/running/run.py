@@ -17,7 +17,7 @@ class Run:
     folder: Path
     planned: Sequence[PlanEntry]
     budget: float
-    bench: str = "sweeps.running.bench:TorchBench"
+    bench: str = f"{__package__}.bench:TorchBench"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
     min_patience: float = 30.0

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from kernels.config import experimental_feature
 from kernels.errors import UserError
+from kernels.program import command
 from sweeps.cases.case import Case
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
@@ -310,7 +311,7 @@ class _Supervisor:
             if self._idle_crashes >= _MAX_IDLE_CRASHES:
                 raise UserError(
                     f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first case "
-                    f"({how}); `python -m sweeps doctor` may tell why.",
+                    f"({how}); {command('sweeps doctor')} may tell why.",
                     exit_code=1,
                 )
             return

@@ -12,7 +12,6 @@ import pytest
 from fakes import planned
 
 from kernels.errors import UserError
-from sweeps import store
 from sweeps.running.fold import fold_rows, spent_seconds
 from sweeps.running.steadiness import canary_report
 from sweeps.schema import COLUMNS, IDENTITY
@@ -307,8 +306,3 @@ def test_the_data_dictionary_describes_every_column() -> None:
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     for name in COLUMNS:
         assert f"`{name}`" in text, name
-
-
-def test_results_are_found_from_anywhere() -> None:
-    assert store.RESULTS == ROOT / "results"
-    assert json.dumps(str(store.RESULTS))

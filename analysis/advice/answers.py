@@ -1,0 +1,45 @@
+"""Answers about problems on a machine: the advice on each, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.advice.options import Question
+from analysis.advice.recommend import Advice, advise
+from analysis.advice.times import measurements_near
+from analysis.advice.verdict import PREDICTED
+from analysis.model.basis import Basis
+from kernels.problem import Problem
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The advice on one problem; ``basis`` and ``source`` are what it rests on, as of
+    :meth:`analysis.model.basis.Basis.of`.
+    """
+
+    advice: Advice
+    basis: str
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, as promised of ``recommend --json``."""
+        return {**self.advice.to_json(), "basis": self.basis, "source": self.source}
+
+
+def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) -> list[Answer]:
+    """An answer for each problem, in their order.
+
+    Raises:
+        UserError: the recording cannot be read, or a problem has no size that may be changed.
+    """
+    # Padded by a share in each size, or smaller by it.
+    measured = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
+    found = []
+    for problem in problems:
+        advice = advise(problem, basis.model, measured, basis.library(problem), question)
+        origin = basis.of(problem, measured=advice.evidence != PREDICTED)
+        found.append(Answer(advice, *origin))
+    return found

@@ -1,0 +1,132 @@
+"""From a model to what its step takes on each machine, and what other sizes would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from analysis.audit.account import Account, account_of
+from analysis.audit.levers import Lever, find_levers
+from analysis.audit.report import as_markdown, as_text, audit_json, levers_frame, products_frame
+from analysis.audit.runtime import Runtime
+from analysis.model.basis import Basis
+from kernels.errors import UserError
+from sweeps.capture.captured import Captured, Dimension, with_names
+
+if TYPE_CHECKING:
+    from sweeps.capture.sources import Source, Step
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A model on a machine: what its step takes, and what would change that.
+
+    Printed, it is what the command prints. ``account`` has the step's time and its parts,
+    ``levers`` are other sizes with what they gain, the best first; ``basis`` is what the times rest
+    on.
+    """
+
+    account: Account
+    levers: list[Lever]
+    basis: Basis
+    step: Step
+    assumptions: tuple[str, ...]
+
+    @property
+    def products(self) -> pd.DataFrame:
+        """One row per distinct product: times of one instance in µs, its share of the step."""
+        return products_frame(self.account)
+
+    @property
+    def changes(self) -> pd.DataFrame:
+        """One row per lever, the best first; gains are fractions of the whole step's speed."""
+        return levers_frame(self.levers)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command's ``--json``."""
+        mode, source = self.step.mode, self.basis.source
+        return audit_json(self.account, self.levers, mode, self.assumptions, source)
+
+    def markdown(self, title: str) -> str:
+        """For a pull request."""
+        return as_markdown(title, self.account, self.levers, self.assumptions)
+
+    def __str__(self) -> str:
+        return as_text(self.account, self.levers, self.assumptions)
+
+
+def audit(
+    source: Source, step: Step, runtime: Runtime, bases: list[Basis],
+    vary: tuple[str, ...] = (), more_parameters: float = 0.01,
+) -> list[Audit]:  # fmt: skip
+    """An audit for each machine.
+
+    Args:
+        source: the model, of :func:`sweeps.capture.sources.find_source`.
+        step: what is computed.
+        runtime: how it is run.
+        bases: what times on each machine rest on, of :func:`analysis.model.basis.find_basis`.
+        vary: the only dimensions to vary; all if empty.
+        more_parameters: how many more parameters the joint change may have, as a fraction.
+
+    Raises:
+        UserError: the model cannot be built, a machine does not compute its dtype, or layers are
+            to be computed again where nothing trains.
+    """
+    from sweeps.capture.capture import capture, dimensions  # needs torch
+    from sweeps.capture.sources import TRAIN
+
+    if runtime.recompute and step.mode != TRAIN:
+        raise UserError("--recompute is for training: nothing else computes layers again.")
+    captured = capture(source, step)
+    if not captured.products:
+        what = (
+            f" but {', '.join(captured.uncounted)}, which is not counted"
+            if captured.uncounted
+            else ""
+        )
+        raise UserError(f"{source.name} multiplies nothing{what}, so there is nothing to audit.")
+    named = dimensions(source, step, captured, vary)
+    captured = with_names(captured, named)
+    known: dict[tuple[tuple[str, int], ...], Captured] = {}
+
+    def changed(changes: Mapping[str, int]) -> Captured:
+        key = tuple(sorted(changes.items()))
+        if key not in known:
+            known[key] = capture(source, step, changes)
+        return known[key]
+
+    found = []
+    for basis in bases:
+        account = account_of(captured, runtime, basis)
+        levers = find_levers(captured, named, changed, runtime, basis, account, more_parameters)
+        assumed = _assumptions(captured, named, step, runtime)
+        found.append(Audit(account, levers, basis, step, assumed))
+    return found
+
+
+def _assumptions(
+    captured: Captured, named: list[Dimension], step: Step, runtime: Runtime
+) -> tuple[str, ...]:
+    """What the figures rest on beside the machine's times."""
+    how = "each operation reads and writes memory"
+    if runtime.kind == "compile":
+        how = (
+            "what lies between two products is fused, and Inductor may pad a vocabulary by itself "
+            "(`shape_padding`)"
+        )
+    said = [
+        f"{step.mode} in {step.dtype}",
+        f"{runtime.kind}: {how}",
+    ]
+    if step.autocast:
+        said.append("parameters in fp32, cast for each product")
+    said += runtime.changes(captured)
+    if step.mode == "train":
+        said.append(f"optimizer {runtime.optimizer}, its state in the parameters' dtype")
+    if not named:
+        said.append("no dimension was found that changes a product")
+    return (*said, *captured.assumptions)

@@ -1,0 +1,270 @@
+"""Which GEMM and convolution shapes are fast on your GPU, why, and what to change.
+
+    >>> import rooftile
+    >>> rooftile.predict("2048,2048,4096,bf16", "nvidia-h100-sxm")[["problem", "time_us", "limit"]]
+                        problem    time_us    limit
+    0  2048,2048,4096,bf16,nt,1  46.309319  compute
+
+A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same, or
+a :class:`Gemm` or :class:`Conv`; wherever one is taken, a list of them or a DataFrame with the
+columns ``m,n,k,dtype`` is too. A machine is a slug of :func:`machines`, or a word that means one
+(``h200``); without it, the machine that was measured last. Bad input is a :class:`UserError`, which
+is a ``ValueError``, with one sentence that says what to do.
+
+Asking needs neither a GPU nor PyTorch, but for :func:`audit`, which needs PyTorch. To measure, use
+the command ``rooftile run``. From a checkout, all this is ``from analysis import rooftile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.errors import UserError
+from kernels.problem import Conv, Gemm
+from kernels.program import RESULTS, needs_extra
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.audit.audit import Audit
+    from analysis.recordings.load import Recording
+    from analysis.recordings.problems import Shape
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Conv", "Gemm", "UserError", "__version__", "audit", "load", "machines", "predict", "recommend",
+]  # fmt: skip
+
+
+def predict(
+    shapes: Shape | Iterable[Shape] | pd.DataFrame,
+    machine: str | Sequence[str] | None = None,
+    *,
+    results: str | Path = RESULTS,
+) -> pd.DataFrame:
+    """Say what products and convolutions take, and why.
+
+    Args:
+        shapes: one or more.
+        machine: one or more; the rows of a shape on all machines are beside each other.
+        results: the folder of all machines' results.
+
+    Returns:
+        One row per shape and machine: ``problem, machine, time_us`` with its 90 % interval
+        ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate, an
+        ``explanation``, ``evidence`` (``measured`` where this very shape was, else ``predicted``),
+        and ``basis`` and ``source``, which say what it rests on.
+
+    Raises:
+        UserError: a shape or a machine is not known, or a recording cannot be read.
+
+    >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
+    >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
+                        problem      machine  tflops
+    0  4096,4096,4096,bf16,nt,1  nvidia-h200   792.0
+    1  4096,4096,4096,bf16,nt,1  nvidia-b200  1507.0
+    2  4096,4224,4096,bf16,nt,1  nvidia-h200   813.0
+    3  4096,4224,4096,bf16,nt,1  nvidia-b200  1536.0
+    """
+    import pandas as pd
+
+    from analysis.advice.times import times_of
+    from analysis.model.basis import find_basis
+    from analysis.recordings.problems import as_problems
+
+    problems = as_problems(shapes)
+    names = [machine] if machine is None or isinstance(machine, str) else machine
+    columns = [times_of(problems, find_basis(name, Path(results))) for name in names]
+    return pd.DataFrame([row for beside in zip(*columns, strict=True) for row in beside])
+
+
+def recommend(
+    shapes: Shape | Iterable[Shape] | pd.DataFrame,
+    machine: str | None = None,
+    *,
+    pad: float | None = None,
+    choose: float | None = None,
+    change: Sequence[str] = (),
+    fix: Sequence[str] = (),
+    multiple: int = 1,
+    any_size: bool = False,
+    results: str | Path = RESULTS,
+) -> pd.DataFrame:
+    """Say what sizes should be padded to, or which near ones compute most; or to leave them.
+
+    Args:
+        shapes: one or more.
+        machine: where.
+        pad: how much larger a size may become, as a fraction; 0.125 unless one of the two is given.
+        choose: how much larger or smaller a size may become, as a fraction.
+        change: the only sizes that may change, such as ``"n"``; all if empty.
+        fix: the sizes that may not.
+        multiple: what changed sizes are multiples of.
+        any_size: also name sizes that are no multiple of 8.
+        results: the folder of all machines' results.
+
+    Returns:
+        One row per shape: ``shape, instead, change, verdict`` (``do it``, ``likely`` or ``leave
+        it``), the gains with their 90 % intervals as fractions, what the change costs, a
+        ``reason``, and ``basis`` and ``source``.
+
+    Raises:
+        UserError: as of :func:`predict`; or both ``pad`` and ``choose`` are given.
+
+    >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
+    >>> advice[["change", "verdict"]]
+                  change verdict
+    0  N 50257 → 50264  likely
+    """
+    import pandas as pd
+
+    from analysis.advice.answers import answers_to
+    from analysis.advice.options import question_of
+    from analysis.advice.sizes import Wishes
+    from analysis.model.basis import find_basis
+    from analysis.recordings.problems import as_problems
+
+    wishes = Wishes(_names(change), _names(fix), multiple, any_size)
+    question = question_of(pad, choose, wishes)
+    answers = answers_to(as_problems(shapes), find_basis(machine, Path(results)), question)
+    return pd.DataFrame([answer.to_json() for answer in answers])
+
+
+def audit(
+    model: str | Path,
+    machine: str | None = None,
+    *,
+    mode: str = "train",
+    batch: int = 1,
+    seq: int = 2048,
+    tokens: int = 1,
+    dtype: str = "bf16",
+    autocast: bool = False,
+    tp: int = 1,
+    runtime: str = "eager",
+    fuse: Sequence[str] = (),
+    recompute: bool = False,
+    loss_chunks: int = 1,
+    optimizer: str = "adamw",
+    attention: float = 0.5,
+    causal_half: bool = True,
+    skew: float = 1.0,
+    vary: Sequence[str] = (),
+    parameters: float = 0.01,
+    sizes: Mapping[str, int] | None = None,
+    inputs: Sequence[str] = (),
+    results: str | Path = RESULTS,
+) -> Audit:
+    """Say where a model's step goes, which dimension to change, and what the step gains.
+
+    Args:
+        model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
+        machine: where.
+        mode: ``train``, ``prefill`` or ``decode``.
+        batch: sequences or images.
+        seq: tokens of a sequence.
+        tokens: new tokens of each, when decoding.
+        dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
+        autocast: keep parameters in fp32.
+        tp: the tensor-parallel degree.
+        runtime: ``eager`` or ``compile``.
+        fuse: products that are one, of ``qkv`` and ``gate_up``.
+        recompute: compute repeated layers' forward pass again.
+        loss_chunks: parts of the head and the loss.
+        optimizer: ``adamw``, ``sgd`` or ``none``.
+        attention: the share of the peak that attention is taken to reach.
+        causal_half: whether a causal mask leaves half of the work.
+        skew: tokens go to one expert in so many.
+        vary: the only dimensions to vary, such as ``hidden``; all if empty.
+        parameters: how many more parameters the joint change may have, as a fraction.
+        sizes: sizes of the model that replace its own.
+        inputs: of a factory's module, such as ``int64[8,2048]``.
+        results: the folder of all machines' results.
+
+    Returns:
+        An :class:`Audit`: print it, or take its DataFrames ``products`` and ``changes``.
+
+    Raises:
+        UserError: PyTorch is not installed, the model cannot be built, or a word is not known.
+
+    >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
+    >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
+      dimension   from     to verdict
+    0     vocab  50257  50264  likely
+    """
+    from analysis.audit.audit import audit as audit_on
+    from analysis.audit.runtime import Runtime
+    from analysis.model.basis import find_basis
+
+    try:
+        from sweeps.capture.sources import Step, find_source
+    except ModuleNotFoundError:
+        raise UserError(needs_extra("torch")) from None
+
+    step = Step(mode, batch, seq, tokens, dtype, autocast)
+    how = Runtime(
+        runtime, _names(fuse), tp, recompute, loss_chunks, optimizer, attention, causal_half, skew
+    )
+    source = find_source(str(model), sizes, inputs)
+    basis = find_basis(machine, Path(results))
+    (found,) = audit_on(source, step, how, [basis], _names(vary), parameters)
+    return found
+
+
+def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
+    """Read what was measured on a machine.
+
+    Args:
+        place: a machine, or the folder of a recording; the machine measured last if None.
+        results: the folder of all machines' results.
+
+    Returns:
+        A :class:`Recording`. Its ``rows`` are a DataFrame of measurements.csv, one row per case;
+        ``ok`` are those with times, ``machine`` are its facts, ``health`` how quiet it was.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+
+    >>> recording = rooftile.load("tests/recordings/cpu-amd-epyc-2t")
+    >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
+          m     n     k dtype     time_us
+    0  1024  1024  1024  fp32  11677.0570
+    1    64    64    64  fp32     83.2975
+    """
+    from analysis.recordings.load import find_recording
+    from analysis.recordings.runs import load_runs
+
+    if place is not None and (Path(place) / "run.json").exists():
+        return load_runs(Path(place))
+    return load_runs(find_recording(None if place is None else str(place), Path(results)))
+
+
+def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
+    """Every machine, and what the answers about it rest on.
+
+    Args:
+        results: the folder of all machines' results.
+
+    Returns:
+        One row per machine: ``slug, name, basis`` (``recorded``, ``public``, ``shipped``,
+        ``generation`` or ``none``), ``rows`` and ``source``, and ``median, mean, p95``, the errors
+        of predictions as fractions, where they are known.
+
+    >>> rooftile.machines()[["slug", "basis"]].head(2)
+                        slug       basis
+    0  nvidia-v100-sxm2-16gb  generation
+    1  nvidia-v100-sxm2-32gb  generation
+    """
+    import pandas as pd
+
+    from analysis.model.basis import machine_rows
+
+    return pd.DataFrame(machine_rows(Path(results)))
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several, in lower case."""
+    return tuple(name.lower() for name in ([names] if isinstance(names, str) else names))

@@ -1,0 +1,78 @@
+"""The one command: the verbs of all three packages in one list, by what they are for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from analysis.rooftile import __version__
+from kernels.program import INSTALLED, verb
+
+GROUPS = {
+    "Ask": ("predict", "recommend", "audit", "machines"),
+    "Measure": ("doctor", "run", "confirm", "record", "import"),
+    "Read results": ("report", "compare", "rules"),
+}
+"""The verbs that most people need, for their help; the others are named below them."""
+
+
+class Verbs(TyperGroup):
+    """Its help groups the verbs and fits a screen of 24 lines, 80 columns wide."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The verbs alone: the options are named in the text above them."""
+        formatter.write("\n")
+        shown = {name for names in GROUPS.values() for name in names}
+        width = max(map(len, shown))
+        for title, names in GROUPS.items():
+            formatter.write(f"{title}:\n")
+            for name in names:
+                text = self.commands[name].get_short_help_str(limit=74 - width)
+                formatter.write(f"  {name:{width}}  {text}\n")
+        formatter.write("Also:\n")
+        with formatter.indentation():
+            formatter.write_text(", ".join(sorted(self.commands.keys() - shown)) + ".")
+
+
+def one_command() -> typer.Typer:
+    """The application with the commands of all packages, called as :func:`verb` says."""
+    from analysis.__main__ import app as analysis
+    from kernels.__main__ import app as kernels
+    from kernels.cli import new_app
+    from sweeps.__main__ import app as sweeps
+
+    app = new_app(
+        "Which GEMM and convolution shapes are fast on your GPU, and why. Has --version.",
+        cls=Verbs,
+    )
+
+    @app.callback()
+    def version(
+        version: Annotated[bool, typer.Option("--version", callback=_tell_version)] = False,
+    ) -> None:
+        """Which version this is, before any verb."""
+
+    for package, verbs in (("kernels", kernels), ("sweeps", sweeps), ("analysis", analysis)):
+        for command in verbs.registered_commands:
+            if command.name is not None and command.callback is not None:
+                app.command(verb(package, command.name))(command.callback)
+    return app
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    from kernels.cli import run
+
+    run(one_command(), "rooftile" if INSTALLED else f"python -m {__package__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What Python imports: the same answers as the command's, from shapes as people write them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import analysis
+
+from analysis import rooftile
+from analysis.recordings.problems import as_problems
+from analysis.rooftile import Conv, Gemm, UserError
+
+H100 = "nvidia-h100-sxm"
+SHAPE = "2048,50257,768,bf16"
+RECORDED = Path(__file__).resolve().parents[2] / "recordings" / "cpu-amd-epyc-2t"
+FUNCTIONS = [
+    getattr(rooftile, name) for name in ("predict", "recommend", "audit", "load", "machines")
+]
+
+
+def asked(verb: str, *arguments: str | Path) -> Any:
+    told = analysis(verb, *map(str, arguments), "--json")
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def test_a_prediction_is_the_commands(tmp_path: Path) -> None:
+    (row,) = rooftile.predict(SHAPE, H100, results=tmp_path).to_dict("records")
+    assert row == asked("predict", "--machine", H100, "--gemm", SHAPE, "--results", tmp_path)
+
+
+def test_machines_stand_beside_each_other(tmp_path: Path) -> None:
+    rows = rooftile.predict([SHAPE, "64,64,64,fp16"], [H100, "h200"], results=tmp_path)
+    assert list(rows["machine"]) == [H100, "nvidia-h200"] * 2
+    assert list(rows["problem"].str.partition(",")[0]) == ["2048", "2048", "64", "64"]
+
+
+def test_advice_is_the_commands(tmp_path: Path) -> None:
+    (row,) = rooftile.recommend(
+        SHAPE, H100, choose=0.15, change=["N"], multiple=64, results=tmp_path
+    ).to_dict("records")
+    told = asked("recommend", "--machine", H100, "--gemm", SHAPE, "--choose", "15%",
+                 "--change", "n", "--multiple", "64", "--results", tmp_path)  # fmt: skip
+    assert json.loads(json.dumps(row)) == told
+
+
+def test_an_audit_is_the_commands(tmp_path: Path) -> None:
+    found = rooftile.audit("gpt2", H100, batch=2, seq=64, vary="vocab", results=tmp_path)
+    told = asked("audit", "gpt2", "--machine", H100, "--batch", "2", "--seq", "64",
+                 "--vary", "vocab", "--results", tmp_path)  # fmt: skip
+    assert json.loads(json.dumps(found.to_json())) == told
+    assert list(found.products["role"]) == [product["role"] for product in told["products"]]
+    assert list(found.changes["dimension"]) == [lever["dimension"] for lever in told["levers"]]
+    assert str(found).splitlines()[-1].startswith(f"On {H100} a step should take ")
+
+
+def test_machines_are_the_commands(tmp_path: Path) -> None:
+    rows = rooftile.machines(results=tmp_path)
+    assert [row["slug"] for row in asked("machines", "--results", tmp_path)] == list(rows["slug"])
+
+
+def test_a_recording_is_found_by_its_folder_and_by_its_machine() -> None:
+    by_folder = rooftile.load(RECORDED)
+    by_name = rooftile.load(RECORDED.name, results=RECORDED.parent)
+    pd.testing.assert_frame_equal(by_folder.rows, by_name.rows)
+    assert by_folder.machine.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "8192,50257,768,bf16", (8192, 50257, 768, "bf16"), Gemm(8192, 50257, 768, "bf16"),
+        (np.int64(8192), 50257, 768.0, "bf16", "nt", 1), ["8192,50257,768,bf16"],
+        pd.DataFrame({"m": [8192.0], "n": [50257], "k": ["768"], "dtype": "bf16", "batch": None}),
+        pd.DataFrame({"m": [8192], "n": 50257, "k": 768, "dtype": "bf16", "mine": "x"}),
+    ],
+)  # fmt: skip
+def test_a_shape_is_written_in_many_ways(shape: Any) -> None:
+    assert as_problems(shape) == [Gemm(8192, 50257, 768, "bf16")]
+
+
+def test_convolutions_and_several_shapes() -> None:
+    conv = Conv.parse("32,64,56,56,64,3,3,2x1,1,1,1,bf16")
+    as_tuple = (32, 64, 56, 56, 64, 3, 3, (2, 1), 1, 1, 1, "bf16")
+    assert as_problems(as_tuple) == [conv]
+    assert as_problems((as_tuple, "64,64,64,fp32")) == [conv, Gemm(64, 64, 64, "fp32")]
+    assert as_problems(shape for shape in (conv, conv)) == [conv, conv]
+    frame = rooftile.load(RECORDED).products
+    assert as_problems(frame) == [
+        Conv.parse(p.spec()) if isinstance(p, Conv) else Gemm.parse(p.spec())
+        for p in as_problems(frame)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("64,64,64", "--gemm takes M,N,K,dtype"), ((64, 64, 64), "--gemm takes M,N,K,dtype"),
+        ((64.5, 64, 64, "bf16"), "M in M,N,K,dtype"), ("1,2,3,4,5,6,7", "--conv takes"),
+        (64, "a problem is text"), ([], "at least one problem"), ((), "at least one problem"),
+        ([None], "a problem is text"), (pd.DataFrame({"m": [1]}), "the DataFrame does not begin"),
+        (pd.DataFrame({"m": [1.5], "n": 1, "k": 1, "dtype": "bf16"}), "row 0 of the DataFrame"),
+        (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no row"),
+        (pd.DataFrame({"m": [1, None], "n": 1, "k": 1, "dtype": "bf16"}), "row 1 of the DataFrame"),
+    ],
+)  # fmt: skip
+def test_what_is_no_shape_is_refused_in_a_sentence(shape: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        rooftile.predict(shape, H100)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pad": 0.1, "choose": 0.1}, "not both"), ({"pad": 12.5}, "--pad takes a share"),
+        ({"choose": -0.1}, "--choose takes a share"), ({"change": "q"}, "no size Q to change"),
+        ({"multiple": 0}, "--multiple is 0"),
+    ],
+)  # fmt: skip
+def test_wishes_that_cannot_be_met_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        rooftile.recommend(SHAPE, H100, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "training"}, "--mode takes"), ({"batch": 0}, "--batch is 0"),
+        ({"tp": -1}, "--tp is -1"), ({"attention": 2.0}, "--attention takes a share"),
+        ({"fuse": ["kv"]}, "--fuse takes"), ({"sizes": {"depth": 3}}, "'depth'"),
+        ({"machine": "h9000"}, "is not known"),
+    ],
+)  # fmt: skip
+def test_an_audit_that_cannot_be_made_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        rooftile.audit("gpt2", **{"machine": H100, **options})
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: str(function.__name__))
+def test_a_function_says_what_it_takes_returns_and_raises(function: Any) -> None:
+    told = inspect.getdoc(function) or ""
+    for heading in ("Args:", "Returns:", ">>> "):
+        assert heading in told
+    arguments = told.partition("Args:")[2].partition("Returns:")[0]
+    for name in inspect.signature(function).parameters:
+        assert f"{name}:" in arguments, name
+    names = {"pd": pd, "Audit": object, "Recording": object, "Shape": object}
+    names |= {"Iterable": list, "Sequence": list, "Mapping": dict}
+    hints = get_type_hints(function, localns=names)
+    assert set(hints) == {*inspect.signature(function).parameters, "return"}

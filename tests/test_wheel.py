@@ -1,0 +1,144 @@
+"""The installed namespace: what the build step makes of the checkout, run from another folder.
+
+``python tests/installed.py`` builds the wheel itself and installs it into an empty environment.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.rooftile import __version__
+from sweeps.wheel import NAMESPACE, PACKAGES, SET_UP, files, gather, rewritten
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE = re.compile(rf"(?<![\w.])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+RUN_AS = re.compile(rf"-m (?:{'|'.join(PACKAGES)})\b|`make |`python")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the namespace in it, as in site-packages."""
+    folder = tmp_path_factory.mktemp("site")
+    gather(ROOT, folder / NAMESPACE)
+    return folder
+
+
+def run(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, "-m", NAMESPACE, *arguments], cwd=cwd, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def modules() -> set[str]:
+    """Every module and package of the checkout, by its dotted name."""
+    names = {name.with_suffix("") for name in files(ROOT) if name.suffix == ".py"}
+    return {".".join(name.parts).removesuffix(".__init__") for name in names}
+
+
+def test_every_import_of_a_package_is_of_the_namespace(site: Path) -> None:
+    for path in (site / NAMESPACE).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.partition(".")[0] for name in names} & set(PACKAGES), path
+
+
+def test_no_string_names_a_module_of_the_checkout(site: Path) -> None:
+    """Neither to import it nor to tell people to run it: `program.py` alone words commands."""
+    known = modules()
+    found = []
+    for path in (site / NAMESPACE).rglob("*.py"):
+        if path.name == "program.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = {name for name in MODULE.findall(node.value) if prefix(name) in known}
+                if named or RUN_AS.search(node.value):
+                    found.append(f"{path.relative_to(site)}:{node.lineno}: {node.value[:60]!r}")
+    assert not found
+
+
+def prefix(dotted: str) -> str:
+    """The module that a dotted name begins with: at least a package and what lies in it."""
+    return ".".join(dotted.split(".")[:2])
+
+
+def test_the_check_of_strings_finds_some() -> None:
+    assert prefix(MODULE.findall("sweeps.running.bench:TorchBench")[0]) in modules()
+    assert not MODULE.findall(":mod:`rooftile.kernels.names`")
+    assert RUN_AS.search("run `python -m sweeps doctor`")
+
+
+def test_every_file_has_a_place(site: Path) -> None:
+    there = [path for path in (site / NAMESPACE).rglob("*") if path.is_file()]
+    assert len(there) == len(list(files(ROOT)))
+    assert {"__init__.py", "__main__.py", "py.typed"} <= {
+        path.name for path in (site / NAMESPACE).iterdir()
+    }
+    assert not [path for path in there if path.name in {Path(name).name for name in SET_UP}]
+
+
+def test_an_import_that_binds_a_package_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"line 2: write `from … import` for kernels.names"):
+        rewritten("import os\nimport kernels.names\n")
+    for kept in ("import numpy\nfrom .here import x\n", "kernels = 1\n"):
+        assert rewritten(kept) == kept
+    function = 'def f():\n    """:func:`{0}sweeps.store.x`"""\n    from {0}kernels import a, b\n'
+    assert rewritten(function.format("")) == function.format("rooftile.")
+
+
+def test_it_answers_as_the_checkout_does(site: Path, tmp_path: Path) -> None:
+    question = ("predict", "--machine", "h200", "--gemm", "2048,2176,4096,bf16", "--json")
+    theirs = run(site, tmp_path, *question)
+    assert theirs.returncode == 0, theirs.stderr
+    ours = subprocess.run(
+        [sys.executable, "-m", "analysis", *question, "--results", str(tmp_path)], cwd=ROOT,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(theirs.stdout) == json.loads(ours.stdout)
+
+
+def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
+    told = run(site, tmp_path, "report")
+    assert told.returncode == 2
+    assert told.stderr.splitlines()[-1] == "nothing is recorded yet; run `rooftile run` first."
+    told = run(site, tmp_path, "frobnicate")
+    assert told.returncode == 2
+    assert "See `rooftile --help`." in told.stderr
+
+
+def test_it_measures_into_the_folder_where_it_is_called(site: Path, tmp_path: Path) -> None:
+    """The child that measures imports its bench by name, so this is more than an import."""
+    sweep = 'question = "Is it?"\nop = "gemm"\n[[block]]\nshapes = ["63,64,64", "64,64,64"]\n'
+    (tmp_path / "two.toml").write_text(sweep, encoding="utf-8")
+    told = run(site, tmp_path, "run", "two.toml", "--budget", "10s", "--device", "cpu", "--json")
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)
+    assert document["counts"]["measured"] > 0
+    assert Path(document["folder"]) == Path("results") / document["machine"]
+    assert (tmp_path / document["folder"] / "measurements.csv").exists()
+
+
+def test_a_recorder_step_runs_installed_commands(site: Path, tmp_path: Path) -> None:
+    told = run(site, tmp_path, "record", "--part", "machine", "--budget", "60s", "--device", "cpu")
+    assert told.returncode == 0, told.stderr
+    (record,) = tmp_path.glob("results/*/record.json")
+    assert "implementations" in json.loads(record.read_text(encoding="utf-8"))["ended"]
+
+
+def test_the_version_is_one(site: Path, tmp_path: Path) -> None:
+    assert run(site, tmp_path, "--version").stdout.strip() == __version__
+    assert __version__ in (ROOT / "analysis" / "rooftile" / "__init__.py").read_text()
