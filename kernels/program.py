@@ -56,9 +56,9 @@ def module_words(words: Sequence[str]) -> Sequence[str]:
     Args:
         words: the package, its verb and the options, such as ``["sweeps", "run", "--fresh"]``.
     """
-    package, name, *options = words
-    if not INSTALLED or package not in ("kernels", "sweeps", "analysis"):
+    if not INSTALLED or words[0] not in ("kernels", "sweeps", "analysis"):
         return words
+    package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
 
 

@@ -104,7 +104,9 @@ def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="not installed; `make import` installs it"):
+    with pytest.raises(
+        UserError, match=r"not installed; `python3 sweeps/bootstrap.py public` installs it"
+    ):
         find_tables()
 
 
