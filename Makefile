@@ -34,13 +34,13 @@ budget = $${BUDGET:+--budget "$$BUDGET"}
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
 
-sweep:  ## measure this machine, then plots and table (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
-	@$(call python); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_device) \
+sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
+	@$(call python,page?); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_device) \
 	&& { "$$py" -m analysis confirm $(on_device) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
 test:  ## the whole test suite (PYTEST="-k name" narrows it)
-	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable
+	@$(call python,test page?); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable
 
 plots:  ## draw the plots from recorded results (MACHINE=slug)
 	@$(call python); "$$py" -m analysis plot $(of_machine)
@@ -54,7 +54,7 @@ families:  ## the Triton kernels against the library, by class of shape; needs a
 	&& "$$py" -m analysis families --results results/families
 
 rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
-	@$(call python); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
+	@$(call python,page?); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
 		--add --budget "$${BUDGET:-5m}" $(fresh) $(on_device) \
 		--results results/rules --skip-recorded results \
 	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
@@ -65,7 +65,7 @@ record:  ## everything that this machine can tell, one archive; goes on (BUDGET=
 		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
 
 import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
-	@$(call python,public); "$$py" -m analysis import $(of_machine)
+	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
 attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, an hour
 	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable --long $(long_tests)

@@ -9,6 +9,8 @@ from analysis.commands import (  # noqa: F401
     compare,
     confirming,
     importing,
+    page,
+    plot,
     record,
     report,
     rules,

@@ -9,6 +9,7 @@ def rate_unit(top: float) -> tuple[float, str]:
 
 
 def rate(tflops: float) -> str:
-    """A rate in words: 431 GFLOP/s, 788 TFLOP/s."""
+    """A rate in words: 431 GFLOP/s, 788 TFLOP/s, 1,510 TFLOP/s."""
     factor, unit = rate_unit(tflops)
-    return f"{tflops * factor:.3g} {unit}"
+    value = tflops * factor
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"

@@ -22,9 +22,10 @@ from kernels.cli import (
     print_json,
     run,
 )
+from kernels.config import HAND_WRITTEN
 from kernels.errors import UserError, nearest
 from kernels.problem import TIMED_DTYPES, Problem
-from kernels.program import target
+from kernels.program import needs_extra, target
 
 app = new_app("What can be timed here: list it, check it, compile it.")
 
@@ -156,6 +157,8 @@ def compile_command(
 
 def _check_names(names: list[str]) -> None:
     for name in names:
+        if name in HAND_WRITTEN and name not in implementations():
+            raise UserError(needs_extra("triton"))
         if name not in implementations():
             raise UserError(
                 f"implementation {name!r} is not known; {nearest(name, implementations())}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from numbers import Integral
 from typing import Any
 
 from kernels.errors import UserError, nearest
@@ -22,6 +23,21 @@ def check_word(what: str, word: str, known: Collection[str]) -> None:
         raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
 
 
+def check_option(option: str, word: str, known: Sequence[str]) -> None:
+    """Refuse a word that is none of the few that an option takes, and name these."""
+    if word not in known:
+        raise UserError(f"{option} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")
+
+
+def check_counts(options: object, *names: str) -> None:
+    """Refuse options that count something where they are no whole number of at least 1."""
+    for name in names:
+        count = getattr(options, name)
+        if not isinstance(count, int) or count < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} is {count!r}: give a whole number, 1 or more.")
+
+
 def check_size(value: int, what: str) -> None:
     """Refuse sizes that no library computes."""
     if value > LARGEST_SIZE:
@@ -29,9 +45,14 @@ def check_size(value: int, what: str) -> None:
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse sizes that are no whole numbers of at least 1."""
+    """Refuse sizes that are no whole numbers of at least 1; make NumPy's Python's own, which do not
+    overflow.
+    """
     for name in names:
         value = getattr(problem, name)
+        if isinstance(value, Integral) and not isinstance(value, int):
+            value = int(value)
+            object.__setattr__(problem, name, value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
         check_size(value, name)

@@ -111,7 +111,8 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
     if hasattr(error, "format_message"):
         message = error.format_message()
         is_help = not message or message.startswith("Usage:")
-        return message if is_help else f"{message} See `{program} --help`.", 2
+        where = getattr(getattr(error, "ctx", None), "command_path", program)
+        return message if is_help else f"{message.rstrip('.')}. See `{where} --help`.", 2
     first = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first} (--debug shows where).", 1
 

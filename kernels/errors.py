@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -29,27 +29,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"use one of {', '.join(words)}."
-
-
-def check_word(name: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that is none of those that an option takes.
-
-    Raises:
-        UserError: with the words, and the one that was probably meant.
-    """
-    if word not in known:
-        raise UserError(f"{name} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")
-
-
-def check_counts(options: object, *names: str) -> None:
-    """Refuse options that count something where they are less than 1.
-
-    Raises:
-        UserError: with the first of them.
-    """
-    for name in names:
-        if (count := getattr(options, name)) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {count}: give 1 or more.")
 
 
 class WrongResultError(Exception):

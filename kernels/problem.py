@@ -148,7 +148,7 @@ class Gemm:
         m, n, k = (_parse_whole(part, name, form) for part, name in zip(parts, "MNK", strict=False))
         layout = parts[4] if len(parts) > 4 else "nt"
         batch = _parse_whole(parts[5], "batch", form) if len(parts) > 5 else 1
-        return cls(m, n, k, parts[3], layout, batch)
+        return cls(m, n, k, parts[3].lower(), layout.lower(), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,9 @@ class Conv:
 
     def __post_init__(self) -> None:
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
+        for name in ("stride", "padding", "dilation"):
+            if isinstance(getattr(self, name), int):  # the same in both directions
+                object.__setattr__(self, name, (getattr(self, name),) * 2)
         if self.dtype == "fp8":
             raise UserError("fp8 is known of GEMMs alone, not of convolutions.")
         check_word("dtype", self.dtype, DTYPE_BYTES)
@@ -338,7 +341,8 @@ class Conv:
             parse_pair(part, name)
             for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
         ]
-        return cls.build(sizes, pairs, _parse_whole(parts[10], "groups", form), *parts[11:])
+        return cls.build(sizes, pairs, _parse_whole(parts[10], "groups", form),
+                         *(part.lower() for part in parts[11:]))  # fmt: skip
 
     @classmethod
     def build(

@@ -14,10 +14,13 @@ NAMESPACE = __name__.removesuffix(".program").removesuffix("kernels")
 
 INSTALLED = bool(NAMESPACE)
 
-FOLDER = Path.cwd() if INSTALLED else Path(__file__).resolve().parents[1]
-"""Where processes of the program's commands are started: they import the checkout from there."""
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout, or the folder of the installed namespace."""
 
-RESULTS = Path("results") if INSTALLED else FOLDER / "results"
+FOLDER = None if INSTALLED else ROOT
+"""Where processes of the program's commands are started; None: where this one was."""
+
+RESULTS = Path("results") if INSTALLED else ROOT / "results"
 """Folder of all machines' results, unless ``--results`` names another."""
 
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
@@ -31,14 +34,14 @@ _VERBS = {"kernels list": "implementations", "sweeps list": "sweeps"}
 def extra(name: str) -> str:
     """How to get what one of the project's extras needs, as the first words of a sentence."""
     if INSTALLED:
-        return f"`pip install 'rooftile[{name}]'` installs it"
+        return f"`python -m pip install 'rooftile[{name}]'` installs it"
     return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"
 
 
-def needs_extra(module: str) -> str:
-    """The sentence where a module of the extra ``measure`` is missing."""
-    name = {"torch": "PyTorch", "triton": "Triton"}[module]
-    return f"This needs {name}, which is not installed; {extra('measure')}."
+def needs_extra(module: str, name: str = "measure") -> str:
+    """The sentence where PyTorch or Triton is missing, which an extra has."""
+    called = {"torch": "PyTorch", "triton": "Triton"}[module]
+    return f"This needs {called}, which is not installed; {extra(name)}."
 
 
 def verb(package: str, name: str) -> str:
@@ -50,14 +53,19 @@ def verb(package: str, name: str) -> str:
     return _VERBS.get(f"{package} {name}", name)
 
 
-def module_words(words: Sequence[str]) -> Sequence[str]:
-    """What follows ``python -m`` to run a package's verb; words of other programs stay.
+def command_words(words: Sequence[str]) -> Sequence[str]:
+    """What runs a package's verb, after an interpreter; words of other programs run as a module.
+
+    Installed, a module of the same name in the folder at hand is not taken for ours (``-P``).
 
     Args:
         words: the package, its verb and the options, such as ``["sweeps", "run", "--fresh"]``.
     """
-    if not INSTALLED or words[0] not in ("kernels", "sweeps", "analysis"):
-        return words
+    return ("-P", "-m", *_shown(words)) if INSTALLED else ("-m", *words)
+
+
+def _shown(words: Sequence[str]) -> Sequence[str]:
+    """A package's verb and its options as the one command has them."""
     package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
 
@@ -66,8 +74,7 @@ def command(text: str) -> str:
     """A command line to show: ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile
     doctor` where that is the command.
     """
-    words = " ".join(module_words(text.split()))
-    return f"`{words}`" if INSTALLED else f"`python -m {words}`"
+    return f"`{' '.join(_shown(text.split()))}`" if INSTALLED else f"`python -m {text}`"
 
 
 def target(make: str, installed: str) -> str:

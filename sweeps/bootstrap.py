@@ -1,6 +1,6 @@
 """Find or make the Python environment of a make target; prints the interpreter to use.
 
-    python3 sweeps/bootstrap.py [EXTRA …]
+    python3 sweeps/bootstrap.py [EXTRA …] [EXTRA? …]
 
 It runs before anything is installed, so it knows the standard library alone. In order:
 
@@ -57,25 +57,41 @@ print(json.dumps([lacks, gpu]))
 
 
 def main(groups: list[str]) -> int:
-    """Print the interpreter for the requirement groups, setting it up if need be."""
-    wanted = requirements(["measure", *groups])
+    """Print the interpreter for some extras, setting it up if need be.
+
+    Without an extra whose name ends in ``?`` it goes on, as on a node without a package index.
+    """
+    needed = ["measure", *(group for group in groups if not group.endswith("?"))]
+    python = set_up(requirements(needed))
+    if python is None:
+        return 1
+    for group in groups:
+        if group.endswith("?"):
+            more = set_up(requirements([*needed, group.removesuffix("?")]))
+            if more is None:
+                _say(f"It goes on without the extra {group.removesuffix('?')}.")
+            python = more or python
+    print(python)
+    return 0
+
+
+def set_up(wanted: list[str]) -> str | None:
+    """The interpreter that has the requirements, set up if need be; None if it cannot be."""
     base, has = read_stamp()
     if base == _base():
         lacks = [requirement for requirement in wanted if requirement not in has]
         if lacks and not install(lacks, _pins()):
-            return 1
+            return None
     else:
         lacks, sees_gpu = probe(sys.executable, wanted)
         if not lacks and (sees_gpu or not needs_gpu()):
-            print(sys.executable)
-            return 0
+            return sys.executable
         has = []
         if not replace_venv(sys.executable if sees_gpu else None, lacks if sees_gpu else wanted):
-            return 1
+            return None
     if lacks or not has:
         STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")
-    print(PYTHON)
-    return 0
+    return str(PYTHON)
 
 
 def replace_venv(on_top_of: str | None, lacks: list[str]) -> bool:

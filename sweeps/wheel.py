@@ -25,7 +25,7 @@ FRONT = "analysis.rooftile"
 SET_UP = ("sweeps/bootstrap.py", "sweeps/wheel.py")
 """The checkout's own, which no installation has."""
 
-DATA = (".toml", ".json", ".typed")
+DATA = (".toml", ".json", ".typed", ".html", ".css", ".js")
 
 _ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.)")
 """A docstring's reference to a module, class or function."""
@@ -56,6 +56,8 @@ def rewritten(source: str) -> str:
                     raise ValueError(f"line {node.lineno}: write `from … import` for {alias.name}.")
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             at, before = node.lineno - 1, f"from {node.module} import"
+            if before not in lines[at]:
+                raise ValueError(f"line {node.lineno}: write `{before}` in one line.")
             lines[at] = lines[at].replace(before, f"from {in_namespace(node.module)} import", 1)
     return _ROLE.sub(rf"\1{NAMESPACE}.\2", "".join(lines))
 

@@ -14,7 +14,6 @@ import importlib
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,14 +126,14 @@ def _docstrings(path: Path) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
-def _differences(path: Path) -> str:
+def _differences(path: Path, installed: bool) -> str:
     if path.suffix == ".ipynb":
         return differences_in_notebook(path)
     if path.suffix == ".py":
         names = {"rooftile": importlib.import_module("rooftile")}
         return "".join(differences_in_text(text, path.name, names) for text in _docstrings(path))
     said = differences_in_text(path.read_text(encoding="utf-8"), path.name, {})
-    for example in commands(path) if shutil.which("rooftile") else []:
+    for example in commands(path) if installed else []:
         if example.command.startswith("rooftile "):
             answer = subprocess.run(
                 shlex.split(example.command), capture_output=True, text=True, check=False
@@ -147,10 +146,11 @@ def _differences(path: Path) -> str:
 def main(arguments: list[str]) -> str:
     """What differs in the files that are named, after ``--checkout`` or not."""
     mpl.use("Agg")
-    if arguments[0] == "--checkout":
+    checkout = arguments[0] == "--checkout"
+    if checkout:
         sys.modules["rooftile"] = importlib.import_module("analysis.rooftile")
         arguments = arguments[1:]
-    return "\n".join(filter(None, (_differences(Path(name)) for name in arguments)))
+    return "\n".join(filter(None, (_differences(Path(name), not checkout) for name in arguments)))
 
 
 if __name__ == "__main__":

@@ -127,11 +127,15 @@ def check_asking(here: Installed) -> None:
     here.run("python", "-m", "rooftile", *QUESTION)
     here.run("rooftile", "recommend", *QUESTION[1:])
     must(len(json.loads(here.run("rooftile", "machines", "--json"))) > 20, "machines are missing")
-    for verb in ("run", "doctor"):
+    for verb in ("run", "doctor", "check", "implementations", "machine", "clock", "profile"):
         told = here.run("rooftile", verb, code=2)
         must("pip install 'rooftile[measure]'" in told and "Traceback" not in told, told)
     told = here.run("rooftile", "audit", "gpt2", "--machine", "nvidia-h200", code=2)
     must("This needs PyTorch" in told, told)
+    recorded: list[str | Path] = ["--machine", "cpu-amd-epyc-2t", "--results"]
+    recorded.append(ROOT / "tests" / "recordings")
+    here.run("rooftile", "recommend", *recorded, "--gemm", "1037,1024,1024,bf16")
+    here.run("rooftile", "predict", *recorded, "--gemm", "1037,1024,1024,fp16", code=2)
     here.run("python", ROOT / "tests" / "examples.py", ROOT / "README.md")
     whose = here.run("python", "-c", "from importlib.util import find_spec\nimport rooftile\n"
                      "print(find_spec('kernels').origin)")  # fmt: skip
@@ -188,7 +192,8 @@ def main(arguments: list[str]) -> None:
         here = Installed(folder)
         here.install(wheel)
         say(here.run("pip", "check").strip())
-        here.run("pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "kernels")
+        here.run("pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                 "-c", ROOT / "constraints.txt", "kernels")  # fmt: skip
         check_asking(here)
         here.run("pip", "uninstall", "--quiet", "--yes", "kernels")
         here.install(*MEASURING)

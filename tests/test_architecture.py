@@ -21,7 +21,7 @@ ROOMS = {  # within a floor: nothing imports from a room to its right; "." is th
     "sweeps": (".", "capture | cases | timing", "running", "health | profiling", "__main__"),
     "analysis": (
         ".", "recordings", "model", "advice | rules", "audit", "validation", "plots",
-        "recorder", "commands", "__main__", "rooftile",
+        "page", "recorder", "commands", "__main__", "rooftile",
     ),
 }  # fmt: skip
 ABOVE_GROUND = {  # modules beside the rooms that know some of them

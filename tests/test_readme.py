@@ -25,7 +25,7 @@ from tests.examples import Example, commands, masked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
-         ROOT / "analysis" / "validation" / "README.md",
+         ROOT / "analysis" / "validation" / "README.md", ROOT / "analysis" / "page" / "README.md",
          ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
 IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
 RECORDED = "cpu-amd-epyc-2t"

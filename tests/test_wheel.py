@@ -20,7 +20,7 @@ from sweeps.wheel import NAMESPACE, PACKAGES, SET_UP, files, gather, rewritten
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = re.compile(rf"(?<![\w.])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
-RUN_AS = re.compile(rf"-m (?:{'|'.join(PACKAGES)})\b|`make |`python")
+RUN_AS = re.compile(rf"-m (?:{'|'.join(PACKAGES)})\b|`make |with make|`python")
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +137,30 @@ def test_a_recorder_step_runs_installed_commands(site: Path, tmp_path: Path) -> 
     assert told.returncode == 0, told.stderr
     (record,) = tmp_path.glob("results/*/record.json")
     assert "implementations" in json.loads(record.read_text(encoding="utf-8"))["ended"]
+
+
+def test_a_module_of_the_same_name_at_hand_is_not_ours(site: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from rooftile.kernels.program import command_words\n"
+        "print(*command_words(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    told = subprocess.run(
+        [sys.executable, "-c", code, "sweeps", "list", "--json"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert told == ["-P", "-m", "rooftile", "sweeps", "--json"]
+    (tmp_path / "rooftile.py").write_text("print('mine')", encoding="utf-8")
+    answer = subprocess.run([sys.executable, *told], cwd=tmp_path, env=environment,
+                            capture_output=True, text=True, check=True)  # fmt: skip
+    assert json.loads(answer.stdout)
+
+
+def test_installed_it_records_without_the_checkouts_tests(site: Path, tmp_path: Path) -> None:
+    told = run(site, tmp_path, "record", "--plan", "--machine", "h200")
+    assert told.returncode == 0, told.stderr
+    assert "sweep-families" in told.stdout
+    assert "gpu-tests" not in told.stdout
 
 
 def test_the_version_is_one(site: Path, tmp_path: Path) -> None:

@@ -30,16 +30,16 @@ def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:
     if analysis.recording.unusable:
         return [_UNUSABLE]
     lines = (
-        _peak(analysis),
-        _alignment(table),
-        _layout(table),
-        _sizes(advice),
-        _accuracy(analysis),
+        peak_line(analysis),
+        alignment_line(table),
+        layout_line(table),
+        sizes_line(advice),
+        accuracy_line(analysis),
     )
     return [line for line in lines if line]
 
 
-def _peak(analysis: Analysis) -> str:
+def peak_line(analysis: Analysis) -> str:
     """The fastest GEMM of each dtype, against the machine's ceiling."""
     gemms = analysis.table[analysis.table["op"] == "gemm"]
     parts = []
@@ -64,7 +64,7 @@ def _sustained(table: pd.DataFrame) -> str:
     return f"; without a pause {ratio:.0%} of the burst's speed over {len(pairs)} large ones"
 
 
-def _alignment(table: pd.DataFrame) -> str:
+def alignment_line(table: pd.DataFrame) -> str:
     """The worst offset from a round size whose interval stays below it."""
     rows = alignment_series(table)
     if rows.empty:
@@ -80,7 +80,7 @@ def _alignment(table: pd.DataFrame) -> str:
     )
 
 
-def _layout(table: pd.DataFrame) -> str:
+def layout_line(table: pd.DataFrame) -> str:
     """Geometric mean of NHWC's speed over NCHW's."""
     pairs = layout_series(table)
     if pairs.empty:
@@ -94,7 +94,7 @@ def _layout(table: pd.DataFrame) -> str:
     )
 
 
-def _sizes(advice: Sequence[Advice]) -> str:
+def sizes_line(advice: Sequence[Advice]) -> str:
     """How many shapes should be changed, and which gains most."""
     sure, likely = (
         [answer for answer in advice if answer.verdict == verdict] for verdict in (DO_IT, LIKELY)
@@ -111,7 +111,7 @@ def _sizes(advice: Sequence[Advice]) -> str:
     )
 
 
-def _accuracy(analysis: Analysis) -> str:
+def accuracy_line(analysis: Analysis) -> str:
     """How good the predictions are, and how steady the machine was."""
     error = analysis.errors
     canary = analysis.recording.run.get("canary")

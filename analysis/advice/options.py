@@ -20,6 +20,7 @@ from analysis.advice.sizes import (
 )
 from analysis.model.predict import Model
 from analysis.model.query import Query
+from analysis.words import share_of
 from kernels.config import library_tiles
 from kernels.errors import UserError
 from kernels.problem import Problem
@@ -50,7 +51,7 @@ class Question:
         return option.flops / problem.flops if self.choose else 1.0
 
 
-def question_of(pad: float | None, choose: float | None, wishes: Wishes) -> Question:
+def question_of(pad: str | float | None, choose: str | float | None, wishes: Wishes) -> Question:
     """The question of whoever gave one of two allowances, or neither: to pad by an eighth.
 
     Raises:
@@ -59,10 +60,7 @@ def question_of(pad: float | None, choose: float | None, wishes: Wishes) -> Ques
     if pad is not None and choose is not None:
         raise UserError("give --pad or --choose, not both: they are two questions.")
     kind, given = ("pad", pad) if choose is None else ("choose", choose)
-    allowance = Question.allowance if given is None else given
-    if not 0 <= allowance <= 1:
-        raise UserError(f"--{kind} takes a share such as 12.5% or 0.125, not {allowance:g}.")
-    return Question(kind, allowance, wishes)
+    return Question(kind, Question.allowance if given is None else share_of(given, kind), wishes)
 
 
 def options_of(

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.checks import check_counts
 from kernels.config import ceil_div
-from kernels.errors import UserError, check_counts
+from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
@@ -38,6 +39,8 @@ class Wishes:
 
     def __post_init__(self) -> None:
         check_counts(self, "multiple")
+        for name in ("change", "fix"):  # sizes have names in both cases
+            object.__setattr__(self, name, tuple(size.lower() for size in getattr(self, name)))
 
     def check(self, problem: Problem) -> None:
         """

@@ -6,8 +6,9 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from kernels.checks import check_counts, check_option
 from kernels.config import ceil_div
-from kernels.errors import UserError, check_counts, check_word
+from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.capture.captured import (
     FORWARD,
@@ -60,10 +61,10 @@ class Runtime:
     skew: float = 1.0
 
     def __post_init__(self) -> None:
-        check_word("--runtime", self.kind, (EAGER, COMPILE))
-        check_word("--optimizer", self.optimizer, ("adamw", "sgd", "none"))
+        check_option("--runtime", self.kind, (EAGER, COMPILE))
+        check_option("--optimizer", self.optimizer, ("adamw", "sgd", "none"))
         for name in self.fuse:
-            check_word("--fuse", name, tuple(FUSIONS))
+            check_option("--fuse", name, tuple(FUSIONS))
         check_counts(self, "tp", "loss_chunks")
         if not 0 < self.attention <= 1:
             raise UserError("--attention takes a share of the peak above 0%.")

@@ -9,7 +9,7 @@ import typer
 
 from analysis.model.basis import Basis, find_basis
 from analysis.model.residual import can_grow
-from analysis.recordings.load import Recording, find_recording, load
+from analysis.recordings.load import Recording, find_recording, load, recording_folder
 from analysis.recordings.problems import read_problems
 from analysis.recordings.runs import load_runs
 from kernels.cli import (
@@ -19,6 +19,7 @@ from kernels.cli import (
 )
 from kernels.errors import UserError
 from kernels.problem import Problem
+from kernels.program import command
 
 if TYPE_CHECKING:
     from analysis.model.fitted import Analysis
@@ -45,7 +46,10 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     """What answers about a machine rest on, saying so where it is not calibrated yet."""
     basis = find_basis(machine, results)
     if not basis.calibrated:
-        note("This recording is not calibrated yet: predictions use shipped constants.")
+        note(
+            "This recording is not calibrated yet, so predictions rest on constants; "
+            f"{command('analysis report')} fits the model to it."
+        )
     return basis
 
 
@@ -71,26 +75,4 @@ def load_machine(machine: str | None, results: Path) -> Recording:
 
 def recording_at(place: str, results: Path) -> Recording:
     """A single run by its folder, or by a machine's slug."""
-    folder = Path(place)
-    if not (folder / "run.json").exists():
-        if folder.is_dir() or "/" in place:
-            raise UserError(f"{place} has no run.json; give the folder of a recording.")
-        folder = find_recording(place, results)
-    return load(folder)
-
-
-def names_in(text: str | None) -> tuple[str, ...]:
-    """Names with commas between, such as ``M,K``, in lower case."""
-    return tuple(filter(None, (word.strip().lower() for word in (text or "").split(","))))
-
-
-def parse_share(text: str, option: str = "pad") -> float:
-    """Read ``12.5%`` or ``0.125`` as a fraction."""
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UserError(f"--{option} takes a share such as 12.5% or 0.125, not {text!r}.")
-    return share
+    return load(recording_folder(place, results))

@@ -13,11 +13,10 @@ from analysis.commands.app import (
     ResultsOption,
     app,
     basis_of,
-    names_in,
-    parse_share,
     problems,
 )
 from analysis.units import rate
+from analysis.words import names_in
 from kernels.cli import (
     ConvOption,
     DeviceOption,
@@ -111,10 +110,8 @@ def recommend_command(
     from analysis.advice.options import question_of
     from analysis.advice.sizes import Wishes
 
-    wishes = Wishes(names_in(change), names_in(fix), multiple, any_size)
-    larger = None if pad is None else parse_share(pad, "pad")
-    either = None if choose is None else parse_share(choose, "choose")
-    question = question_of(larger, either, wishes)
+    wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
+    question = question_of(pad, choose, wishes)
     asked = problems(gemm, conv, file)
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):

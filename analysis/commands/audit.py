@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from analysis.commands.app import ResultsOption, app, basis_of, names_in, parse_share
-from kernels.checks import is_whole
+from analysis.commands.app import ResultsOption, app, basis_of
+from analysis.words import names_in, share_of
+from kernels.checks import check_option, is_whole
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
-from kernels.errors import UserError, check_word
+from kernels.errors import UserError
 from kernels.program import RESULTS
 from sweeps.store import make_folder
 
@@ -76,28 +77,31 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and what it gains. And where its step goes."""
+    """Say which dimension of a model to change, and what it gains.
+
+    Of every product of a step: what it takes, forwards and backwards, and what binds it.
+    """
     from analysis.audit.audit import audit
     from analysis.audit.report import as_comparison
     from analysis.audit.runtime import Runtime
     from sweeps.capture.sources import Step, find_source
     from sweeps.running.resume import Request
 
-    check_word("--causal", causal, ("half", "full"))
+    check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
             raise UserError(f"{file.parent} is no folder to write {file.name} into.")
     how = Runtime(
-        runtime, names_in(fuse), tp, recompute, loss_chunks, optimizer,
-        parse_share(attention, "attention"), causal == "half", skew,
+        runtime, names_in(fuse or None, "fuse"), tp, recompute, loss_chunks, optimizer,
+        share_of(attention, "attention"), causal == "half", skew,
     )  # fmt: skip
     step = Step(mode, batch, seq, tokens, dtype, autocast)
     source = find_source(model, _sizes(arg or []), inputs or [])
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
-    more = parse_share(parameters, "parameters")
+    more = share_of(parameters, "parameters")
 
     def on(*bases: Basis) -> list[Audit]:
-        return audit(source, step, how, list(bases), names_in(vary), more)
+        return audit(source, step, how, list(bases), names_in(vary or None, "vary"), more)
 
     if measure:
         if len(machines) > 1:

@@ -11,9 +11,9 @@ from analysis.commands.app import (
     ResultsOption,
     app,
     load_machine,
-    parse_share,
     recording_at,
 )
+from analysis.words import share_of
 from kernels.cli import JsonOption, print_json
 from kernels.program import RESULTS
 
@@ -32,7 +32,7 @@ def compare_command(
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
     from analysis.recordings.compare import compare, comparison_json, comparison_text
 
-    share = 1.0 if fail_ambiguous is None else parse_share(fail_ambiguous, "fail-ambiguous")
+    share = 1.0 if fail_ambiguous is None else share_of(fail_ambiguous, "fail-ambiguous")
     comparison = compare(*(recording_at(place, results) for place in (old, new)))
     if json:
         print_json(comparison_json(comparison))

@@ -169,6 +169,7 @@ def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
         tables: all that there are, to judge it by.
     """
     from analysis.advice.table import build_table, write_table
+    from analysis.commands.page import add_page
     from analysis.model.fitted import analyse, write_predictions
     from analysis.plots import write_plots
     from analysis.plots.cheat_sheet import write_cheat_sheet
@@ -179,11 +180,13 @@ def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
     analysis = analyse(load(folder))
     write_predictions(analysis)
     write_plots(analysis)
-    write_table(analysis, build_table(analysis))
+    advice = build_table(analysis)
+    write_table(analysis, advice)
     rules = RuleInputs([analysis.recording], [], folder)
     judged = judge_inputs(rules)
     write_rules(rules, judged)
     write_cheat_sheet(rules, judged)
+    add_page(analysis, advice)
     if table is None:  # last: where validation.json is, the import is complete
         write_own_validation(folder)
     else:

@@ -25,7 +25,7 @@ from analysis.recorder.recorder import (
 )
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.errors import UserError
-from kernels.program import FOLDER, RESULTS, module_words
+from kernels.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
@@ -64,7 +64,7 @@ def record_command(
     Call it again, as often as you like: it begins from what is there.
     """
     began = time.monotonic()
-    results = results.resolve()  # commands run in the checkout, wherever this one was started
+    results = results.resolve()  # commands of a checkout run in it, wherever this one was started
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
@@ -139,7 +139,7 @@ def _ask_json(command: Sequence[str]) -> Any:
         UserError: with the command's own sentence and exit code, if it fails.
     """
     answer = subprocess.run(
-        [*INTERPRETER, "-m", *module_words(tuple(command))],
+        [*INTERPRETER, *command_words(command)],
         cwd=FOLDER,
         capture_output=True,
         text=True,

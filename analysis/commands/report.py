@@ -26,15 +26,6 @@ def calibrate_command(
         print(f"{group:28} {fit.rows:6} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
 
 
-@app.command("plot")
-def plot_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Draw every plot that the recording has data for."""
-    from analysis.plots import write_plots
-
-    for path in write_plots(analyse_machine(machine, results)):
-        print(path)
-
-
 @app.command("table")
 def table_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Write the recommendation table as CSV, Markdown and JSON."""
@@ -47,9 +38,10 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Write predictions, plots and table, and print what matters most."""
+    """Write predictions, plots, table and page. Print what matters most."""
     from analysis.advice.highlights import five_lines, health_of
     from analysis.advice.table import build_table, write_table
+    from analysis.commands.page import add_page
     from analysis.model.fitted import write_predictions
     from analysis.plots import write_plots
 
@@ -59,6 +51,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     plots = write_plots(analysis)
     advice = build_table(analysis)
     write_table(analysis, advice)
+    page = add_page(analysis, advice)
     folder = analysis.recording.folder
     print()
     for line in health_of(analysis):
@@ -67,3 +60,5 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         print(f"  • {line}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")
+    if page is not None:
+        print(f"All of it in a browser: {page}")

@@ -40,6 +40,7 @@ def rules_command(
     json: JsonOption = False,
 ) -> None:
     """Judge the field's rules by what was measured. Writes rules.csv, .md and .json."""
+    from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.report import terminal_table
 
@@ -64,6 +65,8 @@ def rules_command(
         print_json([row.to_json() for row in rows])
         return
     print(terminal_table(rows))
+    if table is None and (page := renewed_page(written[0].parent)):
+        written = [*written, page]
     for path in written:
         print(path)
 

@@ -56,9 +56,8 @@ class Basis:
             if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
                 return name
         if self.model.machine.kind == "cpu":
-            from kernels.registry import library_for  # asks PyTorch what it was built with
-
-            return library_for(problem, self.model.machine)
+            self.model.machine.peak(problem.dtype)  # which refuses what it does not compute
+            return _library_of_cpu(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
     def of(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
@@ -90,6 +89,15 @@ class Basis:
         return replace(Query.each(problems, libraries), cached=warm)
 
 
+def _library_of_cpu(problem: Problem, machine: Machine) -> str:
+    """What PyTorch calls there; where it is not installed, what it calls on most CPUs."""
+    try:
+        from kernels.registry import library_for  # asks PyTorch what it was built with
+    except ModuleNotFoundError:
+        return "mkl" if (problem.op, problem.dtype) == ("gemm", "fp32") else "onednn"
+    return library_for(problem, machine)
+
+
 def find_basis(machine: str | None, results: Path) -> Basis:
     """The best that there is of a machine: of its own, then others' table, then constants.
 
@@ -101,6 +109,8 @@ def find_basis(machine: str | None, results: Path) -> Basis:
         UserError: nobody knows the machine, or its calibration cannot be read.
     """
     if machine is not None:
+        if not isinstance(machine, str):
+            raise UserError(f"a machine is one name, such as nvidia-h200, not {machine!r}.")
         machine = slug_at(results, machine)
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
@@ -170,6 +180,7 @@ def _of_recording(folder: Path) -> Basis:
         rows = f"{public['rows']:,} rows of" if own else f"{public['rows']:,} public rows,"
         source = f"{rows} {public['source']}, {public['cache']}"
     if not path.exists():
+        source += ", not calibrated yet"
         return Basis(Model(machine), kind, source, folder, warm, calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))

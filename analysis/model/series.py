@@ -8,13 +8,23 @@ from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
+ENDS = ["tflops_lo", "tflops_hi"]
 _STEADY = ["steady_log", "steady_error"]
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
-    """The library's square products: size, dtype, measured and predicted TFLOP/s."""
-    rows = library_rows(table[table["sweep"] == "square"])
-    return rows.sort_values("m")[["m", "dtype", "tflops", "predicted_tflops"]]
+    """The library's square products: size, dtype, measured and predicted TFLOP/s.
+
+    ``tflops_lo`` and ``tflops_hi`` are of the interval of the time.
+    """
+    rows = _with_ends(library_rows(table[table["sweep"] == "square"]))
+    return rows.sort_values("m")[["m", "dtype", "tflops", *ENDS, "predicted_tflops"]]
+
+
+def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the speeds of both ends of each time's interval; without any where it has none."""
+    speeds = [rows["flops"] / rows[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
+    return rows.assign(**dict(zip(ENDS, speeds, strict=True)))
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -75,7 +85,8 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
     """Forward convolutions with as many channels in as out, over their number."""
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
-    return rows[["c", "h", "w", "r", "batch", "dtype", "tflops", "predicted_tflops"]]
+    columns = ["c", "h", "w", "r", "batch", "dtype", "tflops", *ENDS, "predicted_tflops"]
+    return _with_ends(rows)[columns]
 
 
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -101,16 +112,6 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
             **steady_ratio(nchw, nhwc),
         }
     )
-
-
-def plane_series(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """TFLOP/s, measured and predicted, rows M and columns N."""
-    rows = table[(table["sweep"] == "plane") & (table["op"] == "gemm")]
-    measured, predicted = (
-        rows.pivot_table(index="m", columns="n", values=name).astype(float)
-        for name in ("tflops", "predicted_tflops")
-    )
-    return measured, predicted
 
 
 def roofline_series(table: pd.DataFrame) -> pd.DataFrame:

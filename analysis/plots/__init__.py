@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.plots import accuracy, conv, plane, roofline, scaling
-from analysis.plots.style import save
+from analysis.plots import accuracy, conv, roofline, scaling
+from analysis.plots.style import KINDS, save
 
 PLOTS: dict[str, Callable[[Analysis], Figure | None]] = {
     "roofline": roofline.draw,
@@ -19,17 +19,22 @@ PLOTS: dict[str, Callable[[Analysis], Figure | None]] = {
     "conv-channels": conv.draw_channels,
     "conv-layouts": conv.draw_layouts,
     "accuracy": accuracy.draw,
-    "plane": plane.draw,
 }
 """Name → a function that draws it, or returns None where the recording lacks its sweep."""
 
 
-def write_plots(analysis: Analysis) -> list[Path]:
-    """Draw every plot that the recording has data for, as PNG and SVG; returns the PNGs."""
+def write_plots(
+    analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
+) -> list[Path]:
+    """Draw plots that the recording has data for, all unless some are named; each in its kinds.
+
+    Returns:
+        The first file of each plot.
+    """
     folder = analysis.recording.folder / "plots"
     written = []
-    for name, draw in PLOTS.items():
-        figure = draw(analysis)
+    for name in names or PLOTS:
+        figure = PLOTS[name](analysis)
         if figure is not None:
-            written.append(save(figure, analysis.recording.caption(), folder, name))
+            written.append(save(figure, analysis.recording.caption(), folder, name, kinds))
     return written

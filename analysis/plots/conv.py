@@ -6,8 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import channel_series, layout_series
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
+from analysis.model.series import ENDS, channel_series, layout_series
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
+from analysis.plots.titles import channels_title, layouts_title
 from analysis.units import rate_unit
 from kernels.problem import PASSES
 
@@ -18,21 +19,22 @@ def draw_channels(analysis: Analysis) -> Figure | None:
     if rows.empty:
         return None
     first = rows.iloc[0]
-    title = f"Channels of a {first['r']}×{first['r']} convolution: large points are multiples of 8"
-    figure, (axes,) = panels(1, title)
+    figure, (axes,) = panels(1, channels_title(rows))
     factor, unit = rate_unit(float(rows["tflops"].max()))
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
         measured, round_ = group["tflops"] * factor, group["c"] % 8 == 0
         predicted = group["predicted_tflops"] * factor
         axes.plot(group["c"], predicted, **{**PREDICTION, "color": color})
-        axes.plot(group["c"][~round_], measured[~round_], marker, color=color, markersize=4,
-                  fillstyle="none")  # fmt: skip
+        low, high = (group[end] * factor for end in ENDS)
+        error_bars(axes, group["c"], low, high, color)
+        axes.plot(group["c"][~round_], measured[~round_], marker, color=color, markersize=4)
         axes.plot(group["c"][round_], measured[round_], marker, color=color, markersize=8,
-                  label=f"{dtype}")  # fmt: skip
+                  label=f"{dtype}, large: multiples of 8")  # fmt: skip
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
-        xlabel=f"channels in and out   ({first['batch']} images of {first['h']}×{first['w']})",
+        xlabel=f"channels in and out   ({first['r']}×{first['r']}, {first['batch']} images of "
+        f"{first['h']}×{first['w']})",
         ylabel=unit,
         ylim=(0, None),
     )
@@ -47,8 +49,8 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         return None
     passes = [pass_ for pass_ in PASSES if pass_ in set(pairs["pass"])]
     labels = list(dict.fromkeys(pairs["label"]))
-    title = "NHWC against NCHW: right of 1, channels-last is faster"
-    figure, all_axes = panels(len(passes), title, (4.8 * len(passes), 5.5), share_y=True)
+    size = (max(11.0, 4.8 * len(passes)), 5.5)
+    figure, all_axes = panels(len(passes), layouts_title(pairs), size, share_y=True)
     dtypes = list(dict.fromkeys(pairs["dtype"]))
     for axes, pass_ in zip(all_axes, passes, strict=True):
         for number, dtype in enumerate(dtypes):
@@ -66,5 +68,5 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         axes.tick_params(axis="x", which="minor", labelsize=9)
     all_axes[0].set_yticks(range(len(labels)), labels)
     all_axes[0].invert_yaxis()
-    all_axes[-1].legend(loc="best")
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.model.fitted import Analysis
 from analysis.model.series import roofline_series
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, panels
+from analysis.plots.titles import roofline_title
 from analysis.units import rate, rate_unit
 from kernels.machine import Machine
 
@@ -38,7 +39,7 @@ def draw(analysis: Analysis) -> Figure | None:
         rows[name] * scale
         for name, scale in (("intensity", 1.0), ("tflops", factor), ("predicted_tflops", factor))
     )
-    figure, (axes,) = panels(1, "Measured (filled) and predicted (hollow) under the roofs")
+    figure, (axes,) = panels(1, roofline_title(rows, machine), (11.0, 6.5))
     axes.set(xscale="log", yscale="log", ylabel=unit,
              xlabel="arithmetic intensity, FLOP per byte of least traffic")  # fmt: skip
     axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
@@ -49,11 +50,12 @@ def draw(analysis: Analysis) -> Figure | None:
         axes.plot(x[member], predicted[member], marker, color=color, alpha=0.6, markersize=4,
                   fillstyle="none")  # fmt: skip
         axes.plot(x[member], measured[member], marker, color=color, alpha=0.75, markersize=5,
-                  markeredgewidth=0, label=f"{dtype}, {member.sum()} cases")  # fmt: skip
+                  markeredgewidth=0, label=f"{dtype}, {member.sum():,} cases")  # fmt: skip
     left, right = x.min() / 1.5, x.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom=0.5 * min(measured.min(), predicted.min()))
+    axes.plot([], [], "o", color=NEUTRAL, fillstyle="none", label="hollow: predicted")
     axes.legend(loc="lower right")
     return figure
 
@@ -68,10 +70,11 @@ def _draw_roofs(
     ridge = max(roofs["ridge"].max(), 2 * left)
     xs = np.array([left, ridge])
     axes.plot(xs, xs * slope, color=NEUTRAL, linewidth=2)
+    # Above the slope no point can be, and the peaks' names are right of the axes.
     middle = float(np.sqrt(left * ridge))
     axes.annotate(
-        f"memory{how} {machine.bandwidth / 1e9:.0f} GB/s", (middle, middle * slope),
-        xytext=(-8, 4), textcoords="offset points", ha="right", color=NEUTRAL,
+        f"memory{how}\n{machine.bandwidth / 1e9:,.0f} GB/s", (middle, middle * slope),
+        xytext=(-10, 4), textcoords="offset points", ha="right", color=NEUTRAL,
     )  # fmt: skip
     # dtypes of the same rate share a roof and its label.
     for _, same in roofs.groupby("tflops"):
@@ -79,6 +82,6 @@ def _draw_roofs(
         color = DTYPE_STYLE[same["dtype"].iloc[0]][0]
         axes.plot([same["ridge"].iloc[0], right], [level, level], color=color, linewidth=2)
         axes.annotate(
-            f"{', '.join(same['dtype'])} peak{how} {rate(level / factor)}", (right, level),
-            xytext=(-4, 5), textcoords="offset points", ha="right", color=color,
+            f"{', '.join(same['dtype'])}\npeak{how}\n{rate(level / factor)}", (right, level),
+            xytext=(6, 0), textcoords="offset points", va="center", color=color, fontsize=10,
         )  # fmt: skip

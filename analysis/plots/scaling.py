@@ -7,8 +7,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import DIMENSIONS, alignment_series, square_series, steps_series
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
+from analysis.model.series import (
+    DIMENSIONS,
+    ENDS,
+    alignment_series,
+    square_series,
+    steps_series,
+)
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
+from analysis.plots.titles import alignment_title, square_title, steps_title
 from analysis.units import rate_unit
 from kernels.config import large_tile, next_wave_edge
 from kernels.machine import Machine
@@ -19,13 +26,15 @@ def draw_square(analysis: Analysis) -> Figure | None:
     rows = square_series(analysis.table)
     if rows.empty:
         return None
-    figure, (axes,) = panels(1, "Square products: where the machine reaches its peak")
+    figure, (axes,) = panels(1, square_title(rows))
     machine = analysis.recording.machine
     peaks = {str(dtype): machine.peak(str(dtype)) / 1e12 for dtype in rows["dtype"].unique()}
     factor, unit = rate_unit(max(peaks.values()))
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
         axes.plot(group["m"], group["tflops"] * factor, marker, color=color, label=str(dtype))
+        low, high = (group[end] * factor for end in ENDS)
+        error_bars(axes, group["m"], low, high, color)
         predicted = group["predicted_tflops"] * factor
         axes.plot(group["m"], predicted, **{**PREDICTION, "color": color})
         axes.axhline(peaks[str(dtype)] * factor, color=color, linewidth=1, linestyle=":")
@@ -52,24 +61,19 @@ def edges(
 
 
 def draw_steps(analysis: Analysis) -> Figure | None:
-    """A panel for each dimension; dotted lines at tile edges, dashed ones at wave edges."""
+    """Time, a panel for each dimension; dotted lines at tile edges, dashed ones at wave edges."""
     lines = steps_series(analysis.table)
     if not lines:
         return None
-    title = "One more row, column or term: measured (points), predicted (line)"
-    figure, all_axes = panels(len(lines), title, (5.0 * len(lines), 5.5))
+    figure, all_axes = panels(len(lines), steps_title(lines), (max(8.0, 5.0 * len(lines)), 5.5))
     machine = analysis.recording.machine
-    factor, unit = rate_unit(max(float(line["tflops"].max()) for line in lines.values()))
     for axes, (along, line) in zip(all_axes, lines.items(), strict=True):
         for dtype, group in line.groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
-            bounds = group["flops"] / 1e6 * factor
-            axes.vlines(group[along], bounds / group["time_hi_us"], bounds / group["time_lo_us"],
-                        color=color, linewidth=0.8, alpha=0.6)  # fmt: skip
-            axes.plot(group[along], group["tflops"] * factor, marker, color=color, markersize=4,
+            error_bars(axes, group[along], group["time_lo_us"], group["time_hi_us"], color)
+            axes.plot(group[along], group["time_us"], marker, color=color, markersize=4,
                       label=str(dtype))  # fmt: skip
-            predicted = group["predicted_tflops"] * factor
-            axes.plot(group[along], predicted, **{**PREDICTION, "color": color})
+            axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
         tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
         for edge in tiles:
             axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
@@ -79,8 +83,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
         fixed = ", ".join(
             f"{name.upper()} = {int(line[name].iloc[0])}" for name in DIMENSIONS if name != along
         )
-        axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel=unit, ylim=(0, None))
-    all_axes[0].legend(loc="lower right")
+        axes.set(xlabel=f"{along.upper()}   ({fixed})", ylabel="time, µs")
+    all_axes[0].plot([], [], **PREDICTION, label="predicted")
+    all_axes[0].legend(loc="upper left")
     return figure
 
 
@@ -91,8 +96,9 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
         return None
     base = int(rows["base"].max())
     rows = rows[rows["base"] == base]
-    title = f"Alignment: speed relative to {base}, one dimension at a time"
-    figure, all_axes = panels(3, title, (14.0, 5.0), share_y=True)
+    figure, all_axes = panels(3, alignment_title(rows), (14.0, 5.0), share_y=True)
+    low, high = float(rows["relative_lo"].min()), max(1.0, float(rows["relative_hi"].max()))
+    margin = 0.06 * (high - low)
     for axes, along in zip(all_axes, DIMENSIONS, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
@@ -101,8 +107,8 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
             axes.errorbar(group["offset"], group["relative"], yerr=bars, color=color,
                           marker=marker, linewidth=1.2, markersize=5, label=str(dtype))  # fmt: skip
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
-        top = 1.05 * max(1.0, float(rows["relative_hi"].max()))
-        axes.set(xlabel=f"{along.upper()} − {base}", xticks=range(0, 17, 4), ylim=(0, top))
-    all_axes[0].set_ylabel("speed relative to the round size")
-    all_axes[0].legend(loc="lower right")
+        axes.set(xlabel=f"{along.upper()} − {base}", xticks=range(0, 17, 4),
+                 ylim=(low - margin, high + margin))  # fmt: skip
+    all_axes[0].set_ylabel(f"speed relative to {base}")
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure

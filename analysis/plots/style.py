@@ -25,6 +25,7 @@ DTYPE_STYLE = {
     "fp16": ("#009E73", "s"),
     "tf32": ("#E69F00", "^"),
     "fp32": ("#D55E00", "D"),
+    "fp8": ("#CC79A7", "v"),
 }
 LIMIT_STYLE = {
     "compute": ("#D55E00", "o"),
@@ -38,6 +39,10 @@ ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Relative errors that are shaded around a prediction, and how dark."""
 MAX_VECTORS = 5000  # points of a plot: more make an SVG that no browser draws quickly
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
+
+KINDS = ("png", "svg")
+_MOMENT = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+"""What else would differ between files of the same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -66,6 +71,11 @@ def panels(
         )
         figure.suptitle(verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left")
     return figure, list(axes[0])
+
+
+def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
+    """The intervals of points, where they have any."""
+    axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
@@ -97,14 +107,17 @@ def verbatim(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def save(figure: Figure, caption: str, folder: Path, name: str) -> Path:
-    """Write PNG and SVG with the caption below; returns the PNG's path."""
+def save(
+    figure: Figure, caption: str, folder: Path, name: str, kinds: Sequence[str] = KINDS
+) -> Path:
+    """Write a file of each kind with the caption below; returns the first one."""
     make_folder(folder)
+    files = [folder / f"{name}.{kind}" for kind in kinds]
     with plt.rc_context(_SETTINGS):
         figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
-        for kind, told in (("svg", "Date"), ("png", "Software")):
+        for path, kind in zip(files, kinds, strict=True):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=kind, metadata={told: None})
-            write_whole(folder / f"{name}.{kind}", drawn.getvalue())
+            figure.savefig(drawn, format=kind, metadata={_MOMENT[kind]: None})
+            write_whole(path, drawn.getvalue())
     plt.close(figure)
-    return folder / f"{name}.png"
+    return files[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from analysis.rules.catalogue import rule_sweeps
 from kernels.problem import Conv, Gemm
+from kernels.program import INSTALLED
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
@@ -111,7 +112,7 @@ def all_parts() -> tuple[Part, ...]:
         ),
         Part(
             "kernels",
-            "the Triton families and candidates, then the tests that need a GPU",
+            "the Triton families and candidates, then the checkout's tests that need a GPU",
             (
                 _sweeps(
                     "families",
@@ -123,8 +124,7 @@ def all_parts() -> tuple[Part, ...]:
                 _sweeps(
                     "warp-specialisation", ("warp-specialisation",), (120, None), "families"
                 ),
-                _tests("gpu-tests", "-m gpu --ignore=tests/benchmarks", 100),
-                _tests("kernel-tests", "tests/kernels/triton", 240),
+                *_gpu_tests(),
             ),
         ),
     )  # fmt: skip
@@ -151,6 +151,16 @@ def _sweeps(
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(word for group in sweeps for word in group.split(","))
     return Step(f"sweep-{name}", command, seconds, measured, place=place)
+
+
+def _gpu_tests() -> tuple[Step, ...]:
+    """Of the checkout: an installation has no tests."""
+    if INSTALLED:
+        return ()
+    return (
+        _tests("gpu-tests", "-m gpu --ignore=tests/benchmarks", 100),
+        _tests("kernel-tests", "tests/kernels/triton", 240),
+    )
 
 
 def _tests(name: str, options: str, seconds: float) -> Step:

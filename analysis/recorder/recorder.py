@@ -20,7 +20,7 @@ from typing import Any
 from analysis.recorder.archive import write_archive
 from analysis.recorder.parts import PLACES, Part, Step
 from kernels.errors import UserError
-from kernels.program import FOLDER, module_words
+from kernels.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
     folder_for,
@@ -101,7 +101,7 @@ def run_command(
     system asks, and folds what it has.
     """
     process = subprocess.Popen(
-        [*interpreter, "-m", *module_words(command)], cwd=FOLDER, stdout=subprocess.PIPE,
+        [*interpreter, *command_words(command)], cwd=FOLDER, stdout=subprocess.PIPE,
         text=True, start_new_session=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
@@ -321,7 +321,8 @@ class Recorder:
         }  # fmt: skip
         if step.output and output.strip():
             # Tracebacks have paths, and a path may have a user's name.
-            write_whole(place.folder / step.output, output.replace(str(FOLDER), "."))
+            told = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
+            write_whole(place.folder / step.output, told)
         self._state.write(place)
         if code:
             self._note(f"{step.name} ended with exit code {code}.")

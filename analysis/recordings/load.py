@@ -144,6 +144,21 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     raise UserError(f"nothing is recorded of {machine}; there are {', '.join(recorded)}.")
 
 
+def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
+    """The folder of a recording that is named by its folder, or by its machine.
+
+    Raises:
+        UserError: there is none.
+    """
+    if place is not None:
+        folder = Path(place)
+        if (folder / "run.json").exists():
+            return folder
+        if folder.is_dir() or "/" in place:
+            raise UserError(f"{place} has no run.json; give the folder of a recording.")
+    return find_recording(place, results)
+
+
 def recorded_machines(results: Path) -> set[str]:
     """The slugs of all machines that :func:`find_recording` knows: own runs, imported tables."""
     folders = [path.parent for path in results.glob("*/run.json")]

@@ -50,6 +50,8 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
         return _problems_of_frame(shapes)
     if isinstance(shapes, (str, Gemm, Conv)) or _is_one(shapes):
         return [_as_problem(shapes)]
+    if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
+        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shapes!r}.")
     problems = [_as_problem(shape) for shape in shapes]
     if not problems:
         raise UserError("give at least one problem.")
@@ -65,7 +67,7 @@ def _as_problem(shape: object) -> Problem:
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
-        shape = ",".join(_cell(field) for field in shape)
+        shape = ",".join(_cell(field) for field in shape).rstrip(",")
     if not isinstance(shape, str):
         raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
     parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
@@ -97,7 +99,13 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
-    """The problem of each row, by the columns that say what it is; others are ignored."""
+    """The problem of each row, by the columns that say what it is; others are ignored.
+
+    What :func:`rooftile.predict` or `recommend` returned has it as text, in one column.
+    """
+    for name in ("problem", "shape"):
+        if name in frame and "m" not in frame:
+            return as_problems(list(frame[name]))
     known = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
     _check_header("the DataFrame", list(known.columns))
     rows: Sequence[Mapping[str, Any]] = known.to_dict("records")
@@ -112,18 +120,18 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
 
 def _cell(value: object) -> str:
     """A cell or a field as text: 3.0 is 3, a pair 2x1, and what is missing is empty."""
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return "x".join(map(_cell, value))
     if value is None or value is pd.NA or value != value:  # NaN differs from itself
         return ""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    if isinstance(value, Real) and float(value).is_integer():
+        return str(int(float(value)))
     return str(value)
 
 
 def _check_header(name: str, header: Sequence[str]) -> None:
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
-        raise UserError(f"{name} does not begin with the columns {_HEADER}.")
+        raise UserError(f"{name} does not have the columns {_HEADER}.")
     if len(set(header)) < len(header):
         raise UserError(f"{name} has a column twice.")
     if unknown := [column for column in header if column not in COLUMNS]:

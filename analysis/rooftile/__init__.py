@@ -9,10 +9,11 @@ A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a t
 a :class:`Gemm` or :class:`Conv`; wherever one is taken, a list of them or a DataFrame with the
 columns ``m,n,k,dtype`` is too. A machine is a slug of :func:`machines`, or a word that means one
 (``h200``); without it, the machine that was measured last. Bad input is a :class:`UserError`, which
-is a ``ValueError``, with one sentence that says what to do.
+is a ``ValueError``, with one sentence that says what to do; its ``--pad`` is the argument ``pad``.
 
 Asking needs neither a GPU nor PyTorch, but for :func:`audit`, which needs PyTorch. To measure, use
-the command ``rooftile run``. From a checkout, all this is ``from analysis import rooftile``.
+the command ``rooftile run``, then ``rooftile report``. From a checkout, all this is ``from analysis
+import rooftile``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from kernels.program import RESULTS, needs_extra
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.audit.audit import Audit
-    from analysis.recordings.load import Recording
-    from analysis.recordings.problems import Shape
+    from analysis.audit.audit import Audit as Audit
+    from analysis.recordings.load import Recording as Recording
+    from analysis.recordings.problems import Shape as Shape
 
 __version__ = "0.1.0"
 
@@ -76,7 +77,9 @@ def predict(
     from analysis.recordings.problems import as_problems
 
     problems = as_problems(shapes)
-    names = [machine] if machine is None or isinstance(machine, str) else machine
+    names = [machine] if machine is None or isinstance(machine, str) else list(machine)
+    if not names:
+        raise UserError("name at least one machine, or none for the one that was measured last.")
     columns = [times_of(problems, find_basis(name, Path(results))) for name in names]
     return pd.DataFrame([row for beside in zip(*columns, strict=True) for row in beside])
 
@@ -85,10 +88,10 @@ def recommend(
     shapes: Shape | Iterable[Shape] | pd.DataFrame,
     machine: str | None = None,
     *,
-    pad: float | None = None,
-    choose: float | None = None,
-    change: Sequence[str] = (),
-    fix: Sequence[str] = (),
+    pad: str | float | None = None,
+    choose: str | float | None = None,
+    change: str | Sequence[str] = (),
+    fix: str | Sequence[str] = (),
     multiple: int = 1,
     any_size: bool = False,
     results: str | Path = RESULTS,
@@ -98,9 +101,10 @@ def recommend(
     Args:
         shapes: one or more.
         machine: where.
-        pad: how much larger a size may become, as a fraction; 0.125 unless one of the two is given.
-        choose: how much larger or smaller a size may become, as a fraction.
-        change: the only sizes that may change, such as ``"n"``; all if empty.
+        pad: how much larger a size may become, as a fraction or as text such as ``"10%"``; 0.125
+            unless one of the two is given.
+        choose: how much larger or smaller a size may become, likewise.
+        change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: the sizes that may not.
         multiple: what changed sizes are multiples of.
         any_size: also name sizes that are no multiple of 8.
@@ -126,8 +130,9 @@ def recommend(
     from analysis.advice.sizes import Wishes
     from analysis.model.basis import find_basis
     from analysis.recordings.problems import as_problems
+    from analysis.words import names_in
 
-    wishes = Wishes(_names(change), _names(fix), multiple, any_size)
+    wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
     question = question_of(pad, choose, wishes)
     answers = answers_to(as_problems(shapes), find_basis(machine, Path(results)), question)
     return pd.DataFrame([answer.to_json() for answer in answers])
@@ -145,17 +150,17 @@ def audit(
     autocast: bool = False,
     tp: int = 1,
     runtime: str = "eager",
-    fuse: Sequence[str] = (),
+    fuse: str | Sequence[str] = (),
     recompute: bool = False,
     loss_chunks: int = 1,
     optimizer: str = "adamw",
-    attention: float = 0.5,
+    attention: str | float = 0.5,
     causal_half: bool = True,
     skew: float = 1.0,
-    vary: Sequence[str] = (),
-    parameters: float = 0.01,
+    vary: str | Sequence[str] = (),
+    parameters: str | float = 0.01,
     sizes: Mapping[str, int] | None = None,
-    inputs: Sequence[str] = (),
+    inputs: str | Sequence[str] = (),
     results: str | Path = RESULTS,
 ) -> Audit:
     """Say where a model's step goes, which dimension to change, and what the step gains.
@@ -198,19 +203,24 @@ def audit(
     from analysis.audit.audit import audit as audit_on
     from analysis.audit.runtime import Runtime
     from analysis.model.basis import find_basis
+    from analysis.words import names_in, share_of
 
     try:
         from sweeps.capture.sources import Step, find_source
-    except ModuleNotFoundError:
-        raise UserError(needs_extra("torch")) from None
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UserError(needs_extra("torch", "models")) from None
 
     step = Step(mode, batch, seq, tokens, dtype, autocast)
     how = Runtime(
-        runtime, _names(fuse), tp, recompute, loss_chunks, optimizer, attention, causal_half, skew
-    )
-    source = find_source(str(model), sizes, inputs)
+        runtime, names_in(fuse, "fuse"), tp, recompute, loss_chunks, optimizer,
+        share_of(attention, "attention"), causal_half, skew,
+    )  # fmt: skip
+    more = share_of(parameters, "parameters")
+    source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))
-    (found,) = audit_on(source, step, how, [basis], _names(vary), parameters)
+    (found,) = audit_on(source, step, how, [basis], names_in(vary, "vary"), more)
     return found
 
 
@@ -228,18 +238,18 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
     Raises:
         UserError: there is none, or it cannot be read.
 
+    Of the machine measured last it is ``rooftile.load()``; of a folder:
+
     >>> recording = rooftile.load("tests/recordings/cpu-amd-epyc-2t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
           m     n     k dtype     time_us
     0  1024  1024  1024  fp32  11677.0570
     1    64    64    64  fp32     83.2975
     """
-    from analysis.recordings.load import find_recording
+    from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
 
-    if place is not None and (Path(place) / "run.json").exists():
-        return load_runs(Path(place))
-    return load_runs(find_recording(None if place is None else str(place), Path(results)))
+    return load_runs(recording_folder(None if place is None else str(place), Path(results)))
 
 
 def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
@@ -265,6 +275,18 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
     return pd.DataFrame(machine_rows(Path(results)))
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several, in lower case."""
-    return tuple(name.lower() for name in ([names] if isinstance(names, str) else names))
+def __getattr__(name: str) -> object:
+    """The types of what is taken and returned, imported late: most callers do not name them."""
+    if name == "Audit":
+        from analysis.audit.audit import Audit
+
+        return Audit
+    if name == "Recording":
+        from analysis.recordings.load import Recording
+
+        return Recording
+    if name == "Shape":
+        from analysis.recordings.problems import Shape
+
+        return Shape
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

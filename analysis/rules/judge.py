@@ -227,7 +227,7 @@ def not_measured(rule: Rule, on_gpu: bool = False, planned: bool = False) -> Rul
 
     Where a run had ``planned`` its sweeps, it is time that was lacking.
     """
-    how = f"run {target('rules', 'record')}" + (" with more BUDGET" if planned else "")
+    how = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
     of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
     needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
     return RuleResult(

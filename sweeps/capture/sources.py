@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.errors import UserError, check_counts, check_word, nearest
+from kernels.checks import check_counts, check_option
+from kernels.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
@@ -42,8 +43,8 @@ class Step:
     autocast: bool = False
 
     def __post_init__(self) -> None:
-        check_word("--mode", self.mode, (TRAIN, PREFILL, DECODE))
-        check_word("--dtype", self.dtype, tuple(TORCH_DTYPES))
+        check_option("--mode", self.mode, (TRAIN, PREFILL, DECODE))
+        check_option("--dtype", self.dtype, tuple(TORCH_DTYPES))
         if self.autocast and TORCH_DTYPES[self.dtype] is torch.float32:
             raise UserError(f"--autocast casts to fp16 or bf16, not to {self.dtype}.")
         check_counts(self, "batch", "seq", "tokens")

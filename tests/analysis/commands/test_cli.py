@@ -7,9 +7,9 @@ import pytest
 from command_line import analysis
 from synthetic import recorded
 
-from analysis.commands.app import parse_share
 from analysis.model.fitted import analyse, write_predictions
 from analysis.recordings.load import load
+from analysis.words import share_of
 from kernels.errors import UserError
 from kernels.machine import known_machines
 
@@ -179,7 +179,7 @@ def test_an_empty_results_folder_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_shares() -> None:
-    assert parse_share("12.5%") == 0.125
-    assert parse_share("0.1") == 0.1
+    assert share_of("12.5%", "pad") == 0.125
+    assert share_of("0.1", "pad") == 0.1
     with pytest.raises(UserError):
-        parse_share("200%")
+        share_of("200%", "pad")

@@ -33,7 +33,6 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
             for off in range(4096, 4113)
             for size in ((off, 4096, 4096), (4096, off, 4096), (4096, 4096, off))
         ],
-        "plane": [(m, n, 4096) for m in range(256, 2049, 256) for n in range(256, 1025, 256)],
     }
     convs = {
         "conv-channels": [("nhwc", "fprop", c) for c in (32, 60, 63, 64, 65, 72, 128)],
@@ -143,13 +142,6 @@ def test_accuracy_counts_every_row(analysis: Analysis) -> None:
     rows = series.accuracy_series(analysis.table)
     assert len(rows) == len(analysis.table)
     assert rows["error"].abs().median() < 0.01  # the law is the model's own
-
-
-def test_the_plane_has_m_in_rows(analysis: Analysis) -> None:
-    measured, predicted = series.plane_series(analysis.table)
-    assert measured.shape == predicted.shape == (8, 4)
-    assert measured.index.tolist() == list(range(256, 2049, 256))
-    assert not measured.isna().any().any()
 
 
 def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from kernels.program import FOLDER
+from kernels.program import ROOT
 
-FAKE = (sys.executable, str(FOLDER / "tests" / "fake_gpu.py"))
+FAKE = (sys.executable, str(ROOT / "tests" / "fake_gpu.py"))
 
 
 def record(
     *arguments: str, interpreter: Sequence[str] = (sys.executable,)
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*interpreter, "-m", "analysis", "record", *arguments], cwd=FOLDER, capture_output=True,
+        [*interpreter, "-m", "analysis", "record", *arguments], cwd=ROOT, capture_output=True,
         text=True, check=False,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from analysis.rooftile import Conv, Gemm, UserError
 
 H100 = "nvidia-h100-sxm"
 SHAPE = "2048,50257,768,bf16"
+NUMPYS = np.array([8192, 50257, 768])
 RECORDED = Path(__file__).resolve().parents[2] / "recordings" / "cpu-amd-epyc-2t"
 FUNCTIONS = [
     getattr(rooftile, name) for name in ("predict", "recommend", "audit", "load", "machines")
@@ -76,6 +77,8 @@ def test_a_recording_is_found_by_its_folder_and_by_its_machine() -> None:
     "shape",
     [
         "8192,50257,768,bf16", (8192, 50257, 768, "bf16"), Gemm(8192, 50257, 768, "bf16"),
+        Gemm(NUMPYS[0], NUMPYS[1], NUMPYS[2], "bf16"), (np.float32(8192), 50257, 768, "BF16"),
+        (8192, 50257, 768, "bf16", None), rooftile.predict("8192,50257,768,bf16", H100),
         (np.int64(8192), 50257, 768.0, "bf16", "nt", 1), ["8192,50257,768,bf16"],
         pd.DataFrame({"m": [8192.0], "n": [50257], "k": ["768"], "dtype": "bf16", "batch": None}),
         pd.DataFrame({"m": [8192], "n": 50257, "k": 768, "dtype": "bf16", "mine": "x"}),
@@ -89,6 +92,7 @@ def test_convolutions_and_several_shapes() -> None:
     conv = Conv.parse("32,64,56,56,64,3,3,2x1,1,1,1,bf16")
     as_tuple = (32, 64, 56, 56, 64, 3, 3, (2, 1), 1, 1, 1, "bf16")
     assert as_problems(as_tuple) == [conv]
+    assert Conv(32, 64, 56, 56, 64, 3, 3, (2, 1), 1, 1, 1, "bf16") == conv  # type: ignore[arg-type]
     assert as_problems((as_tuple, "64,64,64,fp32")) == [conv, Gemm(64, 64, 64, "fp32")]
     assert as_problems(shape for shape in (conv, conv)) == [conv, conv]
     frame = rooftile.load(RECORDED).products
@@ -103,8 +107,9 @@ def test_convolutions_and_several_shapes() -> None:
     [
         ("64,64,64", "--gemm takes M,N,K,dtype"), ((64, 64, 64), "--gemm takes M,N,K,dtype"),
         ((64.5, 64, 64, "bf16"), "M in M,N,K,dtype"), ("1,2,3,4,5,6,7", "--conv takes"),
-        (64, "a problem is text"), ([], "at least one problem"), ((), "at least one problem"),
-        ([None], "a problem is text"), (pd.DataFrame({"m": [1]}), "the DataFrame does not begin"),
+        (64, "a problem is text"), ({"m": 8}, "a problem is text"), (None, "a problem is text"),
+        ([], "at least one problem"), ((), "at least one problem"),
+        ([None], "a problem is text"), (pd.DataFrame({"m": [1]}), "the DataFrame does not have"),
         (pd.DataFrame({"m": [1.5], "n": 1, "k": 1, "dtype": "bf16"}), "row 0 of the DataFrame"),
         (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no row"),
         (pd.DataFrame({"m": [1, None], "n": 1, "k": 1, "dtype": "bf16"}), "row 1 of the DataFrame"),
@@ -118,21 +123,26 @@ def test_what_is_no_shape_is_refused_in_a_sentence(shape: Any, words: str) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"pad": 0.1, "choose": 0.1}, "not both"), ({"pad": 12.5}, "--pad takes a share"),
+        ({"pad": 0.1, "choose": 0.1}, "not both"), ({"pad": "x"}, "--pad takes a share"),
+        ({"change": ""}, "--change takes names"), ({"fix": "m,"}, "--fix takes names"),
+        ({"multiple": "8"}, "--multiple is '8'"), ({"machine": ["h200"]}, "a machine is one name"),
+        ({"pad": 12.5}, "--pad takes a share"),
         ({"choose": -0.1}, "--choose takes a share"), ({"change": "q"}, "no size Q to change"),
         ({"multiple": 0}, "--multiple is 0"),
     ],
 )  # fmt: skip
 def test_wishes_that_cannot_be_met_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        rooftile.recommend(SHAPE, H100, **options)
+        rooftile.recommend(SHAPE, **{"machine": H100, **options})
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"mode": "training"}, "--mode takes"), ({"batch": 0}, "--batch is 0"),
-        ({"tp": -1}, "--tp is -1"), ({"attention": 2.0}, "--attention takes a share"),
+        ({"tp": -1}, "--tp is -1"), ({"loss_chunks": 2.5}, "--loss-chunks is 2.5"),
+        ({"parameters": 9.0}, "--parameters takes a share"), ({"batch": "8"}, "--batch is '8'"),
+        ({"attention": 2.0}, "--attention takes a share"),
         ({"fuse": ["kv"]}, "--fuse takes"), ({"sizes": {"depth": 3}}, "'depth'"),
         ({"machine": "h9000"}, "is not known"),
     ],
@@ -140,6 +150,31 @@ def test_wishes_that_cannot_be_met_are_refused(options: dict[str, Any], words: s
 def test_an_audit_that_cannot_be_made_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         rooftile.audit("gpt2", **{"machine": H100, **options})
+
+
+def test_names_may_be_one_text_and_keep_their_case(tmp_path: Path) -> None:
+    one = rooftile.recommend(SHAPE, H100, pad="10%", change="n,K", results=tmp_path)
+    other = rooftile.recommend(SHAPE, H100, pad=0.1, change=["N", "k"], results=tmp_path)
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_factorys_sizes_keep_their_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "import torch\ndef small(dFF=2050):\n    return torch.nn.Linear(512, dFF)\n"
+    (tmp_path / "a_factory.py").write_text(model, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = rooftile.audit("a_factory:small", H100, inputs="bfloat16[4096,512]", vary="dFF",
+                           results=tmp_path)  # fmt: skip
+    assert set(found.changes["dimension"]) == {"dFF"}
+
+
+def test_types_can_be_imported() -> None:
+    from analysis.rooftile import Audit, Recording, Shape
+
+    assert rooftile.load(RECORDED).__class__ is Recording
+    assert Audit.__name__ == "Audit"
+    assert str in get_args(Shape)
+    with pytest.raises(AttributeError):
+        rooftile.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: str(function.__name__))

@@ -1,0 +1,165 @@
+"""``plot``: the plots of a recording, and the lesson about one class of product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app, basis_of
+from kernels.checks import check_option
+from kernels.cli import JsonOption, note, print_json
+from kernels.errors import UserError, nearest
+from kernels.problem import Gemm
+from kernels.program import RESULTS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.model.basis import Basis
+
+_WAVE = "wave"
+_FORMATS = ("png", "svg", "pdf")
+_LISTED = 10
+
+
+@app.command("plot")
+def plot_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these, such as roofline; or wave, a lesson.")
+    ] = None,
+    machine: MachineOption = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Only rows of this dtype.")] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Only rows of this sweep.")] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="png, svg or pdf; repeatable.")
+    ] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Of wave: the class's N.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Of wave: the class's K.")] = None,
+    m: Annotated[
+        int | None, typer.Option("--m", min=1, help="Of wave: the M before the step.")
+    ] = None,
+    find: Annotated[
+        bool, typer.Option("--find", help="Of wave: list the largest steps, to choose from.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Of wave: the folder of the drawing.")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Draw every plot that the recording has data for. Or some; or the lesson about waves."""
+    kinds = tuple(formats or ("png", "svg"))
+    for kind in kinds:
+        check_option("--format", kind, _FORMATS)
+    if names == [_WAVE]:
+        basis = basis_of(machine, results)
+        if find:
+            _print_steps(basis, dtype or "bf16", results, json)
+            return
+        if n is None or k is None:
+            raise UserError("wave needs a class: --n N --k K; --find lists those with large steps.")
+        print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
+        return
+    if find or n or k or m or output or json:
+        raise UserError("--n, --k, --m, --find, --output and --json are for `plot wave`.")
+    _draw_recording(names or [], machine, dtype, sweep, kinds, results)
+
+
+def _draw_recording(
+    names: list[str], machine: str | None, dtype: str | None, sweep: str | None,
+    kinds: tuple[str, ...], results: Path,
+) -> None:  # fmt: skip
+    from analysis.plots import PLOTS, write_plots
+
+    for name in names:
+        if name not in PLOTS:
+            raise UserError(f"plot {name!r} is not known; {nearest(name, [*PLOTS, _WAVE])}")
+    analysis = analyse_machine(machine, results)
+    table = analysis.table
+    for column, wanted in (("dtype", dtype), ("sweep", sweep)):
+        if wanted is not None:
+            known = sorted(set(analysis.table[column]))
+            check_option(f"--{column}", wanted, known)
+            table = table[table[column] == wanted]
+    if table.empty:
+        raise UserError(f"{sweep} has no row of {dtype}.")
+    for path in write_plots(replace(analysis, table=table), names, kinds):
+        print(path)
+
+
+def _draw_lesson(
+    basis: Basis, gemm: Gemm, size: int | None, kinds: tuple[str, ...], output: Path | None,
+    results: Path,
+) -> Path:  # fmt: skip
+    from analysis.plots.style import save
+    from analysis.plots.wave import draw_wave
+
+    rows = _rows(basis, gemm.dtype)
+    line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
+    if size is not None and size not in set(line["m"]):
+        raise UserError(f"M {size} was not measured with N {gemm.n} and K {gemm.k}.")
+    if line.empty:
+        note("Nothing of this class was measured: the plot is of predictions alone.")
+    figure = draw_wave(basis, gemm, line, size)
+    slug = basis.model.machine.slug
+    folder = output or (basis.folder or results / slug) / "plots"
+    caption = f"{basis.model.machine.name}  ·  {basis.source}"
+    name = f"wave-{slug}-n{gemm.n}-k{gemm.k}-{gemm.dtype}"
+    return save(figure, caption, folder, name, kinds)
+
+
+def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
+    """The largest steps up and down: those that another collection repeats, where there is one."""
+    from analysis.model.steps import largest, repeated_steps, steps_of
+    from analysis.recordings.imported import folder_of, read_collections
+
+    rows = _rows(basis, dtype)
+    if rows.empty:
+        raise UserError(f"no {dtype} GEMM of {basis.model.machine.slug} was measured.")
+    steps = steps_of(rows)
+    collections = read_collections(folder_of(results, basis.model.machine.slug))
+    public = basis.kind == "public"
+    others = dict(list(collections.items())[1:]) if public else collections
+    count = len(steps)
+    if others:
+        steps = repeated_steps(steps, others)
+    ups, downs = largest(steps, _LISTED)
+    if json:
+        columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
+        columns += ["again", "by"] if others else []
+        print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
+        return
+    for title, found in (("slower", ups), ("faster", downs)):
+        print(f"One more row, {title}:")
+        for row in found.to_dict("records"):
+            again = f"; {row['again']:.2f}× by {row['by']}" if others else ""
+            print(
+                f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
+                f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×{again}"
+            )
+    repeated = f", {len(steps):,} of them repeated by another collection" if others else ""
+    note(f"{count:,} pairs of neighbouring sizes{repeated}. {basis.source}.")
+
+
+def _records(frame: pd.DataFrame) -> Any:
+    return frame.astype(object).to_dict("records")
+
+
+def _rows(basis: Basis, dtype: str) -> pd.DataFrame:
+    """What the library's plain GEMMs of a dtype took on a machine; none where nobody measured."""
+    from analysis.recordings.load import bursts, library_rows
+    from analysis.recordings.repetition import with_steady_times
+    from analysis.recordings.runs import load_runs
+
+    if basis.folder is None:
+        import pandas as pd
+
+        return pd.DataFrame(columns=["m", "n", "k", "time_us"])
+    recording = load_runs(basis.folder)
+    rows = bursts(library_rows(recording.products), recording.cache)
+    plain = (rows["op"] == "gemm") & (rows["layout"] == "nt") & (rows["batch"] == 1)
+    rows = rows[plain & (rows["dtype"] == dtype)]
+    return rows if recording.public else with_steady_times(rows, recording)

@@ -1,0 +1,190 @@
+"""The page's charts, by Bokeh: empty here, filled and filtered by ``page.js``.
+
+A chart's data are sources with names that the script knows. It draws at most some thousand points
+at once, so that a filter takes as long with 40,000 points as with 800.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from bokeh.models import ColumnDataSource, HoverTool, Label, Range1d, Span, TapTool, Whisker
+from bokeh.plotting import figure
+
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL
+from analysis.rules.judge import RuleResult
+from analysis.units import rate
+from kernels.machine import Machine
+
+HOVER = (
+    ("shape", "@shape"), ("case", "@case"), ("time", "@time"), ("speed", "@speed"),
+    ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
+    ("kernel", "@kernel"), ("clock", "@clock"),
+)  # fmt: skip
+"""What is said of a point; the script writes the texts."""
+
+_TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
+_GOOD, _BAD = "#0072B2", "#D55E00"
+
+
+def shown_points() -> ColumnDataSource:
+    """The points that are drawn now, on all charts of points."""
+    names = ("index", "x", "y", "lo", "hi", "expected", "measured", "error", "color", "marker")
+    columns = [*names, *(text.removeprefix("@") for _, text in HOVER)]
+    return ColumnDataSource({name: [] for name in columns}, name="shown")
+
+
+def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
+    """Speed over intensity, log-log: measured filled, predicted hollow, joined by a line."""
+    speed = points["flops"] / points["time_us"] / 1e6
+    used = set(points["dtype"])
+    peaks = [m.peak(d) / 1e12 for m in machines for d in m.peaks if d in used]
+    chart = _figure(
+        "roofline", "FLOP per byte of least traffic", "TFLOP/s", height=460, log_x=True, log_y=True,
+        x_range=_around(points["intensity"]), y_range=_around(pd.concat([speed, pd.Series(peaks)])),
+    )  # fmt: skip
+    for machine in machines:
+        for dtype in used & machine.peaks.keys():
+            _roof(chart, machine, dtype)
+    chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
+    chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
+    chart.scatter("x", "expected", source=source, marker="marker", size=6, line_color="color",
+                  fill_color=None, line_alpha=0.7)  # fmt: skip
+    measured = chart.scatter("x", "y", source=source, marker="marker", size=7, color="color",
+                             alpha=0.8, line_color=None)  # fmt: skip
+    _ask(chart, measured)
+    return chart
+
+
+def _roof(chart: figure, machine: Machine, dtype: str) -> None:
+    """Memory's slope up to the ridge, then the peak, named where the chart ends."""
+    peak, ridge = machine.peak(dtype) / 1e12, machine.ridge(dtype)
+    left, right = chart.x_range.start, chart.x_range.end
+    color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
+    slope = machine.bandwidth / 1e12
+    chart.line([left, ridge, max(right, ridge)], [left * slope, peak, peak], color=color,
+               line_width=2, line_alpha=0.7)  # fmt: skip
+    chart.add_layout(Label(x=right, y=peak, text=f"{dtype} peak {rate(peak)}", text_color=color,
+                           text_align="right", text_font_size="12px", y_offset=2))  # fmt: skip
+
+
+def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
+    """How far predictions are off, over measured time."""
+    errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
+    most = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
+    chart = _figure(
+        "accuracy", "measured time, µs", "predicted / measured − 1, %", height=340, log_x=True,
+        x_range=_around(points["time_us"]), y_range=(-min(100.0, most), most),
+    )  # fmt: skip
+    for error in (-10, 10):
+        chart.add_layout(Span(location=error, dimension="width", line_color=NEUTRAL,
+                              line_dash="dashed"))  # fmt: skip
+    dots = chart.scatter("measured", "error", source=source, marker="marker", size=6,
+                         color="color", alpha=0.7, line_color=None)  # fmt: skip
+    _ask(chart, dots)
+    return chart
+
+
+def neighbours(place: int) -> figure:
+    """Time along one dimension; the script says which, and marks the edges of tiles and waves."""
+    name = f"line-{place}"
+    points = ColumnDataSource(
+        {key: [] for key in ("x", "time", "lo", "hi", "expected", "said")}, name=name
+    )
+    edges = {
+        kind: ColumnDataSource({"x": [], "low": [], "high": []}, name=f"{name}-{kind}")
+        for kind in ("tiles", "waves")
+    }
+    here = ColumnDataSource({"x": [], "time": []}, name=f"{name}-here")
+    chart = _figure(f"chart-{name}", "size", "time, µs", height=280, x_range=Range1d(0, 1),
+                    y_range=Range1d(0, 1))  # fmt: skip
+    chart.segment("x", "low", "x", "high", source=edges["tiles"], color=NEUTRAL,
+                  line_dash="dotted", line_alpha=0.6)  # fmt: skip
+    chart.segment("x", "low", "x", "high", source=edges["waves"], color=_BAD, line_dash="dashed",
+                  line_alpha=0.7)  # fmt: skip
+    chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
+    chart.scatter("x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None)
+    chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
+    dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
+    chart.scatter("x", "time", source=here, size=14, line_color=_BAD, fill_color=None,
+                  line_width=2.5)  # fmt: skip
+    chart.add_tools(HoverTool(renderers=[dots], tooltips="@said"))
+    return chart
+
+
+def rules(rows: Sequence[RuleResult]) -> figure:
+    """Each judged rule's effect with its interval; right of 1, following it pays."""
+    judged = [row for row in rows if row.effect is not None and row.lo and row.hi]
+    names = [row.id for row in reversed(judged)]
+    data: Mapping[str, Sequence[object]] = {
+        "rule": names,
+        "effect": [row.effect for row in reversed(judged)],
+        "lo": [row.lo for row in reversed(judged)],
+        "hi": [row.hi for row in reversed(judged)],
+        "verdict": [row.verdict for row in reversed(judged)],
+        "color": [_color(row) for row in reversed(judged)],
+    }
+    source = ColumnDataSource(dict(data), name="rules")
+    chart = _figure("rules-chart", "effect, as a ratio", "", height=90 + 22 * len(judged),
+                    y_range=names, log_x=True)  # fmt: skip
+    chart.add_layout(Whisker(source=source, base="rule", lower="lo", upper="hi", dimension="width",
+                             line_color="color", level="glyph"))  # fmt: skip
+    dots = chart.scatter("effect", "rule", source=source, size=9, color="color")
+    chart.add_layout(Span(location=1, dimension="height", line_color=NEUTRAL))
+    chart.add_tools(HoverTool(renderers=[dots], tooltips=[
+        ("rule", "@rule"), ("verdict", "@verdict"), ("effect", "@effect (@lo to @hi)"),
+    ]))  # fmt: skip
+    return chart
+
+
+def pairs() -> figure:
+    """The same shapes in two recordings: how many times as fast the second one is."""
+    columns = ("x", "ratio", "shape", "times", "color", "marker")
+    source = ColumnDataSource({name: [] for name in columns}, name="pairs")
+    chart = _figure("pairs-chart", "FLOP per byte of least traffic", "speed, second over first",
+                    height=340, log_x=True, log_y=True, x_range=Range1d(0.1, 10),
+                    y_range=Range1d(0.1, 10))  # fmt: skip
+    chart.add_layout(Span(location=1, dimension="width", line_color=NEUTRAL))
+    dots = chart.scatter("x", "ratio", source=source, marker="marker", size=7, color="color",
+                         alpha=0.8, line_color=None)  # fmt: skip
+    chart.add_tools(
+        HoverTool(renderers=[dots], tooltips=[("shape", "@shape"), ("times", "@times")])
+    )
+    return chart
+
+
+def _color(row: RuleResult) -> str:
+    if row.lo is not None and row.lo > 1:
+        return _GOOD
+    return _BAD if row.hi is not None and row.hi < 1 else NEUTRAL
+
+
+def _ask(chart: figure, dots: object) -> None:
+    """Hovering says what a point is, a click shows its neighbours."""
+    chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
+
+
+def _around(values: pd.Series) -> tuple[float, float]:
+    """The ends of a logarithmic axis that shows all of them."""
+    known = values[(values > 0) & np.isfinite(values)]
+    return (float(known.min()) / 1.5, float(known.max()) * 1.5) if len(known) else (0.1, 10.0)
+
+
+def _figure(
+    name: str, x: str, y: str, height: int, log_x: bool = False, log_y: bool = False,
+    **ranges: Sequence[str] | tuple[float, float] | Range1d,
+) -> figure:  # fmt: skip
+    """An empty chart as wide as the page, whose colours the script sets.
+
+    Fixed ranges, where there are many points: the script draws those that are in view.
+    """
+    chart = figure(
+        name=name, height=height, sizing_mode="stretch_width", tools=_TOOLS,
+        toolbar_location="above", x_axis_type="log" if log_x else "linear",
+        y_axis_type="log" if log_y else "auto", x_axis_label=x, y_axis_label=y,
+        background_fill_color=None, border_fill_color=None, **ranges,
+    )  # fmt: skip
+    chart.toolbar.logo = None
+    return chart

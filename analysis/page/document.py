@@ -1,0 +1,123 @@
+"""The page as one file: Bokeh's library, the charts, the data and the script that joins them.
+
+Nothing is fetched when it is opened: a policy in its head forbids it, and forbids every script but
+the page's own, since names in results come from strangers. The data are compressed JSON, which the
+browser unpacks: 40,000 points take a megabyte.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from bokeh.embed import components
+from bokeh.resources import Resources
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from analysis.advice.recommend import Advice
+from analysis.model.fitted import Analysis
+from analysis.page import charts, findings
+from analysis.page.points import MOST, columns_of, points_of
+from analysis.rules.judge import RuleResult
+from analysis.rules.tensor_cores import Step
+from kernels.program import command
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows of one recording."""
+
+    analysis: Analysis
+    advice: Sequence[Advice]
+    rules: Sequence[RuleResult] = ()
+    steps: Sequence[Step] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder, which tells two runs of a machine apart."""
+        return self.analysis.recording.folder.name
+
+    @property
+    def left_out(self) -> str:
+        """What is to be said if not every case has a point; else empty."""
+        cases = len(self.analysis.recording.rows)
+        shown = cases - self.analysis.measured + len(self.analysis.table)
+        if min(shown, MOST) == cases:
+            return ""
+        return f"The charts have {min(shown, MOST):,} of {cases:,} cases, drawn by chance."
+
+
+def page_html(reports: Sequence[Report]) -> str:
+    """The whole file.
+
+    Args:
+        reports: one or more recordings; the points of all are on the same charts.
+    """
+    source = charts.shown_points()
+    each = [points_of(report.analysis) for report in reports]
+    points = pd.concat(each, ignore_index=True)
+    machines = [report.analysis.recording.machine for report in reports]
+    figures: dict[str, Any] = {
+        "roofline": charts.roofline(source, machines, points),
+        "accuracy": charts.accuracy(source, points),
+        **{f"line{place}": charts.neighbours(place) for place in range(3)},
+        **{f"rules{i}": charts.rules(r.rules) for i, r in enumerate(reports) if r.rules},
+    }
+    if len(reports) > 1:
+        figures["pairs"] = charts.pairs()
+    script, divs = components(figures)
+    documents = [_data(report, of) for report, of in zip(reports, each, strict=True)]
+    data = json.dumps(documents, allow_nan=False).encode()
+    packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
+    scripts = [*Resources(mode="inline", minified=True, components=["bokeh"]).js_raw, _code(script)]
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html"])
+    )
+    return environment.get_template("page.html").render(
+        reports=reports, charts=divs, packed=packed, scripts=scripts,
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        code=(_HERE / "page.js").read_text(encoding="utf-8"),
+        nonce=hashlib.sha256(packed.encode()).hexdigest()[:32],
+        say=findings, made_by=command("analysis page").strip("`"),
+    )  # fmt: skip
+
+
+def _code(script: str) -> str:
+    """What is between the tags of Bokeh's script."""
+    inner = re.search(r"<script[^>]*>(.*)</script>", script, re.DOTALL)
+    assert inner is not None
+    return html.unescape(inner.group(1)) if "&lt;" in inner.group(1) else inner.group(1)
+
+
+def _data(report: Report, points: pd.DataFrame) -> dict[str, Any]:
+    """What the script knows of a recording."""
+    recording = report.analysis.recording
+    machine = recording.machine
+    return {
+        "name": report.name, "machine": machine.name, "kind": machine.kind, "sms": machine.sms,
+        "peaks": {dtype: machine.peak(dtype) / 1e12 for dtype in machine.peaks},
+        "points": columns_of(points),
+        "advice": [_advice(answer) for answer in report.advice],
+        "rules": [rule.to_json() for rule in report.rules],
+    }  # fmt: skip
+
+
+def _advice(answer: Advice) -> dict[str, Any]:
+    gain = answer.gain
+    return {
+        "spec": answer.problem.spec(), "shape": str(answer.problem), "verdict": answer.verdict,
+        "question": answer.question, "change": answer.change or "as it is",
+        "gain": gain.value, "lo": gain.lo, "hi": gain.hi, "evidence": answer.evidence,
+        "flops": answer.extra_flops, "by": answer.implementation, "reason": answer.reason,
+    }  # fmt: skip

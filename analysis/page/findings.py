@@ -1,0 +1,100 @@
+"""The sentence that heads each section of a page: what it found, computed from the data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import geometric_mean
+from typing import TYPE_CHECKING
+
+from analysis.advice.highlights import accuracy_line, health_of, peak_line, sizes_line
+from analysis.model.series import DIMENSIONS
+from analysis.model.steps import largest, steps_of
+from analysis.recordings.load import bursts, library_rows
+from analysis.rules.judge import NOT_MEASURED
+
+if TYPE_CHECKING:
+    from analysis.page.document import Report
+
+
+def health(report: Report) -> list[str]:
+    """How far the times can be trusted."""
+    return health_of(report.analysis)
+
+
+def speed(report: Report) -> str:
+    """The fastest products."""
+    return peak_line(report.analysis) or "No product of matrices has a time."
+
+
+def advice(report: Report) -> str:
+    """How many shapes should change."""
+    if report.analysis.recording.unusable:
+        return "Nothing is advised from times such as these."
+    return sizes_line(report.advice) if report.advice else "No size was looked at."
+
+
+def accuracy(report: Report) -> str:
+    """How good the predictions are, and in which class of time they are worst."""
+    table = report.analysis.table
+    errors = report.analysis.errors
+    worst = errors.groupby(table["predicted_limit"]).median().sort_values()
+    where = f" Worst where {worst.index[-1]} binds: {worst.iloc[-1]:.1%}." if len(worst) > 1 else ""
+    return accuracy_line(report.analysis) + where
+
+
+def neighbourhood(report: Report) -> str:
+    """The largest step between two neighbouring sizes."""
+    recording = report.analysis.recording
+    rows = bursts(library_rows(report.analysis.table), recording.cache)
+    rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
+    found = []
+    for along in DIMENSIONS:
+        ups, _ = largest(steps_of(rows, along), 1)
+        found += [(row["ratio"], along, row) for row in ups.to_dict("records")]
+    if not found:
+        return "No neighbouring sizes lie beyond their intervals: choose a shape below."
+    ratio, along, row = max(found, key=lambda step: step[0])
+    return (
+        f"{along.upper()} {row[along]} → {row['after']} takes {ratio:.2f}× the time of "
+        f"{row['m']}×{row['n']}×{row['k']} {row['dtype']}, the largest step between neighbours."
+    )
+
+
+def rules(report: Report) -> str:
+    """How many rules have which verdict."""
+    judged = [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
+    if not judged:
+        return "No rule was judged here."
+    count = Counter(rule.verdict.partition(":")[0] for rule in judged)
+    told = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
+    return f"Of {len(judged)} rules that were judged: {told}."
+
+
+def tensor_cores(report: Report) -> str:
+    """Which step uses them least."""
+    if report.analysis.recording.machine.kind == "cpu":
+        return "A CPU has none; the shares of time in products of matrices are of its own units."
+    known = [(step.used_share, step) for step in report.steps if step.used_share is not None]
+    if not known:
+        return "No kernel's name was recorded that tells."
+    share, step = min(known, key=lambda pair: pair[0])
+    return f"{step.name} in {step.dtype} uses them in {share:.0%} of the time in which it could."
+
+
+def beside(reports: list[Report]) -> str:
+    """How many times as fast the second recording is, on the shapes that both have."""
+    first, second = (_fastest(report) for report in reports[:2])
+    both = sorted(first.keys() & second.keys())
+    if not both:
+        return "The recordings have no shape in common."
+    ratio = geometric_mean(first[key] / second[key] for key in both)
+    return (
+        f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name}, in the geometric mean "
+        f"over {len(both)} shapes that both have."
+    )
+
+
+def _fastest(report: Report) -> dict[tuple[object, ...], float]:
+    names = ["op", "pass", "m", "n", "k", "batch", "dtype", "layout", "mode", "cache"]
+    table = report.analysis.table
+    return table.fillna({"pass": ""}).groupby(names, observed=True)["time_us"].min().to_dict()

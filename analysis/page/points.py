@@ -1,0 +1,103 @@
+"""The points of a page: every case of a recording, as the columns that its script reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.model.fitted import PREDICTED, Analysis
+from analysis.recordings.load import Recording
+
+TEXTS = (
+    "op", "pass", "dtype", "layout", "implementation", "config", "sweep", "mode", "cache",
+    "status", "message", "kernel", "stride", "padding", "dilation", "tile", "limit", "spec",
+)  # fmt: skip
+SIZES = ("m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "groups")
+TIMES = ("time_us", "time_lo_us", "time_hi_us", "sm_mhz")  # as they are in measurements.csv
+ESTIMATES = ("predicted_us", "predicted_lo_us", "predicted_hi_us", "waves", "intensity", "flops")
+
+MOST = 40_000
+"""Of more points some are drawn by chance, and the page says so."""
+
+_EXACT = 12  # digits of times: what comes after them is of binary fractions alone
+_DIGITS = 4  # of estimates: no reader sees more, and they are most of a page's bytes
+
+
+def points_of(analysis: Analysis) -> pd.DataFrame:
+    """A row per case: first those with a prediction, then those without one, or without a time.
+
+    Returns:
+        The columns :data:`TEXTS` (empty where there is none), :data:`SIZES`, :data:`TIMES` and
+        :data:`ESTIMATES` (NaN where there is none). ``spec`` is the problem as ``--gemm`` or
+        ``--conv`` has it.
+    """
+    table = analysis.table
+    estimates = {
+        "predicted_us": "time_us", "predicted_lo_us": "lo_us", "predicted_hi_us": "hi_us",
+        "waves": "waves",
+    }  # fmt: skip
+    predicted = table.assign(
+        **{name: table[PREDICTED + column] for name, column in estimates.items()},
+        limit=table[f"{PREDICTED}limit"],
+        tile=table["tile"].where(table["tile"].notna(), table[f"{PREDICTED}tile"]),
+    )
+    points = pd.concat([predicted, _without_prediction(analysis.recording)], ignore_index=True)
+    if len(points) > MOST:
+        points = points.sample(MOST, random_state=0).sort_index(ignore_index=True)
+    points = points.reindex(columns=[*TEXTS, *SIZES, *TIMES, *ESTIMATES])
+    points["spec"] = _specs(points)
+    return points
+
+
+def _without_prediction(recording: Recording) -> pd.DataFrame:
+    """Cases without a time, and what is no product."""
+    return recording.rows.drop(index=recording.products.index)
+
+
+def _specs(points: pd.DataFrame) -> pd.Series:
+    """Each problem as the command line takes it; empty for what is neither."""
+    gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
+    conv = _joined(points, [
+        "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups",
+        "dtype", "layout", "pass",
+    ])  # fmt: skip
+    return pd.Series(
+        np.select([points["op"] == "gemm", points["op"] == "conv"], [gemm, conv], ""),
+        index=points.index,
+    )
+
+
+def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
+    text = [
+        points[name].astype("Int64" if name in SIZES else "string").astype("string").fillna("")
+        for name in names
+    ]
+    return text[0].str.cat(text[1:], sep=",")
+
+
+def columns_of(points: pd.DataFrame) -> dict[str, Any]:
+    """The same for JSON: texts as codes into a list of words, numbers with None for NaN."""
+    columns: dict[str, Any] = {}
+    for name in TEXTS:
+        codes, words = pd.factorize(points[name].astype("string").fillna(""))
+        columns[name] = {"codes": codes.tolist(), "words": list(map(str, words))}
+    for name in (*SIZES, *TIMES, *ESTIMATES):
+        values = points[name].to_numpy(dtype=float, na_value=np.nan)
+        if name in TIMES:
+            values = _rounded(values, _EXACT)
+        elif name in ESTIMATES and name != "flops":
+            values = _rounded(values, _DIGITS)
+        columns[name] = [_number(value) for value in values]
+    return columns
+
+
+def _rounded(values: np.ndarray[Any, Any], digits: int) -> np.ndarray[Any, Any]:
+    return np.array([float(f"{value:.{digits}g}") for value in values])
+
+
+def _number(value: float) -> float | int | None:
+    if not np.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(value)

@@ -1,0 +1,116 @@
+"""What each plot found, as its title: computed from what the plot shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import geometric_mean
+
+import pandas as pd
+
+from analysis.model.steps import largest, steps_of
+from kernels.machine import Machine
+
+_NEARLY = 0.9  # of the best speed, from which on a size counts as large enough
+
+
+def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
+    """How much of its ceiling each dtype reaches.
+
+    Args:
+        rows: of :func:`analysis.model.series.roofline_series`.
+        machine: with the ceilings.
+    """
+    best = rows.groupby("dtype", sort=False)["tflops"].max()
+    shares = {str(dtype): top * 1e12 / machine.peak(str(dtype)) for dtype, top in best.items()}
+    told = [f"{dtype} {share:.0%}" for dtype, share in shares.items()]
+    return f"Of its ceiling {_listed(told)} is reached" if told else ""
+
+
+def square_title(rows: pd.DataFrame) -> str:
+    """From which size on each dtype is nearly as fast as it gets.
+
+    Args:
+        rows: of :func:`analysis.model.series.square_series`.
+    """
+    told = []
+    for dtype, group in rows.groupby("dtype", sort=False):
+        slow = group[group["tflops"] < _NEARLY * group["tflops"].max()]
+        fast = group[group["m"] > slow["m"].max()] if len(slow) else group
+        told.append(f"{dtype} from {fast['m'].min()}")
+    return f"{_NEARLY:.0%} of the best speed: {_listed(told)} on"
+
+
+def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
+    """The largest step up that lies beyond its intervals.
+
+    Args:
+        lines: of :func:`analysis.model.series.steps_series`.
+    """
+    found = []
+    for along, line in lines.items():
+        ups, _ = largest(steps_of(line, along), 1)
+        found += [(row["ratio"], along, row) for row in ups.to_dict("records")]
+    if not found:
+        return "No step from one size to the next lies beyond its interval"
+    ratio, along, row = max(found, key=lambda step: step[0])
+    where = f"{along.upper()} {row[along]} → {row['after']}"
+    return f"{where} takes {ratio - 1:.0%} more time in {row['dtype']}, the largest step"
+
+
+def alignment_title(rows: pd.DataFrame) -> str:
+    """The worst offset from a round size, and what multiples of 8 cost.
+
+    Args:
+        rows: of :func:`analysis.model.series.alignment_series`, of one base.
+    """
+    eighth = rows["offset"] % 8 == 0
+    odd, round_ = rows[~eighth], rows[eighth & (rows["offset"] > 0)]
+    slower = odd[odd["relative_hi"] < 1]
+    if slower.empty:
+        return "No offset from a round size is slower beyond its interval"
+    worst = slower.loc[slower["relative"].idxmin()]
+    size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
+    eights = round_[round_["relative_hi"] < 1]
+    if round_.empty:
+        rest = ""
+    elif eights.empty:
+        rest = "; multiples of 8 cost nothing beyond their intervals"
+    else:
+        rest = f"; multiples of 8 up to {1 - eights['relative'].min():.0%}"
+    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{rest}"
+
+
+def channels_title(rows: pd.DataFrame) -> str:
+    """How much slower channels are that are no multiple of 8 than the next multiple.
+
+    Args:
+        rows: of :func:`analysis.model.series.channel_series`.
+    """
+    worst: tuple[float, str] = (1.0, "")
+    for dtype, group in rows.groupby("dtype", sort=False):
+        speed = group.groupby("c")["tflops"].max()
+        for channels in speed.index[speed.index % 8 != 0]:
+            larger = speed[(speed.index > channels) & (speed.index % 8 == 0)]
+            if len(larger):
+                ratio = float(speed[channels] / larger.iloc[0])
+                text = f"{channels} channels compute {1 - ratio:.0%} less per second than "
+                worst = min(worst, (ratio, f"{text}{larger.index[0]} in {dtype}"))
+    return worst[1] or "No number of channels is slower than the next multiple of 8"
+
+
+def layouts_title(pairs: pd.DataFrame) -> str:
+    """The geometric mean of NHWC's speed over NCHW's, and how many pairs are clear.
+
+    Args:
+        pairs: of :func:`analysis.model.series.layout_series`.
+    """
+    mean = geometric_mean(pairs["ratio"])
+    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    return (
+        f"NHWC is {mean:.2f}× as fast as NCHW: of {len(pairs)} pairs {faster} are clearly faster, "
+        f"{slower} clearly slower"
+    )
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,132 @@
+"""The lesson: time over M of one class of product, with the edges of tiles and waves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.model.basis import Basis
+from analysis.model.steps import steps_of
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
+from kernels.config import ceil_div
+from kernels.problem import Gemm
+
+_BEYOND = 2.0  # times the size of the step, up to which the plot goes
+_MOST_MARKED = 60  # edges of tiles: more are counted alone
+_ROUND = 16  # the predicted line goes over multiples of this, and over measured sizes
+_DEFAULT_END = 2048  # of M, where nothing was measured
+
+
+def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
+    """The step along M that a lesson is about: the one at a size, else the largest one.
+
+    Args:
+        line: measured rows of one class.
+        size: its smaller M; None for the largest, up or down.
+    """
+    steps = steps_of(line)
+    steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
+    if steps.empty:
+        return None
+    return steps.loc[np.abs(np.log(steps["ratio"])).idxmax()]
+
+
+def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
+    """One page: measured points, the prediction between them, each edge marked and counted.
+
+    Args:
+        basis: predicts.
+        gemm: the class; its M is not used.
+        line: what was measured of it, with m, time_us and, if known, time_lo_us and time_hi_us.
+        size: the M before the step in the title; the largest step if None.
+    """
+    step = lesson(line, size)
+    end = int(_BEYOND * step["after"]) if step is not None else _DEFAULT_END
+    if step is None and len(line):
+        end = int(line["m"].max())
+    line = line[line["m"] <= end]
+    # Odd sizes have a price of their own, which would hide the steps.
+    sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
+    predicted = _predicted(basis, gemm, sizes)
+    figure, (axes,) = panels(1, _title(step, predicted), (11.0, 6.5))
+    label = "predicted" if line.empty else "predicted, by a model fitted to these rows, too"
+    axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
+    told = predicted if step is None else predicted[predicted["m"] == step["m"]]
+    _mark_edges(axes, told.iloc[-1], basis.model.machine.sms, end)
+    color = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))[0]
+    if len(line):
+        axes.plot(line["m"], line["time_us"], "o", color=color, markersize=6, zorder=4,
+                  label=f"measured, {len(line)} sizes")  # fmt: skip
+    bars = line[line["time_lo_us"].notna()] if "time_lo_us" in line else line.head(0)
+    if len(bars):
+        axes.vlines(bars["m"], bars["time_lo_us"], bars["time_hi_us"], color=color)
+    if step is not None:
+        _explain(axes, step, predicted)
+    what = f"N = {gemm.n}, K = {gemm.k}, {gemm.dtype}, layout {gemm.layout}"
+    axes.set(xlabel=f"M, rows   ({what})", ylabel="time, µs", xlim=(0, end), ylim=(0, None))
+    axes.legend(loc="upper left", framealpha=1.0)
+    return figure
+
+
+def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
+    """The prediction at each size."""
+    gemms = [replace(gemm, m=int(size)) for size in sizes]
+    return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
+
+
+def _title(step: pd.Series | None, predicted: pd.DataFrame) -> str:
+    """The step; without one, what is predicted of the class."""
+    if step is None:
+        last = predicted.iloc[-1]
+        return f"Nothing measured: {last['time_us']:.3g} µs predicted at M = {int(last['m'])}"
+    more = int(step["after"] - step["m"])
+    rows = "One row more" if more == 1 else f"{more} rows more"
+    return (
+        f"{rows}, M {int(step['m'])} → {int(step['after'])}: {step['time_us']:.3g} µs become "
+        f"{step['after_us']:.3g} µs, {step['ratio'] - 1:+.0%}"
+    )
+
+
+def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
+    """An arrow at the step, and what the model says of both of its sizes."""
+    middle = (step["time_us"] + step["after_us"]) / 2
+    axes.annotate(f"{int(step['m'])} → {int(step['after'])}", (step["m"], middle),
+                  xytext=(-80, 24), textcoords="offset points", fontsize=13,
+                  arrowprops={"arrowstyle": "->"})  # fmt: skip
+    lines = []
+    for size in (step["m"], step["after"]):
+        row = predicted.loc[predicted["m"] == size].iloc[0]
+        waves = int(np.ceil(row["waves"]))
+        lines.append(
+            f"M {int(size)}, predicted: {row['time_us']:.3g} µs, {int(row['tiles'])} tiles of "
+            f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
+        )
+    axes.text(0.99, 0.03, "\n".join(lines), transform=axes.transAxes, ha="right", fontsize=11,
+              bbox={"facecolor": "white", "edgecolor": "none"})  # fmt: skip
+
+
+def _mark_edges(axes: Axes, row: pd.Series, sms: int, end: int) -> None:
+    """Where one row more needs another row of tiles, and where another wave of them.
+
+    Args:
+        axes: where to draw.
+        row: a prediction: the edges are of its tile, with its parts of K.
+        sms: of the machine.
+        end: the last M that is shown.
+    """
+    height = int(str(row["tile"]).partition("x")[0])
+    across = round(row["tiles"] / ceil_div(int(row["m"]), height))  # tiles for each row of them
+    count = np.arange(1, end // height + 1)
+    new_wave = np.ceil((count + 1) * across / sms) > np.ceil(count * across / sms)
+    edges = (("tile", count[~new_wave], ":", 0.7), ("wave", count[new_wave], "--", 1.2))
+    for name, found, style, width in edges:
+        drawn = found * height if len(found) <= _MOST_MARKED else found[:0]
+        for edge in drawn:
+            axes.axvline(edge, color=NEUTRAL, linestyle=style, linewidth=width, alpha=0.7, zorder=0)
+        hidden = "" if len(drawn) == len(found) else ", too many to draw"
+        label = f"{len(found)} {name} edges of {row['tile']} tiles{hidden}"
+        axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)

@@ -1,0 +1,37 @@
+"""What people write where names or shares are wanted, on a command line and in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kernels.errors import UserError
+
+
+def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
+    """Names with commas between, such as ``N`` or ``M,K``, or several texts; none for None.
+
+    Raises:
+        UserError: a name is empty, as where a script's variable is not set.
+    """
+    if words is None:
+        return ()
+    names = tuple(word.strip() for word in (words.split(",") if isinstance(words, str) else words))
+    if not all(names):
+        raise UserError(f"--{option} takes names with commas between, not {words!r}.")
+    return names
+
+
+def share_of(value: str | float, option: str) -> float:
+    """Read ``12.5%``, ``0.125`` or the number as a fraction from 0 to 1.
+
+    >>> share_of("12.5%", "pad")
+    0.125
+    """
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"--{option} takes a share such as 12.5% or 0.125, not {value!r}.")
+    return share

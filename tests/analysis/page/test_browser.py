@@ -1,0 +1,209 @@
+"""The page in a real browser: what it draws, filters, finds and says is what was recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from browsing import Opened, need_browser, opened
+
+RECORDED = Path(__file__).resolve().parents[2] / "recordings" / "cpu-amd-epyc-2t"
+RULES = (
+    Path(__file__).resolve().parents[2] / "recordings" / "rules-cpu" / "rules" / "cpu-amd-epyc-2t"
+)
+SECTIONS = ("roofline", "neighbourhood", "advice", "rules", "accuracy", "tensor-cores")
+GROUP = pytest.mark.xdist_group("browser")
+pytestmark = GROUP
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return pd.read_csv(RECORDED / "measurements.csv", keep_default_na=False)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_browser()
+    from analysis.commands.page import write_page
+    from analysis.model.fitted import analyse
+    from analysis.recordings.runs import load_runs
+
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    return write_page([analyse(load_runs(RECORDED))], [None], path)
+
+
+@pytest.fixture
+def here(page: Path) -> Iterator[Opened]:
+    with opened(page) as it:
+        yield it
+
+
+def number(text: str) -> int:
+    return int(re.sub(r"\D", "", text))
+
+
+def count(here: Opened) -> int:
+    return number(here.text("#count").partition(" of ")[0])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_without_a_network_or_a_complaint(
+    page: Path, scheme: str, measured: pd.DataFrame, tmp_path: Path
+) -> None:
+    with opened(page, scheme) as here:
+        assert count(here) == len(measured)
+        paper = here.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+        for section in SECTIONS:
+            part = here.page.locator(f"#{section}")
+            assert part.locator(".finding").first.inner_text().strip().endswith(".")
+            part.screenshot(path=tmp_path / f"{section}-{scheme}.png")  # looked at by people
+
+
+def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.DataFrame) -> None:
+    box = here.page.locator("#filters")
+    for name, value in (("dtype", "fp32"), ("op", "conv"), ("sweep", "steps")):
+        said = box.locator(f"input[name={name}][value={value}] + span").inner_text()
+        assert number(said) == (measured[name] == value).sum()
+    box.locator("input[name=dtype][value=fp32]").uncheck()
+    left = measured[measured["dtype"] != "fp32"]
+    assert count(here) == len(left)
+    said = box.locator("input[name=op][value=conv] + span").inner_text()
+    assert number(said) == (left["op"] == "conv").sum()
+    box.locator("input[name=op][value=gemm]").uncheck()
+    assert count(here) == (left["op"] == "conv").sum()
+    drawn = here.page.evaluate(
+        "Bokeh.documents.map(d => d.get_model_by_name('shown')).find(Boolean).data.x.length"
+    )
+    assert drawn == count(here)
+    here.page.locator("#roofline summary").click()
+    assert number(here.text("#points-table output").partition(" of ")[2]) == count(here)
+    box.locator("fieldset", has_text="pass").get_by_role("button").click()  # none of them
+    assert count(here) == 0
+
+
+def test_hovering_says_what_the_table_of_measurements_says(
+    here: Opened, measured: pd.DataFrame
+) -> None:
+    script = "Bokeh.documents.map(d => d.get_model_by_name('shown')).find(Boolean).data.index"
+    index = here.page.evaluate(script)
+    alone = measured["tflops"].idxmax()  # nothing lies on the fastest
+    row = measured.loc[alone]
+    (place,) = [
+        i for i, point in enumerate(index) if abs(speed(here, point) - row["tflops"]) < 1e-12
+    ]
+    here.page.mouse.move(*here.place_of(place))
+    text = here.hovered()
+    assert f"{row['time_us']:.12g} µs" in text
+    assert f"({row['time_lo_us']:.12g} to {row['time_hi_us']:.12g})" in text
+    assert row["kernel"] in text
+    assert f"{row['m']}×{row['n']}×{row['k']}" in text
+
+
+def speed(here: Opened, point: int) -> float:
+    script = """point => {
+      const { data } = Bokeh.documents.map((d) => d.get_model_by_name("shown")).find(Boolean);
+      return data.y[data.index.indexOf(point)];
+    }"""
+    return float(here.page.evaluate(script, point))
+
+
+def test_a_click_shows_a_points_neighbours(here: Opened, measured: pd.DataFrame) -> None:
+    row = measured.loc[measured["tflops"].idxmax()]
+    index = here.page.evaluate(
+        "Bokeh.documents.map(d => d.get_model_by_name('shown')).find(Boolean).data.y"
+    )
+    place = max(range(len(index)), key=index.__getitem__)
+    here.page.mouse.click(*here.place_of(place))
+    here.page.wait_for_function("document.getElementById('shape').value !== ''")
+    assert (
+        here.page.locator("#shape").input_value().startswith(f"{row['m']},{row['n']},{row['k']},")
+    )
+
+
+def test_typing_a_shape_finds_its_neighbours(here: Opened, measured: pd.DataFrame) -> None:
+    here.page.locator("#shape").fill("1024,1024,1037,fp32")
+    here.page.locator("#shape").press("Enter")
+    assert here.text("#chosen").startswith("1024×1024×1037 fp32")
+    line = measured[
+        (measured["m"].astype(str) == "1024") & (measured["n"].astype(str) == "1024")
+        & (measured["dtype"] == "fp32") & (measured["op"] == "gemm") & (measured["cache"] == "cold")
+        & (measured["layout"] == "nt") & (measured["mode"] == "burst") & (measured["config"] == "")
+        & (measured["batch"].astype(str) == "1")
+    ]  # fmt: skip
+    sizes = sorted({int(size) for size in line["k"]})
+    box = here.page.locator("#line-2")
+    assert f"Along K: {len(sizes)} sizes" in box.locator("h3").inner_text()
+    box.locator("summary").click()
+    rows = here.cells("#line-2")
+    assert [int(row[0]) for row in rows] == sizes
+    times = {int(row[0]): row[1] for row in rows}
+    (own,) = set(line.loc[line["k"].astype(str) == "1037", "time_us"])
+    assert times[1037].startswith(f"{own:.12g} µs")
+    advice = here.page.locator("#chosen-advice li").all_inner_texts()
+    assert {text.partition(",")[0] for text in advice} == {"To pad", "To choose"}
+
+
+def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
+    here.page.locator("#shape").fill("1000,1024,1024,fp32")
+    here.page.get_by_role("button", name="Show").click()
+    assert "1000,1024,1024,fp32 was not measured; the nearest is 1024×1024×1024 fp32" in here.text(
+        "#chosen"
+    )
+    for nonsense in (
+        "hello",
+        "",
+        "1,2",
+        "0,1,1,fp32",
+        "1e9,1,1,bf16",
+        "<img src=x onerror=alert(1)>",
+    ):
+        here.page.locator("#shape").fill(nonsense)
+        here.page.locator("#shape").press("Enter")
+        assert "is no shape that was measured here" in here.text("#chosen")
+
+
+def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:
+    table = here.page.locator("#advice-table")
+    gains = [float(row[4].partition(" %")[0]) for row in here.cells("#advice-table")]
+    table.get_by_role("button", name="gain").click()
+    falling = [float(row[4].partition(" %")[0]) for row in here.cells("#advice-table")]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] >= max(gains)
+    table.get_by_role("button", name="gain").click()
+    rising = [float(row[4].partition(" %")[0]) for row in here.cells("#advice-table")]
+    assert rising == sorted(rising)
+    assert table.locator("th[aria-sort=ascending]").inner_text().startswith("gain")
+    table.get_by_role("searchbox").fill("1039")
+    rows = here.cells("#advice-table")
+    assert rows
+    assert all("1039" in " ".join(row) for row in rows)
+    table.locator("button.copy").first.click()
+    table.get_by_text("Copied").wait_for()
+    copied = here.page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert copied[0].startswith("| shape | verdict |")
+    assert set(copied[1]) == set("| -")
+    assert [cell.strip() for cell in copied[2].strip("|").split(" | ")] == rows[0][:-1]
+
+
+def test_the_keyboard_alone_reaches_every_control(here: Opened) -> None:
+    script = """() => [...document.querySelectorAll("a[href],button,input,summary,[tabindex='0']")]
+      .filter((e) => e.checkVisibility() && !e.closest("table") && !e.disabled)
+      .map((e, i) => (e.dataset.stop = String(i)))"""
+    stops = set(here.page.evaluate(script))
+    assert len(stops) > 30
+    here.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    reached = set()
+    for _ in range(1500):
+        here.page.keyboard.press("Tab")
+        reached.add(here.page.evaluate("document.activeElement?.dataset?.stop ?? ''"))
+        if stops <= reached:
+            break
+    assert stops <= reached
+    here.page.locator("#filters input").first.focus()
+    before = count(here)
+    here.page.keyboard.press("Space")
+    assert count(here) < before

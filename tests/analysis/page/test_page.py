@@ -1,0 +1,228 @@
+"""The page as a file: what is in it, how large it is, and that nothing hostile gets out of it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browsing import need_browser, opened
+from synthetic import gemm_cases, random_sizes, record, recorded
+
+from analysis.model.fitted import analyse
+from analysis.recordings.load import load
+from kernels.errors import UserError
+from kernels.machine import known_machine
+from sweeps.cases.case import Case
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    """A table's cells as they are written, to write most of them again."""
+    return pd.read_csv(folder / "measurements.csv", dtype=str, keep_default_na=False)
+
+
+def write(folder: Path, *more: Path) -> Path:
+    pytest.importorskip("bokeh", reason="needs the extra `page`")
+    from analysis.commands.page import write_page
+
+    analyses = [analyse(load(each)) for each in (folder, *more)]
+    return write_page(analyses, [None] * len(analyses))
+
+
+def data_of(page: Path) -> Any:
+    """What the page's script reads."""
+    text = page.read_text(encoding="utf-8")
+    (packed,) = re.findall(r'<script[^>]*id="data">([^<]*)</script>', text)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_every_case_is_in_it_with_its_very_numbers(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "nvidia-h100-sxm", count=60)
+    (run,) = data_of(write(recording.folder))
+    points = run["points"]
+    rows = recording.rows
+    assert points["time_us"] == pytest.approx(rows["time_us"].tolist(), rel=1e-11)
+    assert points["m"] == rows["m"].tolist()
+    words = points["kernel"]["words"]
+    assert [words[code] for code in points["kernel"]["codes"]] == [""] * len(rows)
+    assert run["sms"] == recording.machine.sms
+
+
+def test_a_case_without_a_time_is_a_point_with_a_status(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "nvidia-h100-sxm", count=60)
+    table = rows_of(recording.folder)
+    times = ["time_us", "time_lo_us", "time_hi_us", "samples", "converged", "tflops", "gbps"]
+    table.loc[5, times] = ""
+    table.loc[5, ["status", "message"]] = ["oom", "no room"]
+    table.to_csv(recording.folder / "measurements.csv", index=False)
+    (run,) = data_of(write(recording.folder))
+    points = run["points"]
+    said = [points["message"]["words"][code] for code in points["message"]["codes"]]
+    assert said.count("no room") == 1
+    assert points["time_us"][said.index("no room")] is None
+    assert len(points["m"]) == len(table)
+
+
+def test_a_page_of_a_usual_sweep_is_under_two_megabytes(tmp_path: Path) -> None:
+    recording = recorded(tmp_path / "nvidia-h100-sxm", count=800)
+    assert write(recording.folder).stat().st_size < 2e6
+
+
+def test_two_recordings_stand_side_by_side(tmp_path: Path) -> None:
+    need_browser()
+    cases = gemm_cases(dict.fromkeys(random_sizes(60)))
+    rng = np.random.default_rng(0)
+    seconds = np.exp(rng.normal(-9, 1, len(cases)))
+    first = record(tmp_path / "nvidia-h100-sxm", cases, seconds)
+    second = record(tmp_path / "nvidia-h200", cases, seconds / 2, machine=known_machine("h200"))
+    with opened(write(first, second)) as here:
+        assert "nvidia-h200 is 2.00× as fast as nvidia-h100-sxm" in here.text("#beside .finding")
+        here.page.locator("#beside summary").click()
+        rows = here.cells("#pairs-table")
+        assert len(rows) == len(cases)
+        assert {row[-2] for row in rows} == {"2.00×"}
+        here.page.locator("input[name=run][value=nvidia-h200]").uncheck()
+        assert here.text("#count").startswith(f"{len(cases)} of {2 * len(cases)} cases")
+
+
+def rising(cases: list[Case]) -> list[float]:
+    return [1e-4 * (1 + place) for place in range(len(cases))]
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>${alert(3)}"
+
+
+def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
+    need_browser()
+    cases = gemm_cases(dict.fromkeys(random_sizes(60)), sweep=HOSTILE)
+    folder = record(
+        tmp_path / "nvidia-h100-sxm", cases, [1e-4 * (1 + i) for i in range(len(cases))]
+    )
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run["machine"]["name"] = run["software"]["torch"] = HOSTILE
+    run["health"] = {"verdict": "noisy", "reasons": [HOSTILE]}
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    table = rows_of(folder)
+    table["kernel"] = table["message"] = HOSTILE
+    table.to_csv(folder / "measurements.csv", index=False)
+    page = write(folder)
+    assert HOSTILE not in page.read_text(encoding="utf-8")
+    with opened(page) as here:  # which ends with an error where anything was said or asked for
+        assert here.text("h1") == HOSTILE
+        here.page.locator("#roofline summary").click()
+        assert HOSTILE in " ".join(here.cells("#points-table")[0])
+        here.page.mouse.move(*here.place_of(0))
+        assert HOSTILE in here.hovered()
+        assert here.page.locator("img[src=x]").count() == 0
+
+
+def nan_time(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(time_us=["nan", *table["time_us"][1:]])
+
+
+def infinite_time(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(time_us=["inf", *table["time_us"][1:]])
+
+
+def negative_size(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(m=["-5", *table["m"][1:]])
+
+
+def endless_word(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(kernel="x" * 20_000)
+
+
+def odd_letters(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(kernel="\u202e\ufeff\u0007𝕏|`")
+
+
+def no_time_at_all(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(status="error", time_us="", time_lo_us="", time_hi_us="")
+
+
+def one_shape(table: pd.DataFrame) -> pd.DataFrame:
+    return table.head(1)
+
+
+def unknown_dtype(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(dtype="fp7")
+
+
+def foreign_columns(table: pd.DataFrame) -> pd.DataFrame:
+    return table.rename(columns={"time_us": "time"})
+
+
+def huge_times(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(time_us=table["time_us"] + "e12", time_hi_us=table["time_hi_us"] + "e12")
+
+
+DAMAGE = [nan_time, infinite_time, negative_size, endless_word, odd_letters, no_time_at_all,
+          one_shape, unknown_dtype, foreign_columns, huge_times]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: str(damage.__name__))
+def test_a_damaged_table_is_a_page_or_a_sentence(
+    damage: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
+) -> None:
+    need_browser()
+    folder = recorded(tmp_path / "nvidia-h100-sxm", count=60).folder
+    table = damage(rows_of(folder))
+    table.to_csv(folder / "measurements.csv", index=False)
+    try:
+        page = write(folder)
+    except UserError:
+        return
+    with opened(page) as here:
+        assert "cases" in here.text("#count")
+
+
+def test_without_its_extra_a_page_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from analysis.commands.page import add_page, lacks_page
+
+    recording = recorded(tmp_path / "nvidia-h100-sxm", count=60)
+    analysis = analyse(recording)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert lacks_page().startswith("needs the extra `page`: ")
+    assert add_page(analysis, []) is None
+    assert "report.html is left out" in capsys.readouterr().err
+    assert not (recording.folder / "report.html").exists()
+
+
+def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "nvidia-h100-sxm", count=60).folder
+    for text in ("[{}]", "{", '[{"id": 1}]'):
+        (folder / "rules.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"rules.json cannot be read"):
+            write(folder)
+
+
+def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> None:
+    need_browser()
+    from kernels.problem import Conv
+
+    sizes = (16, 32, 48, 64, 96, 128)
+    cases = [
+        Case("channels", Conv.parse(f"8,{c},28,28,64,3,3,1,1,1,1,bf16,nhwc"), "cudnn")
+        for c in sizes
+    ]
+    cases += gemm_cases(dict.fromkeys(random_sizes(40)))
+    folder = record(
+        tmp_path / "nvidia-h100-sxm", cases, [1e-4 * (1 + i) for i in range(len(cases))]
+    )
+    with opened(write(folder)) as here:
+        here.page.locator("#shape").fill("8,64,28,28,64,3,3,1,1,1,1,bf16,nhwc,fprop")
+        here.page.locator("#shape").press("Enter")
+        assert here.text("#chosen").startswith("8×64×28×28 → 64, 3×3 fprop bf16 nhwc")
+        assert f"Along C: {len(sizes)} sizes" in here.text("#line-1 h3")

@@ -1,0 +1,100 @@
+"""The lesson about one class: what its title says is what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import analysis
+from matplotlib import pyplot as plt
+from synthetic import gemm_cases, model_law, problems, random_sizes, record
+
+from analysis.model.basis import find_basis
+from analysis.plots.wave import draw_wave, lesson
+from analysis.recordings.runs import load_runs
+from kernels.problem import Gemm
+
+SIZES = [*range(64, 1281, 64), 1281, *range(1344, 3000, 64)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An H100 that obeys the model, but for one step of 1.81."""
+    folder = tmp_path_factory.mktemp("results")
+    line = [(m, 768, 10240) for m in SIZES]
+    cases = gemm_cases(dict.fromkeys([*line, *random_sizes(80)]))
+    seconds = model_law()(problems(cases))
+    sizes = [case.problem.m for case in cases]  # type: ignore[union-attr]
+    seconds[sizes.index(1281)] = 1.81 * seconds[sizes.index(1280)]
+    record(folder / "nvidia-h100-sxm", cases, seconds)
+    return folder
+
+
+def test_the_title_is_the_largest_step(results: Path) -> None:
+    basis = find_basis("nvidia-h100-sxm", results)
+    rows = load_runs(results / "nvidia-h100-sxm").products
+    line = rows[(rows["n"] == 768) & (rows["k"] == 10240)]
+    figure = draw_wave(basis, Gemm(1, 768, 10240, "bf16"), line)
+    title = figure.get_suptitle()
+    assert title.startswith("One row more, M 1280 → 1281: ")
+    assert title.endswith("µs, +81%")
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    shown = [size for size in SIZES if size <= 2 * 1281]
+    assert f"measured, {len(shown)} sizes" in labels
+    (waves,) = [int(label.split()[0]) for label in labels if "wave edges" in label]
+    dashed = [
+        each for each in axes.lines if each.get_linestyle() == "--" and np.size(each.get_xdata())
+    ]
+    assert len(dashed) == waves > 0
+    assert axes.get_xscale() == axes.get_yscale() == "linear"
+    plt.close(figure)
+
+
+def test_a_step_can_be_named_and_one_that_was_not_measured_cannot(results: Path) -> None:
+    rows = load_runs(results / "nvidia-h100-sxm").products
+    line = rows[(rows["n"] == 768) & (rows["k"] == 10240)]
+    named, none = lesson(line, 1280), lesson(line, 5)
+    assert named is not None
+    assert named["after"] == 1281
+    assert none is None
+
+
+def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path: Path) -> None:
+    where = ("--results", str(results), "--machine", "nvidia-h100-sxm")
+    drawn = analysis("plot", "wave", *where, "--n", "768", "--k", "10240", "-o", str(tmp_path),
+                     "--format", "svg")  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr
+    assert [path.suffix for path in tmp_path.iterdir()] == [".svg"]
+    found = analysis("plot", "wave", *where, "--find", "--json")
+    assert found.returncode == 0, found.stderr
+    up = json.loads(found.stdout)["up"][0]
+    assert (up["m"], up["after"], up["n"], up["k"]) == (1280, 1281, 768, 10240)
+    assert (
+        "One more row, slower:\n  M 1280 → 1281, N 768"
+        in analysis("plot", "wave", *where, "--find").stdout
+    )
+    for arguments, words in (
+        (("wave", *where), "needs a class"),
+        (("wave", *where, "--n", "768", "--k", "10240", "--m", "5"), "M 5 was not measured"),
+        (("wave", *where, "--find", "--dtype", "fp16"), "no fp16 GEMM"),
+        (("roofline", *where, "--find"), "are for `plot wave`"),
+        (("rofline", *where), "did you mean 'roofline'"),
+        (("roofline", *where, "--format", "gif"), "--format takes png, svg, pdf"),
+        (("roofline", *where, "--dtype", "fp32"), "--dtype takes bf16"),
+    ):
+        told = analysis("plot", *arguments)
+        assert told.returncode == 2, told.stdout
+        assert words in told.stderr
+
+
+def test_a_class_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
+    drawn = analysis("plot", "wave", "--machine", "nvidia-h200", "--n", "768", "--k", "10240",
+                     "--results", str(tmp_path))  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr
+    assert "Nothing of this class was measured" in drawn.stderr
+    assert (tmp_path / "nvidia-h200" / "plots").is_dir()
