@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,13 +53,25 @@ def write_table_sheet(
     return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
 
 
+def what_to_do(row: Mapping[Hashable, Any]) -> str:
+    """What a rule's effect tells people to do; where the effect is a loss, not to."""
+    do = all_rules()[str(row["id"])].do
+    return do if row["effect"] > 1 else f"Not here: {do[0].lower()}{do[1:]}"
+
+
+def _title(data: pd.DataFrame, machine: Machine) -> str:
+    """The advice that is worth most."""
+    best = data.iloc[0]
+    return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
+
+
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
     """One page: the eight rules worth most on a machine, with their figures."""
     data = sheet_data(rows, facts)
     if data.empty:
         return None
     size = (14.0, 2.0 + 0.8 * len(data))
-    figure, (axes,) = panels(1, f"What shapes are worth on {machine.name}", size)
+    figure, (axes,) = panels(1, _title(data, machine), size)
     places = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
     ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
@@ -76,7 +89,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     axes.minorticks_off()
     axes.set_xlabel("gain from following the rule; the line is the 95 % interval")
     for place, row in zip(places, data.to_dict("records"), strict=True):
-        note = f"{row['statement']}: {row['verdict'].split(':')[0]}, {row['effect']:.2f}×"
+        note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(0.005, place + 0.24, note, transform=axes.get_yaxis_transform(), fontsize=12,
                   fontweight="bold", va="bottom")  # fmt: skip
     if machine.kind == "cpu":

@@ -22,8 +22,8 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     """
     best = rows.groupby("dtype", sort=False)["tflops"].max()
     shares = {str(dtype): top * 1e12 / machine.peak(str(dtype)) for dtype, top in best.items()}
-    told = [f"{dtype} {share:.0%}" for dtype, share in shares.items()]
-    return f"Of its ceiling {_listed(told)} is reached" if told else ""
+    told = [f"{share:.0%} in {dtype}" for dtype, share in shares.items()]
+    return f"The fastest products reach {_listed(told)} of the ceiling" if told else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
@@ -107,8 +107,8 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     mean = geometric_mean(pairs["ratio"])
     faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
     return (
-        f"NHWC is {mean:.2f}× as fast as NCHW: of {len(pairs)} pairs {faster} are clearly faster, "
-        f"{slower} clearly slower"
+        f"NHWC is {mean:.2f}× as fast as NCHW: clearly faster in {faster} of {len(pairs)} pairs, "
+        f"clearly slower in {slower}"
     )
 
 

@@ -18,6 +18,7 @@ class Rule:
 
     id: str
     statement: str
+    do: str
     source: str
     effect: str
     sweeps: tuple[str, ...] = ()

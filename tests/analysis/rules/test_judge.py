@@ -13,7 +13,12 @@ import pytest
 from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 from analysis.model.predict import Model
-from analysis.plots.cheat_sheet import sheet_data, write_cheat_sheet, write_table_sheet
+from analysis.plots.cheat_sheet import (
+    sheet_data,
+    what_to_do,
+    write_cheat_sheet,
+    write_table_sheet,
+)
 from analysis.recordings.load import load
 from analysis.recordings.public import read_source
 from analysis.rules.catalogue import all_rules, rule_sweeps
@@ -326,6 +331,12 @@ def test_the_sheet_has_eight_certain_pieces_of_advice_the_largest_first() -> Non
     assert len(data) == 8
     assert list(data["effect"]) == sorted(data["effect"], reverse=True)
     assert not set(data["id"]) & {advice[10], "dense-conv"}
+
+
+def test_the_sheet_says_what_to_do_and_where_not_to() -> None:
+    assert all(rule.do[0].isupper() and rule.do[-1] != "." for rule in all_rules().values())
+    assert what_to_do({"id": "nhwc", "effect": 1.2}) == "Use channels-last (NHWC)"
+    assert what_to_do({"id": "nhwc", "effect": 0.8}) == "Not here: use channels-last (NHWC)"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""Titles are findings: of data that are known, they say what is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.plots import titles
+from kernels.machine import known_machine
+
+H100 = known_machine("nvidia-h100-sxm")
+
+
+def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
+    peak = H100.peak("bf16") / 1e12
+    rows = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32"], "tflops": [0.1, peak * 0.8, 66.9 / 2]})
+    assert titles.roofline_title(rows, H100) == (
+        "The fastest products reach 80% in bf16 and 50% in fp32 of the ceiling"
+    )
+
+
+def test_squares_say_from_which_size_on_they_are_fast() -> None:
+    rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
+    title = titles.square_title(rows.assign(dtype="bf16"))
+    assert title == "90% of the best speed: bf16 from 1024 on"
+
+
+def line(*times: float, error: float = 0.001) -> pd.DataFrame:
+    rows = pd.DataFrame({"m": [1024 + i for i in range(len(times))], "time_us": times})
+    logs = np.log(times)
+    return rows.assign(n=64, k=64, dtype="bf16", steady_log=logs, steady_error=error)
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (0.001, "M 1025 → 1026 takes 50% more time in bf16, the largest step"),
+        (1.0, "No step from one size to the next lies beyond its interval"),
+    ],
+)
+def test_steps_name_the_largest_one_beyond_its_interval(error: float, title: str) -> None:
+    assert titles.steps_title({"m": line(10, 11, 16.5, 17, error=error)}) == title
+
+
+def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, object]:
+    return {"along": "n", "base": 1024, "offset": offset, "dtype": "fp32", "relative": relative,
+            "relative_lo": relative - width, "relative_hi": relative + width}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [
+        ([alignment(15, 0.79), alignment(7, 0.9), alignment(8, 1.0)],
+         "N = 1039 costs 21% in fp32; multiples of 8 cost nothing beyond their intervals"),
+        ([alignment(15, 0.79), alignment(8, 0.95)],
+         "N = 1039 costs 21% in fp32; multiples of 8 up to 5%"),
+        ([alignment(15, 0.79)], "N = 1039 costs 21% in fp32"),
+        ([alignment(15, 0.99, 0.05)],
+         "No offset from a round size is slower beyond its interval"),
+    ],
+)  # fmt: skip
+def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(
+    rows: list[dict[str, object]], title: str
+) -> None:
+    assert titles.alignment_title(pd.DataFrame([alignment(0, 1.0, 0.0), *rows])) == title
+
+
+def test_channels_are_compared_with_the_next_multiple_of_eight() -> None:
+    rows = pd.DataFrame({"c": [32, 33, 40, 63, 64], "tflops": [3.0, 2.0, 4.0, 5.0, 6.0]})
+    title = titles.channels_title(rows.assign(dtype="bf16"))
+    assert title == "33 channels compute 50% less per second than 40 in bf16"
+    round_ = rows[rows["c"] % 8 == 0].assign(dtype="bf16")
+    assert titles.channels_title(round_).startswith("No number of channels is slower")
+
+
+def test_layouts_count_what_is_clear() -> None:
+    pairs = pd.DataFrame({"ratio": [2.0, 0.5, 1.0], "ratio_lo": [1.5, 0.4, 0.9],
+                          "ratio_hi": [2.5, 0.6, 1.1]})  # fmt: skip
+    assert titles.layouts_title(pairs) == (
+        "NHWC is 1.00× as fast as NCHW: clearly faster in 1 of 3 pairs, clearly slower in 1"
+    )
