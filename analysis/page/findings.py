@@ -66,8 +66,8 @@ def rules(report: Report) -> str:
     if not judged:
         return "No rule was judged here."
     count = Counter(rule.verdict.partition(":")[0] for rule in judged)
-    told = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
-    return f"Of {len(judged)} rules that were judged: {told}."
+    told = [f"{verdict.replace(',', '')} {number}" for verdict, number in count.most_common()]
+    return f"Verdicts on {len(judged)} rules: {', '.join(told)}."
 
 
 def tensor_cores(report: Report) -> str:

@@ -97,6 +97,11 @@ function predictedText(i) {
   return `${time} µs (${points.predicted_lo_us[i]} to ${points.predicted_hi_us[i]})`;
 }
 
+const errorOf = (i) =>
+  points.predicted_us[i] === null || points.time_us[i] === null
+    ? null
+    : points.predicted_us[i] / points.time_us[i] - 1;
+
 const number = (value, unit = "") => (value === null ? "–" : `${round(value, 4)}${unit}`);
 
 // ---- Tables ---------------------------------------------------------------------------------
@@ -533,6 +538,7 @@ const pointTable = new Table(byId("points-table"), "the points", [
   figure("time", timeOf, (i) => points.time_us[i]),
   figure("speed", speedText, (i) => (points.time_us[i] === null ? null : speed(i))),
   figure("predicted", predictedText, (i) => points.predicted_us[i]),
+  figure("error", (i) => (errorOf(i) === null ? "–" : percent(errorOf(i))), errorOf),
   text("limit", (i) => word("limit", i)),
   text("tile", (i) => word("tile", i)),
   figure("waves", (i) => number(points.waves[i]), (i) => points.waves[i]),

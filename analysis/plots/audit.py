@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.advice.verdict import LEAVE_IT
 from analysis.audit.account import NO_PRODUCT, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
@@ -25,7 +26,8 @@ _CAPTION = (
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
     """One stacked bar per machine: where the step's time goes."""
-    figure, (axes,) = panels(1, f"Where the step goes: {title}", (10.0, 2.2 + 0.9 * len(accounts)))
+    size = (10.0, 2.2 + 0.9 * len(accounts))
+    figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
     roles = list(dict.fromkeys(role for each in accounts.values() for role in each.by_role))
     colors = {
         role: _COLORS[i % len(_COLORS)]
@@ -47,16 +49,33 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     return save(figure, _CAPTION, folder, "audit-step")
 
 
+def step_finding(accounts: Mapping[str, Account]) -> str:
+    """Which role takes most of the step, on the first machine."""
+    account = next(iter(accounts.values()))
+    products = [item for item in account.by_role.items() if item[0] != NO_PRODUCT]
+    role, time = max(products, key=lambda item: item[1])
+    return f"{role} takes {time / account.step_us:.0%}"
+
+
+def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
+    """Which lever gains most of those that are worth it, over all machines."""
+    worth = [x for found in levers.values() for x in found if x.verdict != LEAVE_IT]
+    if not worth:
+        return "no other size is worth it"
+    best = max(worth, key=lambda lever: lever.gain.value)
+    return f"{best.words} gains {best.gain.value:.1%} of the step"
+
+
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
     """What each lever gains of the step with its interval; one panel per machine."""
     most = max((len(each) for each in levers.values()), default=1)
     count = max(len(levers), 1)
     size = (9.0 * count, 2.0 + 0.45 * max(most, 1))
-    figure, axes = panels(count, f"What to change: {title}", size)
+    figure, axes = panels(count, f"{title}: {levers_finding(levers)}", size)
     for panel, (machine, found) in zip(axes, levers.items(), strict=False):
         places = np.arange(len(found))
         for place, lever in zip(places, found, strict=True):
-            worth = lever.verdict != "leave it"
+            worth = lever.verdict != LEAVE_IT
             gain = [100 * part for part in lever.gain]
             panel.plot(gain[1:], [place] * 2, color=_COLORS[0] if worth else _HATCHED, linewidth=3)
             panel.plot(gain[0], place, "o" if worth else "s",

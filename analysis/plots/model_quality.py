@@ -47,7 +47,7 @@ def write_validation_plots(
 
 def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
     """Median and mean error over the rows calibrated; a perfect model's as dotted lines."""
-    figure, axes = panels(2, "Error on rows that were not seen, by rows calibrated", (12.0, 5.5))
+    figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
     for panel, what in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
             points = [point for point in curve if point.holdout == holdout]
@@ -64,6 +64,16 @@ def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
         panel.minorticks_off()
     axes[0].legend()
     return figure
+
+
+def curve_title(curve: Sequence[Point]) -> str:
+    """What more rows bring, on other rows."""
+    points = sorted((p for p in curve if p.holdout == curve[0].holdout), key=lambda p: p.count)
+    first, last = points[0], points[-1]
+    return (
+        f"{first.count} rows foresee others to {first.errors.median:.1%} in the median, "
+        f"{last.count} to {last.errors.median:.1%}"
+    )
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
@@ -85,7 +95,12 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_shapes(rows: pd.DataFrame) -> Figure:
     """A heat map of the error over M and the size of the weights."""
     data = shapes_data(rows)
-    figure, (axes,) = panels(1, "Where the error sits", (9.0, 7.0))
+    worst = data.stack().idxmax()
+    title = (
+        f"The error is largest at M from {worst[0]}, N × K from 2^{int(np.log2(worst[1]))}: "
+        f"{data.stack().max():.1%}"
+    )
+    figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(100 * data.to_numpy(), origin="lower", aspect="auto", cmap="cividis",
                         vmin=0)  # fmt: skip
     axes.set_xticks(range(len(data.columns)), [f"2^{int(np.log2(v))}" for v in data.columns])

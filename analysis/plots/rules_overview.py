@@ -47,7 +47,9 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     """Effects over machines, by rule."""
     rules, names = data["statement"].unique(), data["name"].unique()
     size = (4.0 + 3.2 * len(rules), 2.6 + 0.42 * len(names))
-    title = f"{len(rules)} rules on {len(names)} GPUs: right of the line, following them pays"
+    counts = data["verdict"].value_counts()
+    told = [f"{str(verdict).replace(',', '')} {count} times" for verdict, count in counts.items()]
+    title = f"{len(rules)} rules on {len(names)} GPUs: {', '.join(told)}"
     figure, axes = panels(len(rules), title, size, share_y=True)
     places = {name: -place for place, name in enumerate(names)}
     for panel, rule in zip(axes, rules, strict=True):
