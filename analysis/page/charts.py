@@ -1,4 +1,4 @@
-"""The page's charts, by Bokeh: empty here, filled and filtered by ``page.js``.
+"""The page's charts, by Bokeh: empty here, filled and filtered by the script.
 
 A chart's data are sources with names that the script knows. It draws at most some thousand points
 at once, so that a filter takes as long with 40,000 points as with 800.

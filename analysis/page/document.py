@@ -32,6 +32,7 @@ from analysis.rules.tensor_cores import Step
 from kernels.program import command
 
 _HERE = Path(__file__).parent
+_SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # one module, in order
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def page_html(reports: Sequence[Report]) -> str:
     return environment.get_template("page.html").render(
         reports=reports, charts=divs, packed=packed, scripts=scripts,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        code=(_HERE / "page.js").read_text(encoding="utf-8"),
+        code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
         nonce=hashlib.sha256(packed.encode()).hexdigest()[:32],
         say=findings, made_by=command("analysis page").strip("`"),
     )  # fmt: skip

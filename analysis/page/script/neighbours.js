@@ -1,0 +1,159 @@
+// The neighbours of a shape along each of its sizes, and the shape that somebody typed.
+
+const NEAR = 6; // neighbours to each side that are shown at least
+const MOST_EDGES = 60; // of tiles or waves: more are counted alone
+const GEMM_SIZES = ["m", "n", "k"];
+const CONV_SIZES = ["batch", "c", "kout"];
+const SAME = ["run", "op", "pass", "dtype", "layout", "implementation", "config", "mode", "cache"];
+const WORDS = [...SAME, "stride", "padding", "dilation"];
+const sizesOf = (i) => (word("op", i) === "conv" ? CONV_SIZES : GEMM_SIZES);
+const FIXED = { conv: ["batch", "c", "h", "w", "kout", "r", "s", "groups"], gemm: ["m", "n", "k", "batch"] };
+
+// Rows that differ from one in a single size, and the row itself, by that size.
+function lineThrough(i, along) {
+  const fixed = (FIXED[word("op", i)] ?? []).filter((name) => name !== along);
+  const found = [];
+  for (let j = 0; j < points.length; j++) {
+    if (points.time_us[j] === null) continue;
+    if (!fixed.every((name) => points[name][j] === points[name][i])) continue;
+    if (WORDS.every((name) => points[name].codes[j] === points[name].codes[i])) found.push(j);
+  }
+  found.sort((a, b) => points[along][a] - points[along][b]);
+  // The same case of several sweeps is one point of the line.
+  return found.filter((j, k) => !k || points[along][j] !== points[along][found[k - 1]]);
+}
+
+const ceil = (a, b) => Math.ceil(a / b);
+
+// Where one more of M or N begins another tile, and where another wave, between a line's ends.
+function edgesOf(i, along, low, high) {
+  const tile = word("tile", i).match(/^(\d+)x(\d+)/);
+  if (!tile || along === "k" || word("op", i) !== "gemm") return { tiles: [], waves: [] };
+  const [rows, columns] = [Number(tile[1]), Number(tile[2])];
+  const [block, other] =
+    along === "m" ? [rows, ceil(points.n[i], columns)] : [columns, ceil(points.m[i], rows)];
+  const slots = machineOf(i).sms;
+  const waves = (count) => ceil(count * other * points.batch[i], slots);
+  const found = { tiles: [], waves: [] };
+  for (let count = Math.max(1, ceil(low, block)); count * block < high; count++) {
+    if (count * block < low) continue;
+    const kind = slots && waves(count + 1) > waves(count) ? "waves" : "tiles";
+    found[kind].push(count * block);
+  }
+  return found;
+}
+
+// The ends of what is shown of a line: twice and half the size, and at least some points; the other
+// points are there for whoever moves the chart.
+function endsAround(sizes, size) {
+  const at = sizes.indexOf(size);
+  const near = sizes.slice(Math.max(0, at - NEAR), at + NEAR + 1);
+  const wide = sizes.filter((other) => other >= size / 2 && other <= 2 * size);
+  const both = [...near, ...wide];
+  return [Math.min(...both), Math.max(...both)];
+}
+
+function drawLine(place, i, along) {
+  const line = i === null ? [] : lineThrough(i, along);
+  const box = byId(`line-${place}`);
+  const name = `line-${place}`;
+  const columns = (of) => line.map(of);
+  const said = (j) => `${along.toUpperCase()} ${points[along][j]}: ${timeOf(j)}; predicted ${predictedText(j)}`;
+  model(name).data = {
+    x: columns((j) => points[along][j]),
+    time: columns((j) => points.time_us[j]),
+    lo: columns((j) => points.time_lo_us[j] ?? NaN),
+    hi: columns((j) => points.time_hi_us[j] ?? NaN),
+    expected: columns((j) => points.predicted_us[j] ?? NaN),
+    said: columns(said),
+  };
+  const alone = line.length < 2;
+  const title = i === null ? "" : `Along ${along.toUpperCase()}`;
+  const heading = box.querySelector("h3");
+  const [low, high] = endsAround(line.map((j) => points[along][j]), i === null ? 0 : points[along][i]);
+  const inside = line.filter((j) => points[along][j] >= low && points[along][j] <= high);
+  const tallest = (j) => Math.max(points.time_us[j], points.predicted_us[j] ?? 0);
+  const top = Math.max(...inside.map(tallest));
+  const edges = alone ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
+  const marks = `; ${edges.tiles.length} edges of tiles, ${edges.waves.length} of waves`;
+  heading.textContent = alone
+    ? `${title}: no other size was measured`
+    : `${title}: ${line.length} sizes${edges.tiles.length + edges.waves.length ? marks : ""}`;
+  for (const kind of ["tiles", "waves"]) {
+    const drawn = edges[kind].length > MOST_EDGES ? [] : edges[kind];
+    model(`${name}-${kind}`).data = {
+      x: drawn,
+      low: drawn.map(() => 0),
+      high: drawn.map(() => 1.1 * top),
+    };
+  }
+  model(`${name}-here`).data =
+    i === null ? { x: [], time: [] } : { x: [points[along][i]], time: [points.time_us[i]] };
+  const chart = model(`chart-${name}`);
+  chart.below[0].axis_label = along.toUpperCase();
+  if (line.length) {
+    const margin = alone ? 1 : 0.05 * (high - low);
+    Object.assign(chart.x_range, { start: low - margin, end: high + margin });
+    Object.assign(chart.y_range, { start: 0, end: 1.1 * top });
+  }
+  lineTables[place].set(line.map((j) => ({ row: j, along })));
+}
+
+// The row that most other rows differ from in one size: its neighbourhood shows most.
+function firstToShow() {
+  let best = { count: 0, i: null };
+  const counts = new Map();
+  for (let i = 0; i < points.length; i++) {
+    if (points.time_us[i] === null || word("op", i) !== "gemm") continue;
+    for (const along of GEMM_SIZES) {
+      const fixed = GEMM_SIZES.filter((name) => name !== along).map((name) => points[name][i]);
+      const key = [along, ...fixed, ...SAME.map((name) => points[name].codes[i])].join(" ");
+      const count = (counts.get(key)?.count ?? 0) + 1;
+      counts.set(key, { count });
+      if (count > best.count) best = { count, i };
+    }
+  }
+  return best.i;
+}
+
+function distance(i, sizes) {
+  const names = sizesOf(i);
+  return names.reduce((sum, name) => sum + Math.abs(Math.log2(points[name][i] / sizes[name])), 0);
+}
+
+// The row of a typed shape: the very one, else the nearest that was timed with its dtype.
+function find(text) {
+  const fields = text.trim().replaceAll("×", ",").split(/\s*,\s*/);
+  const conv = fields.length > 6;
+  const [sizes, dtype] = conv
+    ? [{ batch: fields[0], c: fields[1], kout: fields[4] }, fields[11]]
+    : [{ m: fields[0], n: fields[1], k: fields[2] }, fields[3]];
+  if (!Object.values(sizes).every((size) => /^[1-9]\d{0,11}$/.test(size ?? ""))) return null;
+  const numbers = Object.fromEntries(Object.entries(sizes).map(([n, v]) => [n, Number(v)]));
+  const spec = fields.join(",");
+  let best = null;
+  for (let i = 0; i < points.length; i++) {
+    if (points.time_us[i] === null || word("op", i) !== (conv ? "conv" : "gemm")) continue;
+    if (dtype && word("dtype", i) !== dtype) continue;
+    const exact = `${word("spec", i)},`.startsWith(`${spec},`) ? -1 : 0;
+    // Where the same shape was timed in several ways, the plain one is meant.
+    const plain = (word("config", i) ? 0.2 : 0) + (word("cache", i) === "cold" ? 0 : 0.1);
+    const far = distance(i, numbers) + exact + plain;
+    if (best === null || far < best.far) best = { i, far, exact: distance(i, numbers) === 0 };
+  }
+  return best;
+}
+
+function choose(i, asked = "") {
+  const spec = word("spec", i);
+  const nearest = asked ? `${asked} was not measured; the nearest is ` : "";
+  const text = `${nearest}${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
+  byId("chosen").textContent = text;
+  const list = byId("chosen-advice");
+  list.replaceChildren();
+  for (const row of machineOf(i).advice.filter((each) => each.spec === spec)) {
+    const change = row.verdict === "leave it" ? "" : `: ${row.change}, gains ${gain(row)}`;
+    list.append(element("li", `To ${row.question}, ${row.verdict}${change} (${row.reason}).`));
+  }
+  for (const [place, along] of sizesOf(i).entries()) drawLine(place, i, along);
+}

@@ -1,0 +1,124 @@
+// Tables that are sorted by their heads, searched, and copied row by row as Markdown.
+
+const PAGE = 100; // rows of a table at once
+
+function element(tag, text = "", attributes = {}) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// A table of rows that is sorted by its heads and searched by a word. A column has a title, a text
+// of a row, and, where it is sorted as a number, its value.
+class Table {
+  constructor(place, name, columns, { copies = false } = {}) {
+    Object.assign(this, { place, name, columns, copies, rows: [], sorted: null, down: true });
+    this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });
+    this.search.placeholder = "Search";
+    this.search.addEventListener("input", () => this.draw());
+    this.told = element("output", "", { "aria-live": "polite" });
+    this.more = element("button", "More rows", { type: "button" });
+    this.more.addEventListener("click", () => this.draw(this.shown + PAGE));
+    const scroll = element("div", "", { class: "scroll", tabindex: "0", "aria-label": name });
+    scroll.setAttribute("role", "region");
+    this.table = element("table");
+    scroll.append(this.table);
+    const tools = element("p");
+    tools.append(this.search, " ", this.told);
+    place.replaceChildren(tools, scroll, this.more);
+  }
+
+  set(rows) {
+    this.rows = rows;
+    this.draw();
+  }
+
+  wanted() {
+    const needle = this.search.value.trim().toLowerCase();
+    const has = (row) => this.columns.some((c) => c.text(row).toLowerCase().includes(needle));
+    const rows = needle ? this.rows.filter(has) : [...this.rows];
+    const column = this.columns[this.sorted];
+    if (column) {
+      const of = column.value ?? column.text;
+      const keys = new Map(rows.map((row) => [row, of(row)]));
+      const sign = this.down ? -1 : 1;
+      rows.sort((a, b) => {
+        const [x, y] = [keys.get(a), keys.get(b)];
+        if (x === null || y === null) return (x === null) - (y === null);
+        return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
+      });
+    }
+    return rows;
+  }
+
+  draw(count = PAGE) {
+    const rows = this.wanted();
+    this.shown = Math.min(count, rows.length);
+    this.told.textContent = `${this.shown} of ${rows.length.toLocaleString("en")} rows`;
+    this.more.hidden = this.shown === rows.length;
+    const head = element("tr");
+    for (const [place, column] of this.columns.entries()) {
+      const cell = element("th", "", { class: column.value ? "number" : "", scope: "col" });
+      const mark = place === this.sorted ? (this.down ? " ↓" : " ↑") : "";
+      const button = element("button", column.title + mark, { type: "button" });
+      button.addEventListener("click", () => this.sort(place));
+      if (mark) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
+      cell.append(button);
+      head.append(cell);
+    }
+    if (this.copies) head.append(element("th", "", { scope: "col" }));
+    const top = element("thead");
+    top.append(head);
+    const body = element("tbody");
+    for (const row of rows.slice(0, this.shown)) body.append(this.line(row));
+    this.table.replaceChildren(top, body);
+  }
+
+  line(row) {
+    const line = element("tr");
+    for (const column of this.columns) {
+      const cell = element("td", column.text(row), { class: column.value ? "number" : "" });
+      if (column.choose) {
+        const button = element("button", column.text(row), { type: "button" });
+        button.addEventListener("click", () => column.choose(row));
+        cell.replaceChildren(button);
+      }
+      line.append(cell);
+    }
+    if (this.copies) {
+      const button = element("button", "Copy", { type: "button", class: "copy" });
+      button.title = "Copy this row as Markdown";
+      button.addEventListener("click", () => this.copy(row, button));
+      const cell = element("td");
+      cell.append(button);
+      line.append(cell);
+    }
+    return line;
+  }
+
+  sort(place) {
+    this.down = place === this.sorted ? !this.down : Boolean(this.columns[place].value);
+    this.sorted = place;
+    this.draw();
+    this.table.querySelectorAll("th button")[place].focus();
+  }
+
+  async copy(row, button) {
+    const cells = this.columns.map((c) => c.text(row).replaceAll("|", "\\|").replaceAll("\n", " "));
+    const line = (texts) => `| ${texts.join(" | ")} |`;
+    const titles = this.columns.map((c) => c.title);
+    const text = [line(titles), line(titles.map(() => "---")), line(cells)].join("\n");
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // A file from the disk may not write to the clipboard everywhere.
+      const area = element("textarea", text);
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    button.textContent = "Copied";
+  }
+}
