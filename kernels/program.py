@@ -24,8 +24,9 @@ RESULTS = Path("results") if INSTALLED else ROOT / "results"
 """Folder of all machines' results, unless ``--results`` names another."""
 
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
+USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "point PYTHON at a PyTorch"
-"""How sentences about a GPU that cannot be used say what to do."""
+"""How sentences say what to do about a GPU that cannot be used, or an old run in the way."""
 
 _VERBS = {"kernels list": "implementations", "sweeps list": "sweeps"}
 """Verbs that two packages have, as the one command calls them."""

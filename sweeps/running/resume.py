@@ -16,7 +16,7 @@ from typing import Any
 from kernels.device import Device, select_device, software
 from kernels.errors import UserError
 from kernels.machine import Machine
-from kernels.program import target
+from kernels.program import USE_FRESH
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.running.ceilings import measure_ceilings
@@ -256,8 +256,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     if not adds and (request.budget or math.inf) < planned:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned:g} s, not "
-            f"{request.budget:g}; leave the option out to go on with it, or "
-            f"{target('sweep FRESH=1', 'run --fresh')} keeps it aside and starts anew."
+            f"{request.budget:g}; leave the option out to go on with it, or use {USE_FRESH} to "
+            "keep it aside and start anew."
         )
 
 

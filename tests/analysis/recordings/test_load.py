@@ -121,7 +121,7 @@ def test_missing_and_broken_files_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measurements.csv cannot be read"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text("a,b,c\n1,2\n")
-    with pytest.raises(UserError, match="does not have the columns"):
+    with pytest.raises(UserError, match="does not begin with the columns"):
         load(tmp_path)
 
 

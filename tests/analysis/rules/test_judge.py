@@ -297,7 +297,7 @@ def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
     cases = gemm_cases([(512, 512, 512), (640, 640, 640)], "square")
     folder = record(tmp_path, cases, [1e-4, 2e-4], plan=plan)
     rows = {row.id: row for row in judge_all([Evidence.of_recording(load(folder))])}
-    how = "needs pairs of the sweeps sources, steps: run `make rules` with more BUDGET"
+    how = "needs pairs of the sweeps sources, steps: run `make rules` with a larger budget"
     assert rows["wave"].reason == how
     assert rows["nhwc"].reason.endswith(": run `make rules`")  # nobody planned that
 
