@@ -180,15 +180,14 @@ class Conv:
 
     def __post_init__(self) -> None:
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
-        for name in ("stride", "padding", "dilation"):
-            if isinstance(getattr(self, name), int):  # the same in both directions
-                object.__setattr__(self, name, (getattr(self, name),) * 2)
         if self.dtype == "fp8":
             raise UserError("fp8 is known of GEMMs alone, not of convolutions.")
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if isinstance(getattr(self, name), int):  # the same in both directions
+                object.__setattr__(self, name, (getattr(self, name),) * 2)
             if min(getattr(self, name)) < minimum:
                 raise UserError(f"{name} must be at least {minimum}, not {getattr(self, name)}.")
         if self.c % self.groups or self.kout % self.groups:

@@ -75,6 +75,11 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
     assert number(said) == (left["op"] == "conv").sum()
     box.locator("input[name=op][value=gemm]").uncheck()
     assert count(here) == (left["op"] == "conv").sum()
+    # Each count is of what the other filters leave, not its own: rows that two hide are in none.
+    said = box.locator("input[name=op][value=gemm] + span").inner_text()
+    assert number(said) == (left["op"] == "gemm").sum()
+    said = box.locator("input[name=dtype][value=fp32] + span").inner_text()
+    assert number(said) == ((measured["dtype"] == "fp32") & (measured["op"] == "conv")).sum()
     drawn = here.page.evaluate(
         "Bokeh.documents.map(d => d.get_model_by_name('shown')).find(Boolean).data.x.length"
     )
@@ -124,25 +129,45 @@ def test_a_click_shows_a_points_neighbours(here: Opened, measured: pd.DataFrame)
     )
 
 
-def test_typing_a_shape_finds_its_neighbours(here: Opened, measured: pd.DataFrame) -> None:
-    here.page.locator("#shape").fill("1024,1024,1037,fp32")
+def line_through(
+    measured: pd.DataFrame, sizes: dict[str, int], dtype: str, along: str
+) -> list[int]:
+    """The sizes along a dimension that plain cold GEMMs of this class were measured with."""
+    plain = {"op": "gemm", "dtype": dtype, "cache": "cold", "layout": "nt", "mode": "burst",
+             "config": "", "batch": "1"}  # fmt: skip
+    rows = measured.astype(str)
+    for name, value in {**plain, **{k: str(v) for k, v in sizes.items() if k != along}}.items():
+        rows = rows[rows[name] == value]
+    return sorted({int(size) for size in rows[along]})
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((1024, 1024, 1037), "fp32"), ((512, 512, 512), "fp32"), ((512, 512, 512), "bf16")],
+)
+def test_typing_a_shape_finds_its_neighbours(
+    here: Opened, measured: pd.DataFrame, shape: tuple[int, int, int], dtype: str
+) -> None:
+    here.page.locator("#shape").fill(",".join(map(str, shape)) + f",{dtype}")
     here.page.locator("#shape").press("Enter")
-    assert here.text("#chosen").startswith("1024×1024×1037 fp32")
-    line = measured[
-        (measured["m"].astype(str) == "1024") & (measured["n"].astype(str) == "1024")
-        & (measured["dtype"] == "fp32") & (measured["op"] == "gemm") & (measured["cache"] == "cold")
-        & (measured["layout"] == "nt") & (measured["mode"] == "burst") & (measured["config"] == "")
-        & (measured["batch"].astype(str) == "1")
-    ]  # fmt: skip
-    sizes = sorted({int(size) for size in line["k"]})
-    box = here.page.locator("#line-2")
-    assert f"Along K: {len(sizes)} sizes" in box.locator("h3").inner_text()
-    box.locator("summary").click()
-    rows = here.cells("#line-2")
-    assert [int(row[0]) for row in rows] == sizes
-    times = {int(row[0]): row[1] for row in rows}
-    (own,) = set(line.loc[line["k"].astype(str) == "1037", "time_us"])
-    assert times[1037].startswith(f"{own:.12g} µs")
+    assert here.text("#chosen").startswith("×".join(map(str, shape)) + f" {dtype}")
+    sizes = dict(zip("mnk", shape, strict=True))
+    for place, along in enumerate("mnk"):
+        expected = line_through(measured, sizes, dtype, along)
+        box = here.page.locator(f"#line-{place}")
+        title = box.locator("h3").inner_text()
+        assert f"Along {along.upper()}: " in title
+        assert (f"{len(expected)} sizes" in title) == (len(expected) > 1)
+        box.locator("summary").click()
+        rows = here.cells(f"#line-{place}")
+        assert [int(row[0]) for row in rows] == expected
+        times = {int(row[0]): row[1] for row in rows}
+        own = measured[
+            (measured["dtype"] == dtype) & (measured["op"] == "gemm")
+            & (measured["cache"] == "cold")
+            & (measured[["m", "n", "k"]].astype(str) == [*map(str, shape)]).all(axis=1)
+        ]  # fmt: skip
+        assert any(times[sizes[along]].startswith(f"{time:.12g} µs") for time in own["time_us"])
     advice = here.page.locator("#chosen-advice li").all_inner_texts()
     assert {text.partition(",")[0] for text in advice} == {"To pad", "To choose"}
 
