@@ -124,9 +124,14 @@ def _rules(folder: Path) -> list[RuleResult]:
     try:
         rows = [RuleResult(**row) for row in json.loads(path.read_bytes())]
         for row in rows:
-            for value in (row.effect, row.lo, row.hi):
-                if value is not None and not 0 < float(value) < float("inf"):
-                    raise ValueError
+            ends = [value for value in (row.effect, row.lo, row.hi) if value is not None]
+            texts = (row.id, row.statement, row.source, row.verdict, row.reason)
+            if not all(0 < value < float("inf") for value in ends) or len(ends) in (1, 2):
+                raise ValueError
+            if not all(isinstance(text, str) for text in texts) or not isinstance(row.cases, int):
+                raise ValueError
+        if len({row.id for row in rows}) < len(rows):
+            raise ValueError
     except (OSError, ValueError, TypeError):
         raise UserError(f"{path} cannot be read; judging the rules writes it again.") from None
     return rows

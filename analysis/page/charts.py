@@ -116,7 +116,7 @@ def neighbours(place: int) -> figure:
 
 def rules(rows: Sequence[RuleResult]) -> figure:
     """Each judged rule's effect with its interval; right of 1, following it pays."""
-    judged = [row for row in rows if row.effect is not None and row.lo and row.hi]
+    judged = [row for row in rows if row.effect is not None]
     names = [row.id for row in reversed(judged)]
     data: Mapping[str, Sequence[object]] = {
         "rule": names,

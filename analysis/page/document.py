@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import html
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,16 +88,16 @@ def page_html(reports: Sequence[Report]) -> str:
         reports=reports, charts=divs, packed=packed, scripts=scripts,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
-        nonce=hashlib.sha256(packed.encode()).hexdigest()[:32],
+        nonce=secrets.token_hex(16),
         say=findings, made_by=command("analysis page").strip("`"),
     )  # fmt: skip
 
 
 def _code(script: str) -> str:
-    """What is between the tags of Bokeh's script."""
-    inner = re.search(r"<script[^>]*>(.*)</script>", script, re.DOTALL)
+    """What is between the tags of Bokeh's script; its data are escaped, and Bokeh reads them so."""
+    inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
-    return html.unescape(inner.group(1)) if "&lt;" in inner.group(1) else inner.group(1)
+    return inner.group(1)
 
 
 def _data(report: Report, points: pd.DataFrame) -> dict[str, Any]:

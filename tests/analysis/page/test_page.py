@@ -115,12 +115,26 @@ def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
     table = rows_of(folder)
     table["kernel"] = table["message"] = HOSTILE
     table.to_csv(folder / "measurements.csv", index=False)
+    rule = {
+        "id": HOSTILE,
+        "statement": HOSTILE,
+        "source": HOSTILE,
+        "verdict": HOSTILE,
+        "effect": 2.0,
+        "lo": 1.5,
+        "hi": 3.0,
+        "predicted": None,
+        "cases": 3,
+        "reason": HOSTILE,
+    }
+    (folder / "rules.json").write_text(json.dumps([rule]), encoding="utf-8")
     page = write(folder)
     assert HOSTILE not in page.read_text(encoding="utf-8")
     with opened(page) as here:  # which ends with an error where anything was said or asked for
         assert here.text("h1") == HOSTILE
         here.page.locator("#roofline summary").click()
         assert HOSTILE in " ".join(here.cells("#points-table")[0])
+        assert here.cells("#rules-table")[0][0] == HOSTILE
         here.page.mouse.move(*here.place_of(0))
         assert HOSTILE in here.hovered()
         assert here.page.locator("img[src=x]").count() == 0
@@ -202,7 +216,22 @@ def test_without_its_extra_a_page_is_a_sentence(
 
 def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "nvidia-h100-sxm", count=60).folder
-    for text in ("[{}]", "{", '[{"id": 1}]'):
+    rule = {
+        "id": "a",
+        "statement": "s",
+        "source": "s",
+        "verdict": "holds",
+        "effect": 2.0,
+        "lo": 1.5,
+        "hi": 3.0,
+        "predicted": None,
+        "cases": 3,
+        "reason": "",
+    }
+    changes: list[dict[str, object]] = [{"id": 5}, {"lo": None}, {"hi": -1.0}, {"effect": "x"},
+                                        {"cases": None}]  # fmt: skip
+    damaged = [json.dumps([{**rule, **change}]) for change in changes]
+    for text in ("[{}]", "{", '[{"id": 1}]', json.dumps([rule, rule]), *damaged):
         (folder / "rules.json").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"rules.json cannot be read"):
             write(folder)
