@@ -10,7 +10,8 @@ import pandas as pd
 from analysis.model.series import DIMENSIONS
 from analysis.recordings.repetition import steady_ratio
 
-_NEAR = 1.02  # two sizes are neighbours up to this ratio, or one apart
+_NEAR = 1.02  # two sizes are neighbours up to this ratio
+_SMALLEST = 16  # or one apart, from this size on: below it, one more is much more to compute
 _REPEATED = 0.5  # of a step's logarithm that another collection must show to repeat it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 
@@ -33,7 +34,8 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     ordered = rows.sort_values([*keys, along, "time_us"]).drop_duplicates([*keys, along])
     known = [name for name in ("steady_log", "steady_error") if name in rows]
     after = ordered.groupby(keys, dropna=False, observed=True)[[along, "time_us", *known]].shift(-1)
-    near = (after[along] == ordered[along] + 1) | (after[along] <= _NEAR * ordered[along])
+    one_more = (after[along] == ordered[along] + 1) & (ordered[along] >= _SMALLEST)
+    near = one_more | (after[along] <= _NEAR * ordered[along])
     apart = pd.Series(True, index=ordered.index)
     if known:
         of_two = steady_ratio(after, ordered)

@@ -26,6 +26,7 @@ HOVER = (
 """What is said of a point; the script writes the texts."""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
+_FOR_NAMES = 5.0  # times the largest intensity: room for the names of roofs, beside all points
 _GOOD, _BAD = "#0072B2", "#D55E00"
 
 
@@ -41,9 +42,10 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     speed = points["flops"] / points["time_us"] / 1e6
     used = set(points["dtype"])
     peaks = [m.peak(d) / 1e12 for m in machines for d in m.peaks if d in used]
+    left, right = _around(points["intensity"])
     chart = _figure(
         "roofline", "FLOP per byte of least traffic", "TFLOP/s", height=460, log_x=True, log_y=True,
-        x_range=_around(points["intensity"]), y_range=_around(pd.concat([speed, pd.Series(peaks)])),
+        x_range=(left, _FOR_NAMES * right), y_range=_around(pd.concat([speed, pd.Series(peaks)])),
     )  # fmt: skip
     for machine in machines:
         for dtype in used & machine.peaks.keys():

@@ -196,6 +196,11 @@ function listen() {
       }, 250);
     });
   }
+  for (const [event, visible] of [["beforeprint", false], ["afterprint", true]]) {
+    addEventListener(event, () => {
+      for (const root of Bokeh.index.roots) root.model.toolbar.visible = visible;
+    });
+  }
   dark.addEventListener("change", () => {
     colour();
     refresh();

@@ -20,6 +20,7 @@ def test_neighbours_are_one_apart_or_nearly_as_large() -> None:
     assert list(zip(steps["m"], steps["after"], strict=True)) == [(1280, 1281), (1281, 1300)]
     assert steps["ratio"].iloc[0] == pytest.approx(56 / 31)
     assert steps["certain"].all()
+    assert steps_of(rows((1, 1.0), (2, 2.0))).empty  # twice as much to compute
 
 
 def test_lines_of_other_sizes_dtypes_or_implementations_are_apart() -> None:
@@ -35,10 +36,10 @@ def test_lines_of_other_sizes_dtypes_or_implementations_are_apart() -> None:
 def test_a_step_is_found_along_each_dimension(along: str) -> None:
     sizes = {"m": 64, "n": 64, "k": 64, "dtype": "bf16"}
     line = pd.DataFrame(
-        [{**sizes, along: size, "time_us": us} for size, us in ((8, 1.0), (9, 3.0))]
+        [{**sizes, along: size, "time_us": us} for size, us in ((32, 1.0), (33, 3.0))]
     )
     (step,) = steps_of(line, along).to_dict("records")
-    assert (step[along], step["after"], step["ratio"]) == (8, 9, 3.0)
+    assert (step[along], step["after"], step["ratio"]) == (32, 33, 3.0)
 
 
 def test_a_step_within_its_intervals_is_not_certain() -> None:
@@ -51,25 +52,25 @@ def test_a_step_within_its_intervals_is_not_certain() -> None:
 
 
 def test_only_steps_that_another_collection_shows_are_repeated() -> None:
-    ours = rows((10, 10.0), (11, 20.0), (12, 10.0), (13, 20.0), (20, 10.0), (21, 20.0))
-    theirs = rows((10, 5.0), (11, 9.0), (12, 9.5), (13, 9.0), (20, 5.0))
+    ours = rows((20, 10.0), (21, 20.0), (22, 10.0), (23, 20.0), (30, 10.0), (31, 20.0))
+    theirs = rows((20, 5.0), (21, 9.0), (22, 9.5), (23, 9.0), (30, 5.0))
     again = repeated_steps(steps_of(ours), {"theirs": theirs})
-    assert list(again["m"]) == [10]
+    assert list(again["m"]) == [20]
     assert again["again"].iloc[0] == pytest.approx(1.8)
     assert again["by"].iloc[0] == "theirs"
     assert repeated_steps(steps_of(ours), {}).empty
 
 
 def test_of_several_collections_the_one_that_shows_least_is_named() -> None:
-    ours = rows((10, 10.0), (11, 20.0))
-    others = {"much": rows((10, 1.0), (11, 3.0)), "less": rows((10, 1.0), (11, 1.6)),
-              "not": rows((10, 1.0), (11, 1.1))}  # fmt: skip
+    ours = rows((20, 10.0), (21, 20.0))
+    others = {"much": rows((20, 1.0), (21, 3.0)), "less": rows((20, 1.0), (21, 1.6)),
+              "not": rows((20, 1.0), (21, 1.1))}  # fmt: skip
     (step,) = repeated_steps(steps_of(ours), others).to_dict("records")
     assert (step["by"], round(step["again"], 6)) == ("less", 1.6)
 
 
 def test_the_largest_up_and_down_come_first() -> None:
     times = np.array([10.0, 20.0, 5.0, 6.0])
-    ups, downs = largest(steps_of(rows(*zip(range(4, 8), times, strict=True))), 5)
-    assert list(ups["m"]) == [4, 6]
-    assert list(downs["m"]) == [5]
+    ups, downs = largest(steps_of(rows(*zip(range(24, 28), times, strict=True))), 5)
+    assert list(ups["m"]) == [24, 26]
+    assert list(downs["m"]) == [25]
