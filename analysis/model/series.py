@@ -116,12 +116,15 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
 
 def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
     """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
-    rows = bursts(table)
-    return rows[["intensity", "tflops", "predicted_tflops", "dtype", "op"]]
+    rows = _with_ends(bursts(table))
+    return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "dtype", "op"]]
 
 
 def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Measured and predicted time in µs, the predicted limit, the group, and the relative error."""
-    names = {"time_us": "measured", "predicted_time_us": "predicted", "predicted_limit": "limit"}
+    """Measured (with its interval) and predicted time in µs, limit, group, and relative error."""
+    names = {
+        "time_us": "measured", "time_lo_us": "low", "time_hi_us": "high",
+        "predicted_time_us": "predicted", "predicted_limit": "limit",
+    }  # fmt: skip
     rows = table[[*names, "group"]].rename(columns=names)
     return rows.assign(error=rows["predicted"] / rows["measured"] - 1)

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import roofline_series
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, panels
+from analysis.model.series import ENDS, roofline_series
+from analysis.plots.style import DTYPE_STYLE, MAX_VECTORS, NEUTRAL, error_bars, panels
 from analysis.plots.titles import roofline_title
 from analysis.units import rate, rate_unit
 from kernels.machine import Machine
@@ -49,6 +49,9 @@ def draw(analysis: Analysis) -> Figure | None:
             continue
         axes.plot(x[member], predicted[member], marker, color=color, alpha=0.6, markersize=4,
                   fillstyle="none")  # fmt: skip
+        if len(rows) <= MAX_VECTORS:
+            low, high = (rows.loc[member, end] * factor for end in ENDS)
+            error_bars(axes, x[member], low, high, color)
         axes.plot(x[member], measured[member], marker, color=color, alpha=0.75, markersize=5,
                   markeredgewidth=0, label=f"{dtype}, {member.sum():,} cases")  # fmt: skip
     left, right = x.min() / 1.5, x.max() * 1.5

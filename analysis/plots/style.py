@@ -83,7 +83,8 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
 
     Args:
         axes: where to draw.
-        rows: with the columns ``measured``, ``predicted`` (both µs) and ``limit``.
+        rows: with the columns ``measured``, ``predicted`` (both µs) and ``limit``, and where
+            measured times have intervals ``low`` and ``high``.
         size: of a marker, in points.
         alpha: of a marker.
     """
@@ -94,6 +95,9 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
     for limit, (color, marker) in LIMIT_STYLE.items():
         bound = rows[rows["limit"] == limit]
         if len(bound):
+            if "low" in bound and len(rows) <= MAX_VECTORS:
+                axes.hlines(bound["predicted"], bound["low"], bound["high"], color=color,
+                            linewidth=0.8, alpha=0.5)  # fmt: skip
             axes.plot(bound["measured"], bound["predicted"], marker, color=color, markersize=size,
                       alpha=alpha, rasterized=len(rows) > MAX_VECTORS,
                       label=f"{limit}-bound, {len(bound):,}")  # fmt: skip
