@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,7 +87,11 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
     if lack:
         note(f"{PAGE} is left out: it {lack}.")
         return None
-    return write_page([analysis], [advice])
+    try:
+        return write_page([analysis], [advice])
+    except (UserError, ImportError, AttributeError) as error:  # of an older Bokeh, say
+        note(f"{PAGE} is left out: {error}")
+        return None
 
 
 def renewed_page(folder: Path) -> Path | None:
@@ -125,13 +130,14 @@ def _rules(folder: Path) -> list[RuleResult]:
         rows = [RuleResult(**row) for row in json.loads(path.read_bytes())]
         for row in rows:
             ends = [value for value in (row.effect, row.lo, row.hi) if value is not None]
+            known = [*ends, *([] if row.predicted is None else [row.predicted])]
             texts = (row.id, row.statement, row.source, row.verdict, row.reason)
-            if not all(0 < value < float("inf") for value in ends) or len(ends) in (1, 2):
+            if not all(0 < float(value) < math.inf for value in known) or len(ends) in (1, 2):
                 raise ValueError
             if not all(isinstance(text, str) for text in texts) or not isinstance(row.cases, int):
                 raise ValueError
         if len({row.id for row in rows}) < len(rows):
             raise ValueError
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path} cannot be read; judging the rules writes it again.") from None
     return rows

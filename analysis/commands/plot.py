@@ -54,7 +54,11 @@ def plot_command(
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
+    if _WAVE in (names or []) and names != [_WAVE]:
+        raise UserError("wave is a plot of its own: name no other beside it.")
     if names == [_WAVE]:
+        if sweep is not None or (find and (n or k or m)) or (json and not find):
+            raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")
         basis = basis_of(machine, results)
         if find:
             _print_steps(basis, dtype or "bf16", results, json)
@@ -95,7 +99,7 @@ def _draw_lesson(
     results: Path,
 ) -> Path:  # fmt: skip
     from analysis.plots.style import save
-    from analysis.plots.wave import draw_wave
+    from analysis.plots.wave import draw_wave, lesson
 
     rows = _rows(basis, gemm.dtype)
     line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
@@ -103,6 +107,8 @@ def _draw_lesson(
         raise UserError(f"M {size} was not measured with N {gemm.n} and K {gemm.k}.")
     if line.empty:
         note("Nothing of this class was measured: the plot is of predictions alone.")
+    if size is not None and lesson(line, size) is None:
+        raise UserError(f"no neighbour of M {size} was measured with N {gemm.n} and K {gemm.k}.")
     figure = draw_wave(basis, gemm, line, size)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"

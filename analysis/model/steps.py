@@ -39,7 +39,7 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     apart = pd.Series(True, index=ordered.index)
     if known:
         of_two = steady_ratio(after, ordered)
-        apart = (of_two["ratio_lo"] > 1) | (of_two["ratio_hi"] < 1) | of_two["ratio"].isna()
+        apart = (of_two["ratio_lo"] > 1) | (of_two["ratio_hi"] < 1) | of_two["ratio_lo"].isna()
     steps = ordered.assign(
         after=after[along], after_us=after["time_us"], ratio=after["time_us"] / ordered["time_us"],
         certain=apart,

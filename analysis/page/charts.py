@@ -49,7 +49,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     )  # fmt: skip
     for machine in machines:
         for dtype in used & machine.peaks.keys():
-            _roof(chart, machine, dtype)
+            _roof(chart, machine, dtype, f"{machine.slug} " if len(machines) > 1 else "")
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
     chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
     chart.scatter("x", "expected", source=source, marker="marker", size=6, line_color="color",
@@ -60,15 +60,17 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     return chart
 
 
-def _roof(chart: figure, machine: Machine, dtype: str) -> None:
+def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
     """Memory's slope up to the ridge, then the peak, named where the chart ends."""
     peak, ridge = machine.peak(dtype) / 1e12, machine.ridge(dtype)
     left, right = chart.x_range.start, chart.x_range.end
     color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
     slope = machine.bandwidth / 1e12
-    chart.line([left, ridge, max(right, ridge)], [left * slope, peak, peak], color=color,
+    bend = max(left, ridge)
+    chart.line([left, bend, max(right, bend)], [min(left * slope, peak), peak, peak], color=color,
                line_width=2, line_alpha=0.7)  # fmt: skip
-    chart.add_layout(Label(x=right, y=peak, text=f"{dtype} peak {rate(peak)}", text_color=color,
+    name = f"{of}{dtype} peak {rate(peak)}"
+    chart.add_layout(Label(x=right, y=peak, text=name, text_color=color,
                            text_align="right", text_font_size="12px", y_offset=2))  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def neighbours(place: int) -> figure:
     return chart
 
 
-def rules(rows: Sequence[RuleResult]) -> figure:
+def rules(rows: Sequence[RuleResult], place: int) -> figure:
     """Each judged rule's effect with its interval; right of 1, following it pays."""
     judged = [row for row in rows if row.effect is not None]
     names = [row.id for row in reversed(judged)]
@@ -128,8 +130,8 @@ def rules(rows: Sequence[RuleResult]) -> figure:
         "verdict": [row.verdict for row in reversed(judged)],
         "color": [_color(row) for row in reversed(judged)],
     }
-    source = ColumnDataSource(dict(data), name="rules")
-    chart = _figure("rules-chart", "effect, as a ratio", "", height=90 + 22 * len(judged),
+    source = ColumnDataSource(dict(data))
+    chart = _figure(f"rules-{place}", "effect, as a ratio", "", height=90 + 22 * len(judged),
                     y_range=names, log_x=True)  # fmt: skip
     chart.add_layout(Whisker(source=source, base="rule", lower="lo", upper="hi", dimension="width",
                              line_color="color", level="glyph"))  # fmt: skip

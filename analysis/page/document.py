@@ -46,7 +46,7 @@ class Report:
     @property
     def name(self) -> str:
         """Of its folder, which tells two runs of a machine apart."""
-        return self.analysis.recording.folder.name
+        return self.analysis.recording.folder.resolve().name
 
     @property
     def left_out(self) -> str:
@@ -72,7 +72,7 @@ def page_html(reports: Sequence[Report]) -> str:
         "roofline": charts.roofline(source, machines, points),
         "accuracy": charts.accuracy(source, points),
         **{f"line{place}": charts.neighbours(place) for place in range(3)},
-        **{f"rules{i}": charts.rules(r.rules) for i, r in enumerate(reports) if r.rules},
+        **{f"rules{i}": charts.rules(r.rules, i) for i, r in enumerate(reports) if r.rules},
     }
     if len(reports) > 1:
         figures["pairs"] = charts.pairs()

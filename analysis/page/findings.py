@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from analysis.advice.highlights import accuracy_line, health_of, peak_line, sizes_line
 from analysis.model.series import DIMENSIONS
 from analysis.model.steps import largest, steps_of
+from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.rules.judge import NOT_MEASURED
 
@@ -90,11 +91,11 @@ def beside(reports: list[Report]) -> str:
     ratio = geometric_mean(first[key] / second[key] for key in both)
     return (
         f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name}, in the geometric mean "
-        f"over {len(both)} shapes that both have."
+        f"over {len(both)} cases that both have."
     )
 
 
 def _fastest(report: Report) -> dict[tuple[object, ...], float]:
-    names = ["op", "pass", "m", "n", "k", "batch", "dtype", "layout", "mode", "cache"]
-    table = report.analysis.table
-    return table.fillna({"pass": ""}).groupby(names, observed=True)["time_us"].min().to_dict()
+    points = points_of(report.analysis)
+    points = points[points["intensity"].notna()]
+    return points.groupby(["spec", "mode", "cache"])["time_us"].min().to_dict()

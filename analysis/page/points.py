@@ -12,11 +12,20 @@ from analysis.recordings.load import Recording
 
 TEXTS = (
     "op", "pass", "dtype", "layout", "implementation", "config", "sweep", "mode", "cache",
-    "status", "message", "kernel", "stride", "padding", "dilation", "tile", "limit", "spec",
+    "status", "message", "kernel", "stride", "padding", "dilation", "tile", "predicted_tile",
+    "limit", "spec",
 )  # fmt: skip
 SIZES = ("m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "groups")
 TIMES = ("time_us", "time_lo_us", "time_hi_us", "sm_mhz")  # as they are in measurements.csv
-ESTIMATES = ("predicted_us", "predicted_lo_us", "predicted_hi_us", "waves", "intensity", "flops")
+ESTIMATES = (
+    "predicted_us",
+    "predicted_lo_us",
+    "predicted_hi_us",
+    "waves",
+    "tiles",
+    "intensity",
+    "flops",
+)
 
 MOST = 40_000
 """Of more points some are drawn by chance, and the page says so."""
@@ -36,7 +45,7 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
     table = analysis.table
     estimates = {
         "predicted_us": "time_us", "predicted_lo_us": "lo_us", "predicted_hi_us": "hi_us",
-        "waves": "waves",
+        "waves": "waves", "tiles": "tiles",
     }  # fmt: skip
     predicted = table.assign(
         **{name: table[PREDICTED + column] for name, column in estimates.items()},

@@ -36,8 +36,9 @@ def square_title(rows: pd.DataFrame) -> str:
     for dtype, group in rows.groupby("dtype", sort=False):
         slow = group[group["tflops"] < _NEARLY * group["tflops"].max()]
         fast = group[group["m"] > slow["m"].max()] if len(slow) else group
-        told.append(f"{dtype} from {fast['m'].min()}")
-    return f"{_NEARLY:.0%} of the best speed: {_listed(told)} on"
+        size = f"from {fast['m'].min()} on" if len(fast) else f"not at {group['m'].max()}"
+        told.append(f"{dtype} {size}")
+    return f"{_NEARLY:.0%} of the best speed: {_listed(told)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:

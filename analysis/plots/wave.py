@@ -52,7 +52,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     # Odd sizes have a price of their own, which would hide the steps.
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
-    figure, (axes,) = panels(1, _title(step, predicted), (11.0, 6.5))
+    figure, (axes,) = panels(1, _title(step, predicted, len(line)), (11.0, 6.5))
     label = "predicted" if line.empty else "predicted, by a model fitted to these rows, too"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
     told = predicted if step is None else predicted[predicted["m"] == step["m"]]
@@ -78,8 +78,10 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
-def _title(step: pd.Series | None, predicted: pd.DataFrame) -> str:
+def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """The step; without one, what is predicted of the class."""
+    if step is None and measured:
+        return f"No step beyond its interval among {measured} measured sizes"
     if step is None:
         last = predicted.iloc[-1]
         return f"Nothing measured: {last['time_us']:.3g} µs predicted at M = {int(last['m'])}"

@@ -92,9 +92,11 @@ function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
   const chart = model("roofline");
   const { x_range: xs, y_range: ys } = chart;
-  const visible = timed.filter((i) => inView(points.intensity[i], xs) && inView(speed(i), ys));
+  const seen = (i) => inView(points.intensity[i], xs) && inView(speed(i), ys);
+  const visible = timed.length > MOST_DRAWN ? timed.filter(seen) : timed;
   shown = spread(visible, MOST_DRAWN);
   const each = (of) => shown.map(of);
+  model("shown").selected.indices = [];
   model("shown").data = {
     index: shown,
     x: each((i) => points.intensity[i]),
@@ -103,7 +105,7 @@ function drawPoints(rows) {
     hi: each((i) => (points.time_lo_us[i] === null ? NaN : speedOf(i, points.time_lo_us[i]))),
     expected: each((i) => (points.predicted_us[i] ? speedOf(i, points.predicted_us[i]) : NaN)),
     measured: each((i) => points.time_us[i]),
-    error: each((i) => 100 * (points.predicted_us[i] / points.time_us[i] - 1)),
+    error: each((i) => 100 * (errorOf(i) ?? NaN)),
     color: each((i) => color(word("dtype", i))),
     marker: each((i) => MARKERS[word("dtype", i)] ?? "cross"),
     shape: each(shapeOf),

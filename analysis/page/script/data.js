@@ -49,6 +49,7 @@ const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 const gain = (row) => `${percent(row.gain)} (${percent(row.lo)} to ${percent(row.hi)})`;
 
 function shapeOf(i) {
+  if (!word("spec", i)) return word("op", i);
   if (word("op", i) !== "conv") {
     const batch = points.batch[i] > 1 ? `${points.batch[i]} × ` : "";
     return `${batch}${points.m[i]}×${points.n[i]}×${points.k[i]}`;

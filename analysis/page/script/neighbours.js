@@ -2,6 +2,7 @@
 
 const NEAR = 6; // neighbours to each side that are shown at least
 const MOST_EDGES = 60; // of tiles or waves: more are counted alone
+const MOST_COUNTED = 10000; // more are not
 const GEMM_SIZES = ["m", "n", "k"];
 const CONV_SIZES = ["batch", "c", "kout"];
 const SAME = ["run", "op", "pass", "dtype", "layout", "implementation", "config", "mode", "cache"];
@@ -19,24 +20,30 @@ function lineThrough(i, along) {
     if (WORDS.every((name) => points[name].codes[j] === points[name].codes[i])) found.push(j);
   }
   found.sort((a, b) => points[along][a] - points[along][b]);
-  // The same case of several sweeps is one point of the line.
-  return found.filter((j, k) => !k || points[along][j] !== points[along][found[k - 1]]);
+  // The same case of several sweeps is one point of the line, where it is asked for that one.
+  const bySize = new Map();
+  for (const j of found) {
+    if (j === i || !bySize.has(points[along][j])) bySize.set(points[along][j], j);
+  }
+  return [...bySize.values()];
 }
 
 const ceil = (a, b) => Math.ceil(a / b);
 
-// Where one more of M or N begins another tile, and where another wave, between a line's ends.
+// Where one more of M or N begins another tile, and where another wave, between a line's ends: of the
+// tile that is predicted for a row, with its parts of K.
 function edgesOf(i, along, low, high) {
-  const tile = word("tile", i).match(/^(\d+)x(\d+)/);
-  if (!tile || along === "k" || word("op", i) !== "gemm") return { tiles: [], waves: [] };
-  const [rows, columns] = [Number(tile[1]), Number(tile[2])];
-  const [block, other] =
-    along === "m" ? [rows, ceil(points.n[i], columns)] : [columns, ceil(points.m[i], rows)];
+  const none = { tiles: [], waves: [] };
+  const tile = word("predicted_tile", i).match(/^(\d+)x(\d+)/);
+  if (!tile || along === "k" || word("op", i) !== "gemm") return none;
+  const block = Number(tile[along === "m" ? 1 : 2]);
+  const across = points.tiles[i] / ceil(points[along][i], block);
   const slots = machineOf(i).sms;
-  const waves = (count) => ceil(count * other * points.batch[i], slots);
+  const [first, last] = [Math.max(1, ceil(low, block)), Math.floor((high - 1) / block)];
+  if (!block || last - first > MOST_COUNTED) return none;
+  const waves = (count) => ceil(count * across, slots);
   const found = { tiles: [], waves: [] };
-  for (let count = Math.max(1, ceil(low, block)); count * block < high; count++) {
-    if (count * block < low) continue;
+  for (let count = first; count <= last; count++) {
     const kind = slots && waves(count + 1) > waves(count) ? "waves" : "tiles";
     found[kind].push(count * block);
   }
@@ -67,7 +74,7 @@ function drawLine(place, i, along) {
     expected: columns((j) => points.predicted_us[j] ?? NaN),
     said: columns(said),
   };
-  const alone = line.length < 2;
+  const alone = !line.some((j) => j !== i);
   const title = i === null ? "" : `Along ${along.toUpperCase()}`;
   const heading = box.querySelector("h3");
   const [low, high] = endsAround(line.map((j) => points[along][j]), i === null ? 0 : points[along][i]);
@@ -88,7 +95,9 @@ function drawLine(place, i, along) {
     };
   }
   model(`${name}-here`).data =
-    i === null ? { x: [], time: [] } : { x: [points[along][i]], time: [points.time_us[i]] };
+    i === null || points.time_us[i] === null
+      ? { x: [], time: [] }
+      : { x: [points[along][i]], time: [points.time_us[i]] };
   const chart = model(`chart-${name}`);
   chart.below[0].axis_label = along.toUpperCase();
   if (line.length) {
@@ -116,30 +125,39 @@ function firstToShow() {
   return best.i;
 }
 
-function distance(i, sizes) {
-  const names = sizesOf(i);
-  return names.reduce((sum, name) => sum + Math.abs(Math.log2(points[name][i] / sizes[name])), 0);
-}
+const sizesNeeded = { gemm: 3, conv: 12 }; // fields that must be typed
+const FIELDS = {
+  gemm: ["m", "n", "k", "dtype", "layout", "batch"],
+  conv: ["batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups", "dtype",
+    "layout", "pass"],
+};
+const DEFAULTS = { gemm: { layout: "nt", batch: "1" }, conv: { layout: "nhwc", pass: "fprop" } };
 
-// The row of a typed shape: the very one, else the nearest that was timed with its dtype.
+// The row of a typed shape: the very one, else the nearest that was timed with its dtype. A size is
+// as far as its ratio says, another word as far as twice a size.
 function find(text) {
-  const fields = text.trim().replaceAll("×", ",").split(/\s*,\s*/);
-  const conv = fields.length > 6;
-  const [sizes, dtype] = conv
-    ? [{ batch: fields[0], c: fields[1], kout: fields[4] }, fields[11]]
-    : [{ m: fields[0], n: fields[1], k: fields[2] }, fields[3]];
-  if (!Object.values(sizes).every((size) => /^[1-9]\d{0,11}$/.test(size ?? ""))) return null;
-  const numbers = Object.fromEntries(Object.entries(sizes).map(([n, v]) => [n, Number(v)]));
-  const spec = fields.join(",");
+  const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
+  const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
+  const asked = FIELDS[op]
+    .map((name, place) => [name, typed[place] || DEFAULTS[op][name]])
+    .filter(([, value]) => value !== undefined);
+  const sizes = asked.filter(([name]) => Array.isArray(points[name]));
+  const valid = sizes.every(([, value]) => /^[1-9]\d{0,11}$/.test(value));
+  if (!valid || typed.length > FIELDS[op].length || typed.length < sizesNeeded[op]) return null;
   let best = null;
   for (let i = 0; i < points.length; i++) {
-    if (points.time_us[i] === null || word("op", i) !== (conv ? "conv" : "gemm")) continue;
-    if (dtype && word("dtype", i) !== dtype) continue;
-    const exact = `${word("spec", i)},`.startsWith(`${spec},`) ? -1 : 0;
+    if (points.time_us[i] === null || word("op", i) !== op) continue;
+    let far = 0;
+    for (const [name, value] of asked) {
+      if (Array.isArray(points[name])) far += Math.abs(Math.log2(points[name][i] / Number(value)));
+      else if (word(name, i) !== value) far += name === "dtype" ? Infinity : 1;
+    }
     // Where the same shape was timed in several ways, the plain one is meant.
-    const plain = (word("config", i) ? 0.2 : 0) + (word("cache", i) === "cold" ? 0 : 0.1);
-    const far = distance(i, numbers) + exact + plain;
-    if (best === null || far < best.far) best = { i, far, exact: distance(i, numbers) === 0 };
+    const plainly = !word("config", i) && word("mode", i) === "burst";
+    const way = (plainly ? 0 : 0.02) + (word("cache", i) === "cold" ? 0 : 0.01);
+    if (far < Infinity && (best === null || far + way < best.far)) {
+      best = { i, far: far + way, exact: far === 0 };
+    }
   }
   return best;
 }

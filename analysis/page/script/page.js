@@ -24,6 +24,7 @@ const pointTable = new Table(byId("points-table"), "the points", [
 ]);
 
 function show(i) {
+  if (!word("spec", i)) return; // neither a GEMM nor a convolution
   byId("shape").value = word("spec", i);
   choose(i);
   byId("neighbourhood").scrollIntoView();
@@ -132,7 +133,7 @@ function sideBySide() {
   const best = [new Map(), new Map()];
   for (let i = 0; i < points.length; i++) {
     const run = points.run.codes[i];
-    if (run > 1 || points.time_us[i] === null || !word("spec", i)) continue;
+    if (run > 1 || points.intensity[i] === null || !word("spec", i)) continue;
     const key = [word("spec", i), word("mode", i), word("cache", i)].join(" ");
     const before = best[run].get(key);
     if (before === undefined || points.time_us[i] < points.time_us[before]) best[run].set(key, i);
@@ -210,7 +211,7 @@ function listen() {
 
 function bokehIsReady() {
   return new Promise((resolve) => {
-    const look = () => (model("rules-chart") || model("shown") ? resolve() : setTimeout(look, 10));
+    const look = () => (model("shown") ? resolve() : setTimeout(look, 10));
     look();
   });
 }

@@ -2,6 +2,9 @@
 
 const PAGE = 100; // rows of a table at once
 
+// A text that Markdown shows as it is: no cell ends early, no picture is fetched where it is pasted.
+const plain = (text) => text.replaceAll(/[\\`*<\]|&]/g, "\\$&").replaceAll(/\s+/g, " ");
+
 function element(tag, text = "", attributes = {}) {
   const made = document.createElement(tag);
   made.textContent = text;
@@ -105,9 +108,9 @@ class Table {
   }
 
   async copy(row, button) {
-    const cells = this.columns.map((c) => c.text(row).replaceAll("|", "\\|").replaceAll("\n", " "));
+    const cells = this.columns.map((c) => plain(c.text(row)));
     const line = (texts) => `| ${texts.join(" | ")} |`;
-    const titles = this.columns.map((c) => c.title);
+    const titles = this.columns.map((c) => plain(c.title));
     const text = [line(titles), line(titles.map(() => "---")), line(cells)].join("\n");
     try {
       await navigator.clipboard.writeText(text);

@@ -237,6 +237,31 @@ def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
             write(folder)
 
 
+def test_two_recordings_with_verdicts_have_a_page(tmp_path: Path) -> None:
+    need_browser()
+    rule = {"id": "nhwc", "statement": "s", "source": "s", "verdict": "holds", "effect": 2.0,
+            "lo": 1.5, "hi": 3.0, "predicted": None, "cases": 3, "reason": ""}  # fmt: skip
+    cases = gemm_cases(dict.fromkeys(random_sizes(60)))
+    folders = [tmp_path / name / "nvidia-h100-sxm" for name in ("x", "y")]
+    for folder in folders:
+        record(folder, cases, rising(cases))
+        (folder / "rules.json").write_text(json.dumps([rule]), encoding="utf-8")
+    with opened(write(*folders)) as here:
+        assert len(here.cells("#rules-table")) == 2
+
+
+def test_a_typed_shape_is_measured_only_if_all_of_it_was(tmp_path: Path) -> None:
+    need_browser()
+    cases = gemm_cases([(64, 64, 64), *dict.fromkeys(random_sizes(60))])
+    with opened(write(record(tmp_path / "nvidia-h100-sxm", cases, rising(cases)))) as here:
+        for shape, known in (("64,64,64,bf16", True), ("64,64,64,BF16,nt,1", True),
+                             ("64,64,64,bf16,tn", False), ("64,64,64,bf16,nt,8", False),
+                             ("64,64,63,bf16", False)):  # fmt: skip
+            here.page.locator("#shape").fill(shape)
+            here.page.locator("#shape").press("Enter")
+            assert ("was not measured" not in here.text("#chosen")) == known, shape
+
+
 def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> None:
     need_browser()
     from kernels.problem import Conv
@@ -255,3 +280,6 @@ def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> No
         here.page.locator("#shape").press("Enter")
         assert here.text("#chosen").startswith("8×64×28×28 → 64, 3×3 fprop bf16 nhwc")
         assert f"Along C: {len(sizes)} sizes" in here.text("#line-1 h3")
+        here.page.locator("#shape").fill("8,64,28,28,64,1,1,1,0,1,1,bf16,nhwc,fprop")
+        here.page.locator("#shape").press("Enter")
+        assert "was not measured" in here.text("#chosen")
