@@ -67,7 +67,10 @@ def main(groups: list[str]) -> int:
         return 1
     for group in groups:
         if group.endswith("?"):
-            more = set_up(requirements([*needed, group.removesuffix("?")]))
+            try:
+                more = set_up(requirements([*needed, group.removesuffix("?")]), on_top=True)
+            except (OSError, subprocess.CalledProcessError):
+                more = None
             if more is None:
                 _say(f"It goes on without the extra {group.removesuffix('?')}.")
             python = more or python
@@ -75,8 +78,12 @@ def main(groups: list[str]) -> int:
     return 0
 
 
-def set_up(wanted: list[str]) -> str | None:
-    """The interpreter that has the requirements, set up if need be; None if it cannot be."""
+def set_up(wanted: list[str], on_top: bool = False) -> str | None:
+    """The interpreter that has the requirements, set up if need be; None if it cannot be.
+
+    ``on_top``: what is missing is added to the packages of this interpreter, and nothing replaced,
+    whether or not its PyTorch sees a GPU.
+    """
     base, has = read_stamp()
     if base == _base():
         lacks = [requirement for requirement in wanted if requirement not in has]
@@ -87,7 +94,8 @@ def set_up(wanted: list[str]) -> str | None:
         if not lacks and (sees_gpu or not needs_gpu()):
             return sys.executable
         has = []
-        if not replace_venv(sys.executable if sees_gpu else None, lacks if sees_gpu else wanted):
+        kept = sees_gpu or on_top
+        if not replace_venv(sys.executable if kept else None, lacks if kept else wanted):
             return None
     if lacks or not has:
         STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")

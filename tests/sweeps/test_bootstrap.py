@@ -177,3 +177,25 @@ def test_without_an_index_there_is_one_sentence(
     assert len(said) == 2  # what it was doing, and what to do
     assert "No matching distribution found for torch==2.13.0" in said[1]
     assert "point PYTHON at an interpreter" in said[1]
+
+
+@pytest.mark.parametrize("no_index", [False, True])
+def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    no_index: bool,
+) -> None:  # fmt: skip
+    """On a CPU, too: an extra changes neither the PyTorch that measures nor whether it measures."""
+
+    def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
+        return [each for each in wanted if each.startswith("bokeh")], False
+
+    monkeypatch.setattr(bootstrap, "probe", probe)
+    stage["no_index"] = no_index
+    assert bootstrap.main(["page?"]) == 0
+    told = capsys.readouterr()
+    if no_index:
+        assert told.out.strip() == sys.executable
+        assert "It goes on without the extra page." in told.err
+    else:
+        assert stage["did"] == [("venv", sys.executable), ("install", ["bokeh"], False)]
+        assert told.out.strip() == str(bootstrap.PYTHON)
