@@ -16,6 +16,8 @@ from analysis.rules.judge import NOT_MEASURED
 if TYPE_CHECKING:
     from analysis.page.document import Report
 
+_UNUSABLE = "Nothing is concluded from times such as these: measure again on a quiet machine."
+
 
 def health(report: Report) -> list[str]:
     """How far the times can be trusted."""
@@ -24,13 +26,15 @@ def health(report: Report) -> list[str]:
 
 def speed(report: Report) -> str:
     """The fastest products."""
+    if report.analysis.recording.unusable:
+        return _UNUSABLE
     return peak_line(report.analysis) or "No product of matrices has a time."
 
 
 def advice(report: Report) -> str:
     """How many shapes should change."""
     if report.analysis.recording.unusable:
-        return "Nothing is advised from times such as these."
+        return _UNUSABLE
     return sizes_line(report.advice) if report.advice else "No size was looked at."
 
 
@@ -46,6 +50,8 @@ def accuracy(report: Report) -> str:
 def neighbourhood(report: Report) -> str:
     """The largest step between two neighbouring sizes."""
     recording = report.analysis.recording
+    if recording.unusable:
+        return _UNUSABLE
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     found = []
