@@ -165,4 +165,3 @@ def test_installed_it_records_without_the_checkouts_tests(site: Path, tmp_path: 
 
 def test_the_version_is_one(site: Path, tmp_path: Path) -> None:
     assert run(site, tmp_path, "--version").stdout.strip() == __version__
-    assert __version__ in (ROOT / "analysis" / "rooftile" / "__init__.py").read_text()

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import DO_IT, LIKELY
 from analysis.model.fitted import Analysis
-from analysis.model.series import alignment_series, layout_series
+from analysis.model.series import alignment_series, layout_series, layout_summary
 from analysis.recordings.runs import health_lines
 from analysis.units import rate
 
@@ -21,14 +21,14 @@ def health_of(analysis: Analysis) -> list[str]:
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
 
-_UNUSABLE = "Nothing is concluded from times such as these: measure again on a quiet machine."
+UNUSABLE_LINE = "Nothing is concluded from times such as these: measure again on a quiet machine."
 
 
 def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:
     """At most five sentences, each from measured rows; one that has no rows is left out."""
     table = analysis.table
     if analysis.recording.unusable:
-        return [_UNUSABLE]
+        return [UNUSABLE_LINE]
     lines = (
         peak_line(analysis),
         alignment_line(table),
@@ -85,9 +85,7 @@ def layout_line(table: pd.DataFrame) -> str:
     pairs = layout_series(table)
     if pairs.empty:
         return ""
-    mean = geometric_mean(pairs["ratio"])
-    faster = int((pairs["ratio_lo"] > 1).sum())
-    slower = int((pairs["ratio_hi"] < 1).sum())
+    mean, faster, slower = layout_summary(pairs)
     return (
         f"NHWC against NCHW: {mean:.2f}× the speed in geometric mean over {len(pairs)} pairs; "
         f"clearly faster in {faster}, clearly slower in {slower}."

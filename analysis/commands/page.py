@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from analysis.rules.judge import RuleResult
 
 PAGE = "report.html"
+_OLDEST_BOKEH = (3, 6)
 
 
 @app.command("page")
@@ -53,7 +55,9 @@ def page_command(
 def lacks_page() -> str:
     """What the page lacks here, as the end of a sentence; empty for nothing."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
-        return ""
+        major, minor = importlib.metadata.version("bokeh").split(".")[:2]
+        if (int(major), int(minor)) >= _OLDEST_BOKEH:
+            return ""
     return f"needs the extra `page`: {extra('page')}"
 
 
@@ -89,7 +93,7 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
         return None
     try:
         return write_page([analysis], [advice])
-    except (UserError, ImportError, AttributeError) as error:  # of an older Bokeh, say
+    except (UserError, ImportError) as error:  # a damaged file beside it, half an installation
         note(f"{PAGE} is left out: {error}")
         return None
 
@@ -99,7 +103,8 @@ def renewed_page(folder: Path) -> Path | None:
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
 
-    if not (folder / "measurements.csv").exists():  # results of rules alone
+    # Rules alone have no page, and an imported table's was written with its rules.
+    if not (folder / "measurements.csv").exists():
         return None
     return add_page(analyse(load_runs(folder)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 import pandas as pd
 
 from analysis.recordings.load import bursts, library_rows
@@ -112,6 +114,16 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
             **steady_ratio(nchw, nhwc),
         }
     )
+
+
+def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
+    """NHWC's speed over NCHW's, geometric mean, and in how many pairs it is clearly faster, slower.
+
+    Args:
+        pairs: of :func:`layout_series`, at least one.
+    """
+    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    return geometric_mean(pairs["ratio"]), faster, slower
 
 
 def roofline_series(table: pd.DataFrame) -> pd.DataFrame:

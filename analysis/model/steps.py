@@ -86,3 +86,16 @@ def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame
     certain = steps[steps["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
+
+
+def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
+    """The largest step up beyond its interval, with the dimension that it is along; or None.
+
+    Args:
+        lines: for each dimension the rows to look at, as :func:`steps_of` takes them.
+    """
+    found = []
+    for along, rows in lines.items():
+        ups, _ = largest(steps_of(rows, along), 1)
+        found += [(along, row) for _, row in ups.iterrows()]
+    return max(found, key=lambda step: float(step[1]["ratio"]), default=None)

@@ -1,7 +1,7 @@
 """The page's charts, by Bokeh: empty here, filled and filtered by the script.
 
 A chart's data are sources with names that the script knows. It draws at most some thousand points
-at once, so that a filter takes as long with 40,000 points as with 800.
+at once: drawing takes no longer where there are more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is fetched when it is opened: a policy in its head forbids it, and forbids every script but
 the page's own, since names in results come from strangers. The data are compressed JSON, which the
-browser unpacks: 40,000 points take a megabyte.
+browser unpacks.
 """
 
 from __future__ import annotations

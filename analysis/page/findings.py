@@ -6,17 +6,21 @@ from collections import Counter
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
-from analysis.advice.highlights import accuracy_line, health_of, peak_line, sizes_line
+from analysis.advice.highlights import (
+    UNUSABLE_LINE,
+    accuracy_line,
+    health_of,
+    peak_line,
+    sizes_line,
+)
 from analysis.model.series import DIMENSIONS
-from analysis.model.steps import largest, steps_of
+from analysis.model.steps import steepest
 from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.rules.judge import NOT_MEASURED
 
 if TYPE_CHECKING:
     from analysis.page.document import Report
-
-_UNUSABLE = "Nothing is concluded from times such as these: measure again on a quiet machine."
 
 
 def health(report: Report) -> list[str]:
@@ -27,14 +31,14 @@ def health(report: Report) -> list[str]:
 def speed(report: Report) -> str:
     """The fastest products."""
     if report.analysis.recording.unusable:
-        return _UNUSABLE
+        return UNUSABLE_LINE
     return peak_line(report.analysis) or "No product of matrices has a time."
 
 
 def advice(report: Report) -> str:
     """How many shapes should change."""
     if report.analysis.recording.unusable:
-        return _UNUSABLE
+        return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No size was looked at."
 
 
@@ -51,18 +55,15 @@ def neighbourhood(report: Report) -> str:
     """The largest step between two neighbouring sizes."""
     recording = report.analysis.recording
     if recording.unusable:
-        return _UNUSABLE
+        return UNUSABLE_LINE
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
-    found = []
-    for along in DIMENSIONS:
-        ups, _ = largest(steps_of(rows, along), 1)
-        found += [(row["ratio"], along, row) for row in ups.to_dict("records")]
-    if not found:
+    found = steepest(dict.fromkeys(DIMENSIONS, rows))
+    if found is None:
         return "No neighbouring sizes lie beyond their intervals: choose a shape below."
-    ratio, along, row = max(found, key=lambda step: step[0])
+    along, row = found
     return (
-        f"{along.upper()} {row[along]} → {row['after']} takes {ratio:.2f}× the time of "
+        f"{along.upper()} {row[along]} → {row['after']} takes {row['ratio']:.2f}× the time of "
         f"{row['m']}×{row['n']}×{row['k']} {row['dtype']}, the largest step between neighbours."
     )
 

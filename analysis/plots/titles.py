@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import geometric_mean
 
 import pandas as pd
 
-from analysis.model.steps import largest, steps_of
+from analysis.model.series import layout_summary
+from analysis.model.steps import steepest
 from kernels.machine import Machine
 
 _NEARLY = 0.9  # of the best speed, from which on a size counts as large enough
@@ -47,15 +47,12 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     Args:
         lines: of :func:`analysis.model.series.steps_series`.
     """
-    found = []
-    for along, line in lines.items():
-        ups, _ = largest(steps_of(line, along), 1)
-        found += [(row["ratio"], along, row) for row in ups.to_dict("records")]
-    if not found:
+    found = steepest(lines)
+    if found is None:
         return "No step from one size to the next lies beyond its interval"
-    ratio, along, row = max(found, key=lambda step: step[0])
+    along, row = found
     where = f"{along.upper()} {row[along]} → {row['after']}"
-    return f"{where} takes {ratio - 1:.0%} more time in {row['dtype']}, the largest step"
+    return f"{where} takes {row['ratio'] - 1:.0%} more time in {row['dtype']}, the largest step"
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
@@ -105,8 +102,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     Args:
         pairs: of :func:`analysis.model.series.layout_series`.
     """
-    mean = geometric_mean(pairs["ratio"])
-    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    mean, faster, slower = layout_summary(pairs)
     return (
         f"NHWC is {mean:.2f}× as fast as NCHW: clearly faster in {faster} of {len(pairs)} pairs, "
         f"clearly slower in {slower}"

@@ -94,10 +94,10 @@ function errorsByShape() {
   const sums = new Map();
   const power = (value) => Math.floor(Math.log2(value));
   for (let i = 0; i < points.length; i++) {
-    if (!points.predicted_us[i] || points.time_us[i] === null) continue;
+    if (errorOf(i) === null) continue;
     const key = `${power(points.m[i])} ${2 * Math.floor(power(points.n[i] * points.k[i]) / 2)}`;
     const sum = sums.get(key) ?? { error: 0, count: 0 };
-    sum.error += Math.abs(points.predicted_us[i] / points.time_us[i] - 1);
+    sum.error += Math.abs(errorOf(i));
     sum.count++;
     sums.set(key, sum);
   }
