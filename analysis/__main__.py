@@ -8,6 +8,7 @@ from analysis.commands import (  # noqa: F401
     audit,
     compare,
     confirming,
+    fleet,
     importing,
     page,
     plot,

@@ -46,9 +46,9 @@ def show_command(
     name: str, device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
 ) -> None:
     """Show a sweep's cases on this machine, their memory and the time they should take."""
-    from sweeps.running.ceilings import measured_device
-    from sweeps.running.choice import choose_sweeps, sweep_cases
-    from sweeps.running.plan import expected_seconds, make_plan
+    from sweeps.planning.ceilings import measured_device
+    from sweeps.planning.choice import choose_sweeps, sweep_cases
+    from sweeps.planning.plan import expected_seconds, make_plan
 
     (sweep,) = choose_sweeps([name]).values()
     selected = measured_device(device, gpu)
@@ -87,9 +87,9 @@ def plan_command(
 ) -> None:
     """Say what sweeps should take here, or on a GPU that is not here: cases and seconds."""
     from kernels.machine import known_machine
-    from sweeps.running.ceilings import measured_device
-    from sweeps.running.choice import plan_rows
-    from sweeps.running.resume import DEFAULT_BUDGET
+    from sweeps.planning.ceilings import measured_device
+    from sweeps.planning.choice import plan_rows
+    from sweeps.running.request import DEFAULT_BUDGET
 
     facts = known_machine(machine) if machine else measured_device(device, gpu).machine
     budget_s = parse_seconds(budget) or DEFAULT_BUDGET[facts.kind]
@@ -140,7 +140,7 @@ def clock_command(
 ) -> None:
     """Compare the sampler with the usual timer, two passes in two processes; writes clock.json."""
     from sweeps.health.clockcheck import check_clock
-    from sweeps.running.ceilings import measured_device
+    from sweeps.planning.ceilings import measured_device
     from sweeps.store import folder_for, make_folder, write_json
 
     selected = measured_device(device, gpu)
@@ -229,6 +229,10 @@ def run_command(
     stop_after: Annotated[
         str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
     ] = None,
+    gpu_ids: Annotated[
+        bool,
+        typer.Option("--gpu-ids/--no-gpu-ids", help="Tell GPUs apart in run.json by a hash."),
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """Measure; goes on where an earlier run of the same plan stopped."""
@@ -237,7 +241,8 @@ def run_command(
     from sweeps.health.doctor import examine
     from sweeps.progress import LiveReporter
     from sweeps.running.health import health_sentence
-    from sweeps.running.resume import Request, begin
+    from sweeps.running.request import Request
+    from sweeps.running.resume import begin
     from sweeps.running.runner import carry_out
     from sweeps.store import read_run
 
@@ -245,7 +250,7 @@ def run_command(
     stop_at = None if seconds is None else began + seconds
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        skip_recorded, add, stop_at, leave,
+        skip_recorded, add, stop_at, leave, gpu_ids,
     )  # fmt: skip
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")

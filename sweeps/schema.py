@@ -96,6 +96,11 @@ RUN = {
     "repeats?": Maybe({"cases": COUNT, "between": NOT_NEGATIVE, "between_cases?": NOT_NEGATIVE}),
     "earlier_ceilings?": Maybe({"bandwidth": POSITIVE, "peaks": Each(POSITIVE)}),
     "health?": Maybe({"verdict": str, "reasons": [str]}),
+    "gpus?": [{
+        "gpu": COUNT, "id?": str, "node": COUNT, "power_limit_w?": Maybe(NOT_NEGATIVE),
+        "sm_limit_mhz?": Maybe(NOT_NEGATIVE),
+    }],
+    "anchors?": [dict],
     "public?": {
         "source": str, "package": str, "licence": str, "cache": str, "rows": COUNT, "how": str,
         "framework": str, "version": str,
@@ -116,6 +121,8 @@ _EVENTS = {
     "repeat": _SAMPLE,
     "facts": {**_ANY, "facts": dict},
     "outcome": {**_ANY, "at": _MOMENT, "status": str, "message": str},
+    "anchor": {**_SAMPLE, "phase": str},
+    "place": {**_ANY, "place": COUNT, "at": _MOMENT},
     "confirm": {**_ANY, "against": str, "process": Number(), "s": [POSITIVE]},
     "host": {
         **_ANY,

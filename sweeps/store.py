@@ -5,15 +5,15 @@
     measurements.csv    one row per case, folded from the samples, renamed into place
     rounds.csv          the samples behind each of its times, by the round that they were taken in
     confirmed.csv       pairs of cases that processes of their own timed anew, beside each other
+    anchors.csv         the same few cases on every GPU
 
-An append is one write of one line. A line that a crash cut in half is skipped and named when the
-file is read, and ended before the next line is appended.
+Each file of samples has one writer at a time. An append is one write of one line. A line that a
+crash cut in half is skipped and named when the file is read, and ended before the next is appended.
 """
 
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
@@ -28,13 +28,21 @@ from kernels.documents import misfit
 from kernels.errors import UserError
 from kernels.program import target
 from sweeps.cases.case import Case
-from sweeps.schema import COLUMNS, RUN, fault_of_event
+from sweeps.claim import SUFFIX, Claim, claimed
+from sweeps.schema import COLUMNS, IDENTITY, RUN, fault_of_event
 
 ROUND_COLUMNS = ("case", "worker", "gpu", "rounds", "times_us")
 
 CONFIRMED_COLUMNS = ("case", "against", "process", "worker", "gpu", "log_ratios")
 
+ANCHOR_COLUMNS = (
+    "run", "worker", "gpu", "gpu_id", "node", "phase", "time_utc", *IDENTITY, "samples", "time_us",
+    "time_lo_us", "time_hi_us", "sm_mhz", "power_w", "temp_c", "throttled",
+)  # fmt: skip
+
 Event = dict[str, Any]
+
+_PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
 """A run never goes on with another version of these."""
@@ -143,7 +151,7 @@ def _write_error(path: Path, error: OSError) -> UserError:
 
 
 class SampleLog:
-    """The append-only file of one shard, locked against a second writer."""
+    """The append-only file of one shard, claimed against a second writer."""
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
         """
@@ -152,20 +160,17 @@ class SampleLog:
         """
         make_folder(folder / "samples")
         self.path = folder / "samples" / f"{shard[0]}-of-{shard[1]}.jsonl"
+        self._claim = Claim(
+            self.path,
+            f"another run is writing {self.path}; wait for it, or measure another --shard.",
+        )
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         try:
             self._file = os.open(self.path, flags, 0o644)
         except IsADirectoryError:
+            self._claim.release()
             raise UserError(
                 f"{self.path} is a folder and should be a file; move it away."
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise UserError(
-                f"another run is writing {self.path}; wait for it, or measure another --shard.",
-                exit_code=1,
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
@@ -177,8 +182,13 @@ class SampleLog:
         """Write one line.
 
         Raises:
-            UserError: the disk is full, or the file was removed.
+            UserError: the disk is full, the file was removed, or another run took it over.
         """
+        if self._claim.lost:
+            raise UserError(
+                f"this process was stopped for so long that another one writes {self.path} now.",
+                exit_code=1,
+            )
         if not self._is_there():
             raise UserError(
                 f"{self.path} was removed while it was written: what was measured is lost; run "
@@ -204,8 +214,9 @@ class SampleLog:
             raise _write_error(self.path, error) from None
 
     def close(self) -> None:
-        """Release the file and its lock."""
+        """Release the file and the claim on it."""
         os.close(self._file)
+        self._claim.release()
 
     def __enter__(self) -> SampleLog:
         return self
@@ -254,6 +265,11 @@ def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     _write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
 
+def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write anchors.csv: how long each GPU took for the same few cases."""
+    _write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
+
+
 def _write_csv(path: Path, columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
@@ -281,11 +297,27 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
-def folding(folder: Path) -> Iterator[None]:
-    """One fold at a time: shards of a node may end together."""
-    with open(folder / "samples" / "fold.lock", "w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def planning(folder: Path) -> Iterator[None]:
+    """One planner at a time: shards may start together."""
+    with claimed(folder / _PLANNING):
         yield
+
+
+@contextmanager
+def folding(folder: Path) -> Iterator[None]:
+    """One fold at a time: shards may end together."""
+    with claimed(folder / "samples" / "fold"):
+        yield
+
+
+def refuse_if_running(folder: Path) -> None:
+    """
+    Raises:
+        UserError: another run is writing a shard's samples in this folder.
+    """
+    for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
+        samples = path.with_name(path.name.removesuffix(SUFFIX))
+        Claim(samples, f"another run is writing {samples}; wait for it or stop it.").release()
 
 
 def set_aside(folder: Path) -> Path:
@@ -301,6 +333,6 @@ def set_aside(folder: Path) -> Path:
     # that a new plan would count as its own.
     last = {"samples": -1, "run.json": 1}
     for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
-        if entry.name != "runs":
+        if entry.name not in ("runs", _PLANNING + SUFFIX):  # whoever sets it aside has claimed it
             entry.rename(target / entry.name)
     return target

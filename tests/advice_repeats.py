@@ -36,7 +36,7 @@ from analysis.recordings.runs import load_runs  # noqa: E402
 from kernels.machine import Machine  # noqa: E402
 from sweeps.cases.case import Way  # noqa: E402
 from sweeps.running.confirming import confirm_choices, explore, seconds_of  # noqa: E402
-from sweeps.running.resume import Request  # noqa: E402
+from sweeps.running.request import Request  # noqa: E402
 
 
 def command(*words: str) -> str:

@@ -193,7 +193,7 @@ def install_rooftile() -> None:
     from kernels.launch import Launch
     from kernels.library.vendor import Library
     from kernels.machine import known_machine
-    from sweeps.running.plan import expected_seconds
+    from sweeps.planning.plan import expected_seconds
 
     h200 = known_machine("nvidia-h200")
     noise = random.Random(os.getpid())

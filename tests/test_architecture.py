@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("kernels", "sweeps", "analysis")  # nothing imports from a floor to its right
 ROOMS = {  # within a floor: nothing imports from a room to its right; "." is the ground
     "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
-    "sweeps": (".", "capture | cases | timing", "running", "health | profiling", "__main__"),
+    "sweeps": (
+        ".", "capture | cases | timing", "planning", "running", "health | profiling", "__main__",
+    ),
     "analysis": (
-        ".", "recordings", "model", "advice | rules", "audit", "validation", "plots",
+        ".", "recordings", "fleet | model", "advice | rules", "audit", "validation", "plots",
         "page", "recorder", "commands", "__main__", "rooftile",
     ),
 }  # fmt: skip
@@ -32,7 +34,7 @@ MAX_MODULES_IN_ANALYSIS = 8
 TORCH_FREE = (
     "kernels", "kernels.problem", "kernels.machine", "kernels.config", "kernels.constants",
     "kernels.estimate", "kernels.names", "sweeps.schema", "sweeps.cases.spec",
-    "sweeps.cases.expand", "sweeps.running.plan", "sweeps.store", "sweeps.running.fold",
+    "sweeps.cases.expand", "sweeps.planning.plan", "sweeps.store", "sweeps.running.fold",
     "sweeps.capture.captured",
     "sweeps.timing.sampler", "sweeps.timing.statistics",
 )  # fmt: skip

@@ -39,6 +39,7 @@ class Measurements:
         times: Mapping[Problem, Mapping[str, MeasuredTime]],
         warm: bool = False,
         pairs: Sequence[Pair] = (),
+        again: Mapping[Way, Sequence[MeasuredTime]] | None = None,
     ) -> None:
         """Take what was measured.
 
@@ -46,7 +47,10 @@ class Measurements:
             times: maps a problem to the time of each implementation that computed it.
             warm: whether operands came from the cache where they fit it.
             pairs: ways that were timed anew beside each other.
+            again: the times of ways that were measured in several places, of which ``times`` has
+                one: only times of one place are compared.
         """
+        self._again = again or {}
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
         self._other_ways: dict[Way, list[tuple[str, Ratio]]] = {}
@@ -99,19 +103,26 @@ class Measurements:
         if not both:
             return None
         before, after = (
-            min((self.of(p)[name] for name in both), key=lambda t: t.time)
-            for p in (problem, option)
+            (p, min(both, key=lambda name: self.of(p)[name].time)) for p in (problem, option)
         )
-        return repeated_ratio(before, after)
+        return self._compared(before, after)
+
+    def _compared(self, before: Way, after: Way) -> Ratio | None:
+        """The ratio of two ways in the place that knows both best; None where none knows both."""
+        ones, others = (
+            self._again.get(way) or [self.of(way[0])[way[1]]] for way in (before, after)
+        )
+        pairs = [(one, other) for one in ones for other in others if one.run == other.run]
+        best = min(pairs, key=lambda p: p[0].width + p[1].width, default=None)
+        return repeated_ratio(*best) if best else None
 
     def ratio_of(self, before: Way, after: Way) -> Ratio | None:
         """Time of one way over that of another and the interval of a repetition; None where one was
         not measured or has no interval.
         """
-        times = [self.of(problem).get(name) for problem, name in (before, after)]
-        if times[0] is None or times[1] is None:
+        if any(name not in self.of(problem) for problem, name in (before, after)):
             return None
-        return repeated_ratio(times[0], times[1])
+        return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
         """The fastest implementation if it is faster again, beyond doubt; else the library."""
@@ -119,7 +130,7 @@ class Measurements:
         if library not in entry:
             return library
         name = min(entry, key=lambda key: entry[key].time)
-        ratio = repeated_ratio(entry[library], entry[name])
+        ratio = self._compared((problem, library), (problem, name))
         return name if ratio is not None and ratio[1] > 1 else library
 
 
@@ -180,11 +191,26 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     between, rounds = between_processes(recording), rounds_of(recording)
     samples = [rounds.get(case, {}) for case in case_ids(rows)] if rounds else [{}] * len(rows)
     times: dict[Problem, dict[str, MeasuredTime]] = {}
-    columns = (problems_of(rows), rows["implementation"], rows["run"].fillna(""), samples, *times_s)
-    for problem, name, run, taken, seconds, lo, hi in zip(*columns, strict=True):
-        time = MeasuredTime(seconds, lo, hi, taken, between.get(run, 0.0), run)
+    again: dict[Way, list[MeasuredTime]] = {}
+    runs = rows["run"].fillna("")
+    columns = (
+        problems_of(rows), rows["implementation"], runs, places_of(rows, runs), samples, *times_s,
+    )  # fmt: skip
+    for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
+        time = MeasuredTime(seconds, lo, hi, taken, between.get(run, 0.0), place)
+        again.setdefault((problem, name), []).append(time)
         known = times.setdefault(problem, {})
         # Of the same problem in two sweeps, the time with the narrower interval counts.
         if name not in known or time.width < known[name].width:
             known[name] = time
-    return Measurements(times, recording.cache == "warm", confirmed_pairs(recording))
+    several = {way: found for way, found in again.items() if len(found) > 1}
+    return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), several)
+
+
+def places_of(rows: pd.DataFrame, runs: pd.Series) -> pd.Series:
+    """Where each row was measured: its run, worker and GPU, as far as the rows tell."""
+    places = runs.astype(str)
+    for name in ("worker", "gpu"):
+        if name in rows:
+            places = places + " " + rows[name].astype(str)
+    return places

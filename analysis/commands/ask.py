@@ -117,7 +117,7 @@ def recommend_command(
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):
             raise UserError("fp8 cannot be timed here yet; ask without --measure.")
         from analysis.commands.confirming import measure_questions
-        from sweeps.running.resume import Request
+        from sweeps.running.request import Request
 
         request = Request(results=results, device=device, gpu=gpu)
         basis = measure_questions(asked, question, machine, request)

@@ -19,7 +19,7 @@ from sweeps.store import make_folder
 if TYPE_CHECKING:
     from analysis.audit.audit import Audit
     from analysis.model.basis import Basis
-    from sweeps.running.resume import Request
+    from sweeps.running.request import Request
 
 _MEASURED_LEVERS = 3  # whose products are timed beside the model's own
 _CONFIRMED_PAIRS = 9  # three products and their gradients
@@ -85,7 +85,7 @@ def audit_command(
     from analysis.audit.report import as_comparison
     from analysis.audit.runtime import Runtime
     from sweeps.capture.sources import Step, find_source
-    from sweeps.running.resume import Request
+    from sweeps.running.request import Request
 
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):

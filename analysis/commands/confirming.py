@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from analysis.advice.options import Question
     from analysis.advice.trials import Trial
     from analysis.model.basis import Basis
-    from sweeps.running.resume import Request
+    from sweeps.running.request import Request
 
 _CANDIDATES = 4  # guesses that are measured for a question that is asked
 _LEAST_SECONDS = 10.0  # for them, at most: a quiet machine needs far less
@@ -50,7 +50,8 @@ def confirm_command(
     from analysis.recordings.runs import load_runs
     from kernels.device import select_device
     from sweeps.running.confirming import machine_here, seconds_of
-    from sweeps.running.resume import Request, left_for_confirming
+    from sweeps.running.request import Request
+    from sweeps.running.resume import left_for_confirming
     from sweeps.store import folder_for
 
     request = Request(results=results, device=device, gpu=gpu)

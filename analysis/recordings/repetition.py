@@ -47,7 +47,8 @@ class MeasuredTime:
     """A measured time and the interval of its median, in seconds; NaN ends under six samples.
 
     ``rounds`` are its samples where they are recorded, ``between`` is the standard deviation of the
-    logarithm by which medians of its ``run`` differ from those of another process.
+    logarithm by which medians of its run differ from those of another process. ``run`` tells where
+    it was measured: in which run, by which worker and on which GPU.
     """
 
     time: float

@@ -100,7 +100,7 @@ class Evidence:
             rows["sweep"],
             np.exp(log_time),
             error,
-            rows["gpu"].fillna(0).astype(int),
+            pd.factorize(rows["worker"].astype(str) + " " + rows["gpu"].astype(str))[0],
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
         model, predicted = Model(recording.machine), np.full(len(cases), np.nan)

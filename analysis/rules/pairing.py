@@ -38,7 +38,7 @@ class TimedCase:
     sweep: str
     seconds: float
     error: float
-    gpu: int = 0  # its ordinal: cases of two GPUs make no pair
+    gpu: int = 0  # a number of its worker and GPU: cases of two GPUs make no pair
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
 from kernels.timers import blocked_autorange, do_bench, graph_replays
 from sweeps.cases.case import Case
+from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.process import die_with_parent
 from sweeps.running.bench import open_bench
-from sweeps.running.choice import choose_sweeps, sweep_cases
 from sweeps.schema import SCHEMA
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
 from sweeps.timing.trace import trace_cpu, trace_gpu

@@ -44,17 +44,20 @@ class TorchBench:
     careful: Collection[str] = frozenset()
 
     def __init__(
-        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case]
-    ) -> None:
+        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case],
+        number: int | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             machine: its facts.
             device: ``cpu``, or ``gpu`` with the ordinal ``gpu``.
             gpu: which GPU.
             cases: everything that will be asked for; the largest sizes the arena.
+            number: the GPU's number within the run; None: its ordinal.
         """
         self.machine = machine
-        self.gpu = gpu
+        self.gpu = gpu if gpu is None or number is None else number
+        self._index = gpu
         self._device = select_device(device, gpu or 0).torch_name
         self._telemetry = Telemetry()
         self._clock: CpuClock | CudaClock = CpuClock()
@@ -80,7 +83,7 @@ class TorchBench:
 
     def _free_memory(self) -> int:
         if self.gpu is not None:
-            return torch.cuda.mem_get_info(self.gpu)[0]
+            return torch.cuda.mem_get_info(self._index)[0]
         return self.machine.memory_bytes // 2 or 1 << 30
 
     def _set_count(self, case: Case, seconds: float) -> int:
@@ -230,7 +233,7 @@ class TorchBench:
         """``wrong``, ``oom`` or ``error``, once memory is freed and the context still answers."""
         if self.gpu is not None:
             try:
-                torch.cuda.synchronize(self.gpu)
+                torch.cuda.synchronize(self._index)
                 torch.cuda.empty_cache()
             except RuntimeError as broken:
                 raise PoisonedError(str(broken)) from None

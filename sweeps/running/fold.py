@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels.machine import Machine
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.limits import too_fast
-from sweeps.running.plan import PlanEntry
 from sweeps.schema import SCHEMA
 from sweeps.store import Event
 from sweeps.timing.sampler import MAX_EXPOSED
@@ -87,7 +87,7 @@ class History:
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case."""
+        """Add an event of the case. One that has ``moved`` begins anew, on another GPU."""
         match event["event"]:
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
@@ -106,6 +106,8 @@ class History:
                 self.outcome = event
             case "too-long":
                 self.too_long = True
+            case "moved":
+                self.__init__()  # type: ignore[misc]
             case "crash":
                 self.crashes += 1
                 self.last_crash = str(event.get("message", ""))
@@ -245,7 +247,7 @@ def _exposed_outcome(history: History) -> Event:
 def _failed_columns(outcome: Event) -> dict[str, Any]:
     message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
     return {
-        "status": outcome["status"], "message": message, "time_utc": _utc(outcome["at"]),
+        "status": outcome["status"], "message": message, "time_utc": utc(outcome["at"]),
         "worker": outcome["worker"], "gpu": outcome.get("gpu"),
     }  # fmt: skip
 
@@ -270,7 +272,7 @@ def _measured_columns(
     row: dict[str, Any] = {
         "status": "ok",
         "message": " ".join(filter(None, [sentence, left_out, _tried_again(history)])),
-        "time_utc": _utc(samples[-1]["at"]),
+        "time_utc": utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),
         "time_us": middle * 1e6,
@@ -297,5 +299,6 @@ def _tried_again(history: History) -> str:
     return f"before it ran, the process ended {times} while visiting it{how}."
 
 
-def _utc(moment: float) -> str:
+def utc(moment: float) -> str:
+    """A moment since 1970 as measurements.csv writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

@@ -8,6 +8,8 @@ from typing import Any
 from kernels.errors import UserError
 from kernels.machine import Machine
 from kernels.program import target
+from sweeps.planning.plan import PlanEntry
+from sweeps.running.anchor_set import anchor_rows
 from sweeps.running.fold import (
     checking_seconds,
     confirmed_table,
@@ -17,13 +19,13 @@ from sweeps.running.fold import (
     spent_seconds,
 )
 from sweeps.running.health import health
-from sweeps.running.plan import PlanEntry
 from sweeps.running.steadiness import canary_report, machine_speeds, repeats_report
 from sweeps.running.tally import count_by_sweep
 from sweeps.store import (
     folding,
     read_events,
     read_run,
+    write_anchors,
     write_confirmed,
     write_rounds,
     write_run,
@@ -51,6 +53,9 @@ def fold(folder: Path) -> dict[str, Any]:
         write_table(folder, rows)
         write_rounds(folder, rounds_table(planned, known))
         write_confirmed(folder, confirmed_table(events, known))
+        anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
+        if rows_of_anchors := anchor_rows(record["run"], anchors, events, record.get("gpus", ())):
+            write_anchors(folder, rows_of_anchors)
         statuses = [row["status"] for row in rows]
         record["counts"] = {
             "planned": len(planned),

@@ -17,9 +17,9 @@ import numpy as np
 
 from kernels.machine import Machine
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import timed
 from sweeps.running.limits import MEASURED_SLACK, is_from_datasheet, share_of_ceiling
-from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed
 from sweeps.timing.telemetry import RETRY

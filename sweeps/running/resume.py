@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,13 @@ from kernels.machine import Machine
 from kernels.program import USE_FRESH
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.spec import Sweep, all_sweeps
-from sweeps.running.ceilings import measure_ceilings
-from sweeps.running.choice import choose_sweeps, is_file, sweep_cases, sweep_name
+from sweeps.planning.ceilings import measure_ceilings
+from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_name
+from sweeps.planning.plan import PlanEntry, make_plan, read_plan
+from sweeps.running.anchor_set import anchor_cases, sustained_seconds
 from sweeps.running.fold import spent_seconds
-from sweeps.running.plan import make_plan, read_plan
+from sweeps.running.places import arrive
+from sweeps.running.request import Request
 from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
 from sweeps.store import (
@@ -30,65 +29,21 @@ from sweeps.store import (
     folder_for,
     make_folder,
     other_software,
+    planning,
     read_events,
     read_run,
     read_timed,
+    refuse_if_running,
     set_aside,
     write_run,
 )  # fmt: skip
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+_LEAST_WITH_ANCHORS = 60.0  # seconds of a budget
 
 CasesOf = Callable[[Machine], Sequence[Case]]
 """The cases of a sweep on a machine."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asked for; None where it left the choice open."""
-
-    names: tuple[str, ...] = ()
-    """Sweeps; those joined by commas are needed together."""
-    budget: float | None = None
-    results: Path = Path()
-    shard: tuple[int, int] = (1, 1)
-    fresh: bool = False
-    device: str = "auto"
-    gpu: int = 0
-    skip_recorded: Path | None = None
-    """Leave out the sweeps that this machine's recording in another folder has whole, with all
-    others that are needed together with them."""
-    add: bool = False
-    """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
-    stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
-    leave: float = 0.0
-    """Share of the budget that is left for measuring what advice asks for."""
-
-    @property
-    def measuring(self) -> float | None:
-        """Seconds of the budget that are not left; None where it was left open."""
-        return None if self.budget is None else self.budget * (1 - self.leave)
-
-    def measuring_on(self, kind: str) -> float:
-        """Likewise, of the default for a kind of machine where it was left open."""
-        return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
-
-    def left(self, measuring: float) -> float:
-        """Seconds that are left beside so many of measuring."""
-        return measuring * self.leave / (1 - self.leave)
-
-    @property
-    def groups(self) -> list[tuple[str, ...]]:
-        """The names that are needed together."""
-        return [tuple(name.split(",")) for name in self.names]
-
-    @property
-    def sweeps(self) -> tuple[str, ...]:
-        """Every name once."""
-        return tuple(dict.fromkeys(name for group in self.groups for name in group))
 
 
 def begin(
@@ -110,8 +65,8 @@ def begin(
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
-    with _planning_lock(folder):
-        record, why_not = _record_to_resume(folder, request, device, sweeps)
+    with planning(folder):
+        record, why_not = _record_to_resume(folder, request, device, sweeps, own)
         if record is None:
             record = {
                 **_new_record(request, sweeps, device, note),
@@ -143,6 +98,13 @@ def begin(
             # Its budget was planned without: what is left for advice comes on top.
             record["plan"]["left_s"] = request.left(record["plan"]["budget_s"])
             write_run(folder, record)
+        place, places = arrive(folder, request.results, device)
+        if device.gpu is not None:
+            hidden = set() if request.identify else {"id"}
+            gpus = [{k: v for k, v in gpu.items() if k not in hidden} for gpu in places]
+            if record.get("gpus") != gpus:
+                record["gpus"] = gpus
+                write_run(folder, record)
     plan = record["plan"]
     planned = read_plan(plan)
     if request.names:
@@ -156,17 +118,22 @@ def begin(
     else:
         # What advice was measured for comes on top of the plan's budget.
         budget += _confirming_seconds(plan, events)
-    index, count = request.shard
+    # What advice asks for is one more series, which the first shard takes.
+    shard = (1, plan["shards"]) if own else request.shard
     return Run(
         folder=folder,
-        planned=planned[index - 1 :: count],
+        planned=[entry for entry in planned if entry.shard in (None, shard[0])],
         budget=budget,
         arguments={
             "machine": Machine.from_json(record["machine"]),
             "device": device.machine.kind,
             "gpu": device.gpu,
+            "number": place,
         },
-        shard=request.shard,
+        shard=shard,
+        place=place,
+        anchors=[] if own else [PlanEntry.from_json(row) for row in record.get("anchors", ())],
+        anchor_options={"seconds": sustained_seconds(plan["budget_s"])},
         compile_beside=device.gpu is not None and is_shared(device.gpu),
         stop_at=request.stop_at,
     )
@@ -207,7 +174,11 @@ def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
 
 
 def _record_to_resume(
-    folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf]
+    folder: Path,
+    request: Request,
+    device: Device,
+    sweeps: Mapping[str, CasesOf],
+    own: Mapping[str, CasesOf] | None,
 ) -> tuple[dict[str, Any] | None, str]:
     """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
     planned = (folder / "run.json").exists()
@@ -222,9 +193,16 @@ def _record_to_resume(
         why = _why_outdated(record, device)
         if not why:
             read_plan(record["plan"])  # refuses a damaged one before anything looks at it
-            _check_same_plan(record["plan"], request, sweeps)
+            if own is None:
+                _check_same_plan(record["plan"], request, sweeps)
             return record, ""
-    _refuse_if_running(folder)
+        if record["plan"].get("shards", 1) == request.shard[1] > 1:
+            raise UserError(
+                f"{why}, so that this node cannot take part in the run of {folder}; take nodes "
+                "with the same software, or use --fresh to keep that run aside and start anew.",
+                exit_code=1,
+            )
+    refuse_if_running(folder)
     return None, why
 
 
@@ -300,7 +278,10 @@ def _extend_record(
         for name, wanted in cases.items()
         if name not in elsewhere
     }
-    added = make_plan(lacking, machine, more, plan["shards"], in_order=request.add)
+    added = make_plan(
+        lacking, machine, more, plan["shards"], in_order=request.add,
+        together=request.together, before=read_plan(plan),
+    )  # fmt: skip
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
@@ -316,17 +297,6 @@ def _extend_record(
     return {**record, "plan": plan}
 
 
-def _refuse_if_running(folder: Path) -> None:
-    for path in (folder / "samples").glob("*.jsonl"):
-        with open(path, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"another run is writing {path}; wait for it or stop it.", exit_code=1
-                ) from None
-
-
 def _new_record(
     request: Request, sweeps: Mapping[str, CasesOf], device: Device, note: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -338,7 +308,9 @@ def _new_record(
     cases = {name: of(machine) for name, of in sweeps.items()}
     elsewhere = _recorded_sweeps(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
-    plan = make_plan(cases, machine, budget, request.shard[1], in_order=request.add)
+    plan = make_plan(
+        cases, machine, budget, request.shard[1], in_order=request.add, together=request.together
+    )
     if elsewhere and not any(cases.values()):
         raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
     if not any(cases.values()):
@@ -356,6 +328,7 @@ def _new_record(
         "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine.to_json(),
         "software": software(device),
+        "anchors": _anchors(machine, budget, request.shard[1]),
         "plan": {
             "budget_s": budget,
             "left_s": request.left(budget),
@@ -366,6 +339,13 @@ def _new_record(
             "cases": [entry.to_json() for entry in plan.planned],
         },
     }
+
+
+def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
+    """The anchors that every GPU of a run times first; none in a short run of one GPU."""
+    if shards == 1 and budget < _LEAST_WITH_ANCHORS:
+        return []
+    return [entry.to_json() for entry in anchor_cases(machine)]
 
 
 def _recorded_sweeps(
@@ -386,14 +366,3 @@ def _recorded_sweeps(
             needed = {s for group in groups if lacking & group for s in group}
             return [s for s, wanted in cases.items() if wanted and s not in needed]
     return []
-
-
-@contextmanager
-def _planning_lock(folder: Path) -> Iterator[None]:
-    """One planner at a time: shards of a node may start together."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import CANARY, History
-from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps.running.plan import PlanEntry
+from sweeps.planning.plan import PlanEntry
 
 
 @dataclass
@@ -20,6 +20,12 @@ class Run:
     bench: str = f"{__package__}.bench:TorchBench"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
+    place: int | None = None
+    """Number of the GPU, or of a CPU's node, within the run; None: not known."""
+    anchors: Sequence[PlanEntry] = ()
+    """Cases that tell how fast each GPU is, to be timed before the others."""
+    anchor_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of :func:`sweeps.running.anchor_set.time_anchors`."""
     min_patience: float = 30.0
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""

@@ -11,18 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
-from kernels.config import experimental_feature
 from kernels.errors import UserError
 from kernels.program import command
 from sweeps.cases.case import Case
+from sweeps.planning.compiling import compiling
+from sweeps.planning.plan import PlanEntry, naming_reserve
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.child import Child, how_it_died
-from sweeps.running.compiling import compiling
+from sweeps.running.features import Feature, crashed_features, feature_of, open_with, refusal
 from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.running.folding import fold
-from sweeps.running.plan import PlanEntry, naming_reserve
+from sweeps.running.moving import begun_elsewhere, last_place
 from sweeps.running.run import Run
 from sweeps.running.steadiness import choose_repeats
 from sweeps.running.tally import Tally
@@ -34,6 +37,7 @@ _PATIENCE = 10.0  # times the expected seconds
 _MAX_CRASHES = 2  # per case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
 _BESIDE = {  # what else processes do
+    "anchor": "times the anchors",
     "repeat": "times cases again", "confirm": "times pairs anew", "name": "names kernels",
 }  # fmt: skip
 _WITHOUT_LIMIT = 1e9  # seconds, for what takes as long as it takes
@@ -105,10 +109,16 @@ class _Supervisor:
         self._careful: set[str] = set()
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"))
         self._measured = any(event["event"] == "sample" for event in events)
+        self._place = last_place(events)
+        self._anchored = run.place == self._place and any(
+            event["event"] == "anchor" for event in events
+        )
         self._blamed: set[str] = set()  # cases in flight when a process that confirms ended
         self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, by that process
 
     def supervise(self) -> str:
+        self._arrive()
+        self._time_anchors()
         self._refuse_crashed_features()
         beside = self._waiting() if self._run.compile_beside else []
         self._watch.look_at_gpu()
@@ -118,6 +128,26 @@ class _Supervisor:
         self._repeat()
         self._name()
         return end
+
+    def _arrive(self) -> None:
+        """Begin unfinished series anew that an earlier call measured on another GPU."""
+        run = self._run
+        if run.place is None or run.place == self._place:
+            return
+        if self._place is not None:
+            for case in begun_elsewhere(run.planned, self._tally.histories):
+                self._tell("moved", case)
+        self._tell("place", place=run.place)
+
+    def _tell(self, event: str, case: str = "", **more: Any) -> None:
+        self._record({"event": event, "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "at": time.time(), **more})  # fmt: skip
+
+    def _time_anchors(self) -> None:
+        run = self._run
+        if run.anchors and not self._anchored:
+            order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
+            self._run_child(replace(order, options=run.anchor_options))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Time pairs anew, each in several processes, whose samples share something else."""
@@ -215,8 +245,7 @@ class _Supervisor:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
-        self._record({"event": "facts", "case": case, "worker": self._run.worker, "cost": 0.0,
-                      "facts": {"kernel": ""}})  # fmt: skip
+        self._tell("facts", case, facts={"kernel": ""})
 
     def _order(
         self,
@@ -244,10 +273,7 @@ class _Supervisor:
             child.process.join()
 
     def _listen(self, child: Child, work: str) -> str | None:
-        crashed = {
-            "measure": self._crashed, "repeat": self._crashed_repeating,
-            "confirm": self._crashed_confirming, "name": self._crashed_naming,
-        }[work]  # fmt: skip
+        crashed = self._when_it_dies(work)
         while True:
             if not child.sends_in_time():
                 child.process.kill()
@@ -291,6 +317,17 @@ class _Supervisor:
                     )
                     raise UserError(f"{what}: {content[0]}", exit_code=1)
 
+    def _when_it_dies(self, work: str) -> Callable[[Child, str], None]:
+        match work:
+            case "measure":
+                return self._crashed
+            case "confirm":
+                return self._crashed_confirming
+            case "name":
+                return self._crashed_naming
+            case _:
+                return lambda child, how: self._note_end(work, how)
+
     def _record(self, event: Event) -> None:
         self._log.append(event)
         self._measured |= event["event"] == "sample"
@@ -321,7 +358,7 @@ class _Supervisor:
         self._record({"event": "crash", **where, "cost": cost, "message": how})
         crashes = self._tally.all()[case].crashes
         self._note(f"the measuring process ended while visiting a case: {how}.")
-        feature = self._feature_of_id(case)
+        feature = next((feature_of(e.case) for e in self._run.planned if e.case.id == case), None)
         if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
             self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
@@ -331,47 +368,25 @@ class _Supervisor:
     def _crashed_naming(self, child: Child, how: str) -> None:
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
-        self._note(f"the process that {_BESIDE['name']} ended: {how}.")
-
-    def _crashed_repeating(self, child: Child, how: str) -> None:
-        self._note(f"the process that {_BESIDE['repeat']} ended: {how}.")
+        self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
         # Where several cases were in flight at once, the next child handles them one by one.
         (self._blamed if len(child.cases) == 1 else self._careful).update(child.cases)
-        self._note(f"the process that {_BESIDE['confirm']} ended: {how}.")
+        self._note_end("confirm", how)
 
-    def _feature_of_id(self, case: str) -> tuple[str, str] | None:
-        """:func:`_feature_of_case` of the planned case with this id."""
-        for entry in self._run.planned:
-            if entry.case.id == case:
-                return _feature_of_case(entry.case)
-        return None
+    def _note_end(self, work: str, how: str) -> None:
+        self._note(f"the process that {_BESIDE[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
         """Refuse features that crashed in earlier calls, also for cases added since."""
-        for entry in self._run.planned:
-            history, feature = self._tally.histories[entry.case.id], _feature_of_case(entry.case)
-            if feature and history.crashes:
-                self._refuse_feature(feature, "in an earlier call")
+        for feature in crashed_features(self._run.planned, self._tally.histories):
+            self._refuse_feature(feature, "in an earlier call")
 
-    def _refuse_feature(self, feature: tuple[str, str], how: str) -> None:
+    def _refuse_feature(self, feature: Feature, how: str) -> None:
         """Give all open cases with an experimental feature up after its first crash."""
-        implementation, what = feature
-        message = (
-            f"not tried: {implementation} with {what} ended the process in another case ({how})."
-        )
-        for entry in self._run.planned:
-            history = self._tally.histories[entry.case.id]
-            if _feature_of_case(entry.case) == feature and not history.closed:
-                self._fail(entry.case.id, "unsupported", message)
+        for case in open_with(feature, self._run.planned, self._tally.histories):
+            self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:
-        self._record({"event": "outcome", "case": case, "worker": self._run.worker, "cost": 0.0,
-                      "status": status, "message": message, "at": time.time()})  # fmt: skip
-
-
-def _feature_of_case(case: Case) -> tuple[str, str] | None:
-    """The implementation and the experimental feature of a case's config, if it has one."""
-    what = experimental_feature(case.implementation, case.config)
-    return (case.implementation, what) if what else None
+        self._tell("outcome", case, status=status, message=message)

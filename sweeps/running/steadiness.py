@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweeps.cases.case import CONFIRM
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import CANARY, History, Place, place_of, timed
-from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed, machine_speed
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sweeps.planning.plan import PlanEntry
 from sweeps.progress import Reporter
 from sweeps.running.fold import History
-from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
 
 
@@ -52,6 +52,9 @@ class Tally:
         if case in self.histories:
             if event["event"] == "sample":
                 self._seen.add(case)
+            elif event["event"] == "moved":
+                self._seen.discard(case)
+                self._closed.discard(case)
             if history.closed:
                 self._closed.add(case)
 

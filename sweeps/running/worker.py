@@ -9,16 +9,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from kernels.errors import UserError
+from sweeps.planning.plan import PlanEntry
 from sweeps.process import die_with_parent
+from sweeps.running.anchor_set import time_anchors
 from sweeps.running.beside import confirm_pairs, name_kernels, repeat_cases
 from sweeps.running.fold import History
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import Bench, PoisonedError, Rounds
 from sweeps.store import Event
 
@@ -39,9 +40,13 @@ class Order:
     work: str = "measure"
     """Or one of :data:`BESIDE`."""
     longest: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the work beside measuring."""
 
 
-BESIDE = {"repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels}
+BESIDE: dict[str, Callable[..., None]] = {
+    "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
+}  # fmt: skip
 """What else a process does with the planned cases."""
 
 
@@ -74,7 +79,8 @@ def work(connection: Connection, order: Order) -> None:
         bench = _make_bench(order)
         if order.work in BESIDE:
             beside = BESIDE[order.work]
-            beside([entry.case for entry in order.planned], bench, order.worker, tell, visit)
+            cases = [entry.case for entry in order.planned]
+            beside(cases, bench, order.worker, tell, visit, **order.options)
             send("end", "done")
             return
         # The budget counts measuring alone; ``until`` is a moment, from which starting this process

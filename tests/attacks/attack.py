@@ -16,7 +16,7 @@ from kernels.device import this_cpu
 from kernels.machine import Machine, of_cpu
 from kernels.operation import Workload
 from sweeps.cases.case import Case
-from sweeps.running.plan import PlanEntry
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.run import Run
 from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA

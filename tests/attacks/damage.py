@@ -24,8 +24,8 @@ from kernels.cli import run
 from kernels.operation import Lstm
 from kernels.problem import Conv
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.folding import fold
-from sweeps.running.plan import PlanEntry
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL

@@ -19,8 +19,8 @@ from kernels import implementations
 from kernels.correctness.verify import Verdict, verify
 from kernels.operands import Operands
 from kernels.problem import Gemm
+from sweeps.planning.plan import PlanEntry
 from sweeps.running import bench, checking
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import Rounds
 from sweeps.store import Event
 

@@ -18,6 +18,7 @@ from kernels.errors import UserError
 from kernels.machine import of_cpu
 from sweeps.running import resume
 from sweeps.running.folding import fold
+from sweeps.running.request import Request
 from sweeps.store import SampleLog
 
 ASKED = ("--gemm", "4096,4096,1000,bf16")
@@ -149,8 +150,8 @@ def _no_ceilings(device: Device) -> Device:
     return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
 
 
-def _request(results: Path, budget: float = 20.0) -> resume.Request:
-    return resume.Request(("square",), budget=budget, results=results, device="cpu")
+def _request(results: Path, budget: float = 20.0) -> Request:
+    return Request(("square",), budget=budget, results=results, device="cpu")
 
 
 @pytest.mark.parametrize(("name", "seed"), attempts(["run.json", "samples/1-of-1.jsonl"]))

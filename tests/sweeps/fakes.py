@@ -17,8 +17,8 @@ from typing import Any
 from kernels.errors import WrongResultError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import CANARY, History
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
 from sweeps.timing.clock import LaunchCall, Timing, do_nothing
 from sweeps.timing.sampler import Sampler, Subject

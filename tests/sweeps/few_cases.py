@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from sweeps.health import clockcheck  # noqa: E402
-from sweeps.running import choice, resume  # noqa: E402
+from sweeps.planning import choice  # noqa: E402
+from sweeps.running import resume  # noqa: E402
 
 CASES = int(os.environ.get("FEW_CASES", "4"))
 _all_cases = choice.sweep_cases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeps.running.resume import Request
+from sweeps.running.request import Request
 from sweeps.running.run import Run
 
 NAMES = ("square", "cache")

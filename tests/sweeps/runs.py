@@ -8,7 +8,7 @@ from typing import Any
 
 from fakes import Silent
 
-from sweeps.running.plan import PlanEntry
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.run import Run
 from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA

@@ -19,9 +19,9 @@ from fakes import FakeClock
 
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running import rounds as rounds_module
 from sweeps.running.fold import CANARY, History
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import Ready, Refusal, Rounds, Visit
 from sweeps.store import Event
 from sweeps.timing.sampler import Sampler, Subject

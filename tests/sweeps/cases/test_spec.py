@@ -16,7 +16,7 @@ from sweeps.cases.axes import Edges, Multiple, parse_axis, parse_size_axis, reso
 from sweeps.cases.case import CACHES, Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import FOLDER, Sweep, all_sweeps, read_sweep
-from sweeps.running.choice import sweep_cases
+from sweeps.planning.choice import sweep_cases
 
 H200 = known_machine("nvidia-h200")
 CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)

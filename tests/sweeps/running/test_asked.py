@@ -11,7 +11,8 @@ from requests_of_runs import ids, quiet, request
 from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import CONFIRM, Case
-from sweeps.running.resume import Request, begin, left_for_confirming
+from sweeps.running.request import Request
+from sweeps.running.resume import begin, left_for_confirming
 from sweeps.store import SampleLog, read_run
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")

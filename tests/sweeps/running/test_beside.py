@@ -12,8 +12,8 @@ import pytest
 from fakes import Silent, planned
 from runs import a_run, carry, rows_of
 
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import BLOCKS, PROCESSES, History, confirmed_table
-from sweeps.running.plan import PlanEntry
 from sweeps.running.runner import confirm
 from sweeps.store import CONFIRMED_COLUMNS, read_events
 

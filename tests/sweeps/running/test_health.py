@@ -13,8 +13,8 @@ import pytest
 from kernels.machine import Machine, known_machine, of_cpu
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.health import health
-from sweeps.running.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.speed import STEADY, MachineSpeed
 

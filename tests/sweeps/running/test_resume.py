@@ -17,9 +17,10 @@ from kernels.machine import known_machine
 from kernels.problem import Gemm
 from sweeps.__main__ import parse_shard, run_command
 from sweeps.cases.spec import read_sweep
+from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.running import resume as start
-from sweeps.running.choice import choose_sweeps, sweep_cases
-from sweeps.running.resume import DEFAULT_BUDGET, Request, begin
+from sweeps.running.request import DEFAULT_BUDGET, Request
+from sweeps.running.resume import begin
 from sweeps.store import SampleLog, read_run, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
 
@@ -257,6 +258,7 @@ def test_a_gpu_run_plans_all_dtypes_and_triton(
     """As far as a machine without a GPU can go: the plan of an H200."""
     h200 = Device(known_machine("nvidia-h200"), "cuda:0", 0)
     monkeypatch.setattr(start, "select_device", lambda kind, gpu: h200)
+    monkeypatch.setattr(start, "arrive", lambda folder, results, device: (0, []))
     monkeypatch.setattr(device_module, "nvidia_driver", lambda: "580.159.03")
     run = begin(Request(results=tmp_path), quiet)
     assert run.folder.name == "nvidia-h200"

@@ -10,9 +10,9 @@ from fakes import FakeBench, planned
 from fakes import case as fake_case
 
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running import rounds as rounds_module
 from sweeps.running.fold import CANARY, fold_rows, histories
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK, FIRST_CHUNK, PoisonedError, Rounds
 from sweeps.store import Event
 from sweeps.timing.clock import LaunchCall

@@ -16,10 +16,10 @@ from runs import a_run, carry, rows_of
 from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.planning.plan import PlanEntry
 from sweeps.running import child as child_module
 from sweeps.running.fold import histories
 from sweeps.running.folding import fold
-from sweeps.running.plan import PlanEntry
 from sweeps.running.rounds import CHUNK
 from sweeps.running.run import Run
 from sweeps.running.runner import carry_out

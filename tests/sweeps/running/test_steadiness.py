@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from simulated import MACHINES, SimulatedMachine, log_normal, simulate, true_median, true_seconds
 
+from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import fold_rows, histories
 from sweeps.running.health import health
-from sweeps.running.plan import PlanEntry
 from sweeps.running.steadiness import (
     canary_report,
     choose_repeats,

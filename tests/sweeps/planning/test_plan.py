@@ -12,7 +12,7 @@ from kernels.errors import UserError
 from kernels.machine import known_machine, of_cpu
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
-from sweeps.running.plan import (
+from sweeps.planning.plan import (
     PlanEntry,
     _bit_reversal_order,
     expected_seconds,
@@ -79,7 +79,7 @@ def test_of_a_sweep_whose_cases_are_all_long_a_small_budget_gets_the_shortest() 
 
 
 def test_shards_share_the_plan_and_each_has_the_budget() -> None:
-    sweeps = {"s": sweep("s", *range(512, 2512, 4))}
+    sweeps = {name: sweep(name, *range(512, 2512, 4)) for name in ("s", "t")}
     one, two = make_plan(sweeps, CPU, 20), make_plan(sweeps, CPU, 20, shards=2)
     assert len(two.planned) > 1.5 * len(one.planned)
     assert 20 < sum(entry.expected for entry in two.planned) <= 40

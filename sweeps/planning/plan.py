@@ -8,9 +8,9 @@ the time. A case is admitted while its expected cost fits what is left of the bu
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from kernels.problem import DTYPE_BYTES, Problem
 from kernels.program import target
 from kernels.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import Case
-from sweeps.running.compiling import compilers, kernel_key
+from sweeps.planning.compiling import compilers, kernel_key
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.timing.statistics import CHECKPOINTS
@@ -59,7 +59,7 @@ _PLAN = {
     "left_out": Each(COUNT), "recorded_elsewhere": [str],
 }  # fmt: skip
 _FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps the run aside and starts a new one."
-_PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE}
+_PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE, "shard?": SIZE}
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,12 @@ class PlanEntry:
     case: Case
     expected: float
     checking: float = 0.0  # of those, the seconds in which its results are checked
+    shard: int | None = None  # who measures it; None where there is one shard alone
 
     def to_json(self) -> dict[str, Any]:
         """For run.json."""
-        return {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
+        row = {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
+        return row if self.shard is None else {**row, "shard": self.shard}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
@@ -86,7 +88,7 @@ class PlanEntry:
             if not fault:
                 case = Case.from_columns(row)
                 _ = case.id  # which text that is half a character has none
-                return cls(case, row["expected_s"])
+                return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError):
             fault = "a case of the plan in run.json has no sizes of its operation"
         raise UserError(f"{fault}; {_FRESH}")
@@ -100,7 +102,11 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     """
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}; {_FRESH}")
-    return [PlanEntry.from_json(row) for row in plan["cases"]]
+    planned = [PlanEntry.from_json(row) for row in plan["cases"]]
+    of_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
+    if not {entry.shard for entry in planned} <= of_shards:
+        raise UserError(f"the plan in run.json has cases of none of its shards; {_FRESH}")
+    return planned
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,8 @@ def make_plan(
     shards: int = 1,
     in_order: bool = False,
     cores: int | None = None,
+    together: Collection[Collection[str]] = (),
+    before: Sequence[PlanEntry] = (),
 ) -> Plan:
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
@@ -134,7 +142,9 @@ def make_plan(
     ``in_order``, a sweep begins when the one before it is over, and any case may be as long as the
     budget allows. ``cores`` are those of the host; None: as many as here.
 
-    No case may take over 2 % of the budget, unless every case of its sweep does.
+    No case may take over 2 % of the budget, unless every case of its sweep does. Cases that
+    somebody compares, also with those planned ``before``, have one shard
+    (:mod:`sweeps.planning.series`).
     """
     share = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
@@ -142,27 +152,52 @@ def make_plan(
     queues = {name: _with_costs(_bit_reversal_order(cases), machine, compile_seconds, compiled)
               for name, cases in sweeps.items() if cases}  # fmt: skip
     largest = {name: _largest_cost(queue, share) for name, queue in queues.items()}
+    if shards > 1:
+        queues = _shared_out(queues, shards, together, before)
     planned: list[PlanEntry] = []
     left_out = dict.fromkeys(queues, 0)
     spent = dict.fromkeys(queues, 0.0)
-    total, naming = 0.0, naming_reserve((), budget) * shards
+    total: dict[int | None, float] = defaultdict(float)
+    naming: dict[int | None, float] = defaultdict(lambda: naming_reserve((), budget))
     while queues:
         name = next(iter(queues)) if in_order else min(queues, key=spent.__getitem__)
         next_one = queues[name].popleft()
         if not queues[name]:
             del queues[name]
         cost = next_one.expected
-        if cost > largest[name] or total + naming + cost > budget * shards:
+        shard = next_one.shard
+        if cost > largest[name] or total[shard] + naming[shard] + cost > budget:
             left_out[name] += 1
             continue
         spent[name] += cost
-        total += cost
+        total[shard] += cost
         planned.append(next_one)
-        naming = min(
-            _NAMING_SHARE * budget * shards,
-            naming + _NAMING_SECONDS + _cudnn_seconds(next_one.case),
+        naming[shard] = min(
+            _NAMING_SHARE * budget,
+            naming[shard] + _NAMING_SECONDS + _cudnn_seconds(next_one.case),
         )
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
+
+
+def _shared_out(
+    queues: Mapping[str, deque[PlanEntry]],
+    shards: int,
+    together: Collection[Collection[str]],
+    before: Sequence[PlanEntry],
+) -> dict[str, deque[PlanEntry]]:
+    """The queues with each case's shard."""
+    from sweeps.planning.series import share_out  # SciPy, which a run without shards can do without
+
+    entries = [*before, *(entry for queue in queues.values() for entry in queue)]
+    taken = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
+    numbers = share_out(
+        [e.case for e in entries], [e.expected for e in entries], shards, together, taken
+    )
+    shard = {entry.case.id: number for entry, number in zip(entries, numbers, strict=True)}
+    return {
+        name: deque(replace(entry, shard=shard[entry.case.id]) for entry in queue)
+        for name, queue in queues.items()
+    }
 
 
 def _largest_cost(queue: Iterable[PlanEntry], share: float) -> float:

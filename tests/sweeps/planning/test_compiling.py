@@ -12,8 +12,8 @@ from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
-from sweeps.running import compiling as compiling_module
-from sweeps.running.compiling import compile_cases, compilers, compiling, kernel_key
+from sweeps.planning import compiling as compiling_module
+from sweeps.planning.compiling import compile_cases, compilers, compiling, kernel_key
 
 H200 = known_machine("nvidia-h200")
 

@@ -16,9 +16,10 @@ from kernels.machine import of_cpu
 from sweeps.__main__ import note_broken
 from sweeps.cases import spec
 from sweeps.cases.spec import all_sweeps, broken_sweeps
+from sweeps.planning.choice import choose_sweeps
 from sweeps.running import resume
-from sweeps.running.choice import choose_sweeps
-from sweeps.running.resume import Request, begin
+from sweeps.running.request import Request
+from sweeps.running.resume import begin
 from sweeps.store import read_run
 
 MINE = """

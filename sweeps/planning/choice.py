@@ -16,7 +16,7 @@ from kernels.registry import library_for
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
-from sweeps.running.plan import make_plan
+from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
 """A sweep's word for the candidates that an implementation leaves out by default."""

@@ -1,0 +1,63 @@
+"""``fleet``: which of several GPUs of one model is slow, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from analysis.commands.app import app
+from analysis.words import share_of
+from kernels.cli import JsonOption, note, print_json
+from kernels.program import RESULTS
+
+if TYPE_CHECKING:
+    from analysis.fleet.report import Report
+
+
+@app.command("fleet")
+def fleet_command(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="A recording, or a folder of recordings; by default, that of all results.",
+        ),
+    ] = None,
+    margin: Annotated[
+        str, typer.Option("--margin", help="How much slower than the others matters.")
+    ] = "5%",
+    json: JsonOption = False,
+) -> None:
+    """Say which GPU of a node or a cluster is slow or throttled, and why.
+
+    By the anchors that all of them timed. Writes fleet.json and a plot into each recording. With
+    --json, one document for a recording, a list of them for a folder of recordings.
+    """
+    from analysis.fleet.anchors import anchor_folders
+    from analysis.fleet.report import report_json, report_text
+
+    place = RESULTS if folder is None else folder
+    share = share_of(margin, "margin")
+    documents = []
+    for number, recording in enumerate(anchor_folders(place)):
+        report, plot = report_on(recording, share)
+        documents.append(report_json(report))
+        if not json:
+            print(("\n" if number else "") + report_text(report))
+        if plot is not None:
+            note(f"Drawn in {plot}.")
+    if json:
+        alone = (place / "run.json").exists()
+        print_json(documents[0] if alone else documents)
+
+
+def report_on(folder: Path, margin: float) -> tuple[Report, Path | None]:
+    """The report on a recording, after it is written there; and its plot, if it has one."""
+    from analysis.fleet.report import make_report, write_report
+    from analysis.plots.fleet import write_fleet_plot
+
+    report = make_report(folder, margin)
+    write_report(report)
+    return report, write_fleet_plot(report)

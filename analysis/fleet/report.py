@@ -1,0 +1,253 @@
+"""What is said of a fleet: for programs, and for people."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.fleet.anchors import Anchors, read_anchors
+from analysis.fleet.speeds import MIN_GPUS, Change, FleetSpeeds, Interference, fleet_speeds
+from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, Verdict, judge
+from sweeps.store import write_json
+
+_LISTED = 20  # GPUs of the table, and sentences about single ones
+_LISTED_NODES = 5
+_SENSOR_HEADS = {"sm_mhz": "MHz", "power_w": "W", "temp_c": "°C"}
+_UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A fleet, its speeds, and the verdict on each device in the devices' order."""
+
+    anchors: Anchors
+    speeds: FleetSpeeds
+    margin: float
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def slowest_first(self) -> list[int]:
+        """The devices' places in order of their speed; those without one come last."""
+        if not self.speeds.overall:
+            return list(range(len(self.verdicts)))
+        return [int(i) for i in np.argsort(self.speeds.kinds[self.speeds.overall].log)]
+
+
+def make_report(folder: Path, margin: float) -> Report:
+    """The report on a recording's fleet.
+
+    Args:
+        folder: of the recording.
+        margin: by how much slower than the fleet's median matters, as a fraction.
+
+    Raises:
+        UserError: its anchors cannot be read.
+    """
+    anchors = read_anchors(folder)
+    speeds = fleet_speeds(anchors.fleet)
+    return Report(anchors, speeds, margin, tuple(judge(anchors.fleet, speeds, margin)))
+
+
+def write_report(report: Report) -> Path:
+    """Write fleet.json into the recording's folder; returns its path."""
+    return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Everything, the slowest GPU first; fractions, and null where something is not known.
+
+    ``speed`` is that of the kind of anchors in ``speed_of``: sustained compute where there is some.
+    """
+    speeds = report.speeds
+    return {
+        "machine": report.anchors.recording.machine.slug,
+        "speed_of": speeds.overall or None,
+        "gpus": [_gpu_json(report, i) for i in report.slowest_first],
+        "spread": _known(speeds.spread),
+        "margin": report.margin,
+        "interference": [
+            {"node": one.node, **_change_json(one.all),
+             "kinds": {kind: _change_json(change) for kind, change in one.kinds.items()}}
+            for one in speeds.interference
+        ],
+        "findings": findings(report),
+        "damaged": len(report.anchors.damaged),
+    }  # fmt: skip
+
+
+def _gpu_json(report: Report, i: int) -> dict[str, Any]:
+    device, verdict = report.anchors.fleet.devices[i], report.verdicts[i]
+    speeds = report.speeds
+    kinds = {
+        kind: {"speed": _known(of.speed[i]), "lo": _known(of.lo[i]), "hi": _known(of.hi[i])}
+        for kind, of in speeds.kinds.items()
+    }
+    nothing = {"speed": None, "lo": None, "hi": None}
+    overall = speeds.kinds.get(speeds.overall)
+    sensors = {name: None if overall is None else _known(overall.sensors[name][i])
+               for name in _SENSOR_HEADS}  # fmt: skip
+    return {
+        "gpu": device.gpu, "id": device.id or None, "node": device.node, "worker": device.worker,
+        "name": verdict.name, **kinds.get(speeds.overall, nothing), "kinds": kinds, **sensors,
+        "clock": None if overall is None else _known(np.exp(overall.clock[i])),
+        "throttled": list(verdict.throttled), "verdict": verdict.verdict,
+        "slow": list(verdict.slow), "explained": verdict.explained or None,
+        "in_spread": verdict.in_spread, "sentence": verdict.sentence,
+    }  # fmt: skip
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    return {"ratio": change.ratio, "lo": _known(change.lo), "hi": _known(change.hi),
+            "slowed": change.slowed}  # fmt: skip
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def findings(report: Report) -> list[str]:
+    """What is said of the fleet as a whole, in sentences."""
+    speeds, count = report.speeds, len(report.verdicts)
+    said = []
+    if count == 1:
+        said.append("There is one GPU, and so nothing that it could be compared with.")
+    elif count < MIN_GPUS:
+        said += _pair(report)
+    elif speeds.overall:
+        said.append(_summary(report))
+    said += _nodes(report)
+    return [*said, *_disturbed(speeds.interference, count)]
+
+
+def _summary(report: Report) -> str:
+    speeds, count = report.speeds, len(report.verdicts)
+    counts = Counter(verdict.verdict for verdict in report.verdicts)
+    what = KIND_WORDS[speeds.overall]
+    spread = "" if math.isnan(speeds.spread) else (
+        f" GPUs differ by {speeds.spread:.1%} in {what} (standard deviation between GPUs, without "
+        "the noise of measuring)."
+    )  # fmt: skip
+    told = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
+    return f"{told}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
+
+
+def _pair(report: Report) -> list[str]:
+    """Of two GPUs, which is slower, and that nobody knows which is as it should be."""
+    if not report.speeds.overall:
+        return []
+    of = report.speeds.kinds[report.speeds.overall]
+    slower, other = report.slowest_first
+    ratio = math.exp(of.log[slower] - of.log[other])
+    half = of.half[slower] + of.half[other]
+    names = [report.verdicts[i].name for i in (slower, other)]
+    what = KIND_WORDS[report.speeds.overall]
+    ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
+    if not ends[0] > 0:  # the ends are NaN where they are not known
+        return [f"{names[0]} and {names[1]} are as fast as each other in {what}, as far as can be "
+                "told."]  # fmt: skip
+    return [f"{names[0]} is {1 - ratio:.1%} slower than {names[1]} in {what} ({ends[0]:.1%} to "
+            f"{ends[1]:.1%}); of two GPUs, nothing says which is as it should be."]  # fmt: skip
+
+
+def _nodes(report: Report) -> Iterator[str]:
+    """Nodes all of whose GPUs are slow."""
+    slow: dict[int | None, list[bool]] = {}
+    for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
+        slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
+    for node, each in slow.items():
+        if len(slow) > 1 and len(each) > 1 and all(each):
+            yield f"All {len(each)} GPUs of node {node} are slow, which points to the node."
+
+
+def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
+    """Whether GPUs of a node slow each other down."""
+    if not interference:
+        return [] if count == 1 else [
+            "No node's GPUs were timed both alone and together, so that nothing says whether they "
+            "disturb one another."
+        ]  # fmt: skip
+    said, quiet = [], []
+    for one in interference:
+        slowed = [f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
+                  f"{change.hi - 1:.1%})"
+                  for kind, change in one.kinds.items() if change.slowed]  # fmt: skip
+        where = "the node" if len(interference) == 1 else f"node {one.node}"
+        if slowed:
+            said.append(f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}.")
+        else:
+            quiet.append(one)
+    if len(said) > _LISTED_NODES:
+        said = [*said[:_LISTED_NODES], f"So it is on {len(said) - _LISTED_NODES} more nodes."]
+    if quiet:
+        several = f"{len(quiet)} of {len(interference)} nodes"
+        where = several if len(interference) > 1 else "the node"
+        ratio = float(np.median([interfered.all.ratio for interfered in quiet]))
+        said.append(f"Working together does not slow the GPUs of {where} beyond 1% and the "
+                    f"interval: anchors take {ratio:.3f} times as long as alone.")  # fmt: skip
+    return said
+
+
+def report_text(report: Report) -> str:
+    """For reading: a line a GPU from the slowest, then what is said of it."""
+    recording, speeds = report.anchors.recording, report.speeds
+    nodes = len({device.node for device in report.anchors.fleet.devices})
+    lines = [f"{recording.machine.name}: {_counted(len(report.verdicts), 'GPU')} of "
+             f"{_counted(nodes, 'node')}, {_counted(_anchors(report), 'anchor')}, measured "
+             f"{recording.run['run'][:10]}"]  # fmt: skip
+    if speeds.overall:
+        lines += [
+            f"speed: of the fleet's median in {KIND_WORDS[speeds.overall]}, with its 95 % interval",
+            "", *_table(report),
+        ]  # fmt: skip
+    told = [report.verdicts[i] for i in report.slowest_first]
+    told = [verdict for verdict in told if verdict.verdict != ORDINARY]
+    told.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
+    lines += ["", *(f"• {verdict.sentence}" for verdict in told[:_LISTED])]
+    if len(told) > _LISTED:
+        lines.append(f"• {len(told) - _LISTED} more likewise; fleet.json has them all.")
+    return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
+
+
+def _anchors(report: Report) -> int:
+    return int(report.anchors.fleet.log_time.shape[2])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _table(report: Report) -> Iterator[str]:
+    speeds = report.speeds
+    overall = speeds.kinds[speeds.overall]
+    others = [kind for kind in speeds.kinds if kind != speeds.overall]
+    sensors = [name for name in _SENSOR_HEADS if np.isfinite(overall.sensors[name]).any()]
+    order = report.slowest_first
+    width = max(len(report.verdicts[i].name) for i in order[:_LISTED])
+    heads = [*others, *(_SENSOR_HEADS[name] for name in sensors)]
+    yield f"{'':{width}}{'speed':>8}  {'95 %':15}{''.join(f'{head:>8}' for head in heads)}  verdict"
+    for i in order[:_LISTED]:
+        verdict = report.verdicts[i]
+        ends = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
+        cells = [_percent(speeds.kinds[kind].speed[i]) for kind in others]
+        cells += [_whole(overall.sensors[name][i]) for name in sensors]
+        row = "".join(f"{cell:>8}" for cell in cells)
+        yield (f"{verdict.name:{width}}{_percent(overall.speed[i]):>8}  {ends:15}{row}  "
+               f"{verdict.verdict}")  # fmt: skip
+    if rest := order[_LISTED:]:
+        known = overall.speed[rest][np.isfinite(overall.speed[rest])]
+        ends = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
+        yield f"… and {_counted(len(rest), 'more GPU')}{ends}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}" if math.isfinite(value) else _UNKNOWN
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else _UNKNOWN

@@ -1,0 +1,84 @@
+"""Claims on the files of a run, which hold among the nodes of a shared file system, too.
+
+Locks of the operating system (flock, lockf) are refused by some network file systems and seen by
+one node alone on others. A claim is a file that only one process can create (O_EXCL). Its owner
+renews it while it lives; whoever finds it not renewed for a minute may take it over. On one machine
+the claim of a process that is gone is taken over at once.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import SoftFileLease, Timeout
+
+from kernels.errors import UserError
+
+SUFFIX = ".claim"
+_LEASE_SECONDS = 60.0  # without a renewal, after which a claim may be taken over
+_POLL_SECONDS = 0.2  # each is a look at the file, which on a shared file system is a request
+_LONGEST_WAIT = 900.0  # planning measures a CPU's ceilings, folding reads every sample
+
+
+class Claim:
+    """A file that this process has claimed until :meth:`release`."""
+
+    def __init__(self, path: Path, refusal: str, wait: bool = False) -> None:
+        """Claim a file.
+
+        Args:
+            path: the file to claim; beside it lies the claim, with :data:`SUFFIX`.
+            refusal: the sentence that an error says.
+            wait: wait until another process releases it; else only a process of another node,
+                which may be gone without having released it, is waited for.
+
+        Raises:
+            UserError: another process has claimed it.
+        """
+        self._lease = SoftFileLease(
+            path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
+        )
+        try:
+            self._lease.acquire(timeout=_LONGEST_WAIT if wait else 0, poll_interval=_POLL_SECONDS)
+            return
+        except Timeout:
+            owner = self._lease.owner
+            elsewhere = not wait and owner is not None and owner.hostname != socket.gethostname()
+        try:
+            if elsewhere:
+                self._lease.acquire(timeout=1.5 * _LEASE_SECONDS, poll_interval=_POLL_SECONDS)
+                return
+        except Timeout:
+            pass
+        raise UserError(refusal, exit_code=1)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has taken it over, because this one was stopped for so long."""
+        return self._lease.compromise is not None
+
+    def release(self) -> None:
+        """Let others claim the file."""
+        self._lease.release()
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """One process at a time: others wait until this one has finished.
+
+    Raises:
+        UserError: another process did not finish.
+    """
+    claim = Claim(
+        path,
+        f"{path}{SUFFIX} says that another process is still at work on it; if none is, remove "
+        "that file and run again.",
+        wait=True,
+    )
+    try:
+        yield
+    finally:
+        claim.release()

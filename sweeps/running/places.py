@@ -1,0 +1,129 @@
+"""Where the samples of a run are taken: which GPUs on which nodes, numbered within the run.
+
+A GPU is told from others by a hash of its UUID with a random salt, which stays beside the results:
+nobody who has only what is published can find out which card it was. On one node a GPU has the
+number that PyTorch gives it, if that is free. The places of a CPU's run are its nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kernels.device import Device
+from kernels.errors import UserError
+from kernels.program import USE_FRESH
+from sweeps.claim import claimed
+from sweeps.store import write_json, write_whole
+from sweeps.timing.telemetry import nvml_handle, open_nvml
+
+_SALT = ".salt"
+_SAME = 0.02  # of a limit: boards report theirs rounded
+_LIMITS = {
+    "power_limit_w": "a power limit of {:.0f} W",
+    "sm_limit_mhz": "an SM clock of {:.0f} MHz",
+}
+
+
+def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
+    """The number of a device within the run of a folder, and all places that the run has had.
+
+    Call it while nobody else plans in that folder.
+
+    Args:
+        folder: the run's.
+        results: where the salt is kept, so that a GPU has one hash in all runs there.
+        device: where samples will be taken.
+
+    Returns:
+        The number, and for each place ``gpu`` (its number), ``id``, ``node`` (a number), and the
+        settings ``power_limit_w`` and ``sm_limit_mhz`` (None: not known).
+
+    Raises:
+        UserError: its power or clocks are limited in another way than those of the run.
+    """
+    path = folder / "samples" / "places.json"
+    places: list[dict[str, Any]] = []
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        places = [dict(place) for place in json.loads(path.read_text(encoding="utf-8"))["places"]]
+    salt = _salt(results)
+    here = _hashed(salt, socket.gethostname())
+    card = here if device.gpu is None else _hashed(salt, _identity(device))
+    settings = _settings(device)
+    _refuse_other_settings(settings, places)
+    known = [place for place in places if place["id"] == card]
+    if not known:
+        taken = {place["gpu"] for place in places}
+        wanted = device.gpu or 0
+        number = wanted if wanted not in taken else max(taken) + 1
+        nodes = list(dict.fromkeys([*(place["host"] for place in places), here]))
+        known = [{"gpu": number, "id": card, "host": here, "node": nodes.index(here), **settings}]
+        places += known
+        write_json(path, {"places": places})
+    shown = [{name: value for name, value in p.items() if name != "host"} for p in places]
+    return known[0]["gpu"], sorted(shown, key=lambda place: place["gpu"])
+
+
+def _salt(results: Path) -> str:
+    path = results / _SALT
+    with claimed(path):
+        try:
+            return path.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            write_whole(path, secrets.token_hex(16))
+    return path.read_text(encoding="ascii")
+
+
+def _hashed(salt: str, text: str) -> str:
+    return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:8]
+
+
+def _identity(device: Device) -> str:
+    """What no other card has: its UUID; with an old PyTorch its node and PCI address."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device.gpu)
+    uuid = str(getattr(properties, "uuid", ""))
+    address = [getattr(properties, f"pci_{part}_id", "") for part in ("domain", "bus", "device")]
+    return uuid or f"{socket.gethostname()} {address} {device.gpu}"
+
+
+def _settings(device: Device) -> dict[str, float | None]:
+    """The limits that were set for power and clocks; None where NVML does not tell."""
+    settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
+    nvml = None if device.gpu is None else open_nvml()
+    if nvml is None:
+        return settings
+    import torch
+
+    handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
+    for name, question, arguments, unit in (
+        ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
+        ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
+    ):
+        # Newer bindings drop what newer drivers do not answer any more.
+        with suppress(nvml.NVMLError, AttributeError, KeyError, TypeError):
+            extra = [getattr(nvml, word) for word in arguments]
+            settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
+    return settings
+
+
+def _refuse_other_settings(
+    settings: Mapping[str, float | None], places: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, words in _LIMITS.items():
+        now = settings[name]
+        then = next((place[name] for place in places if place.get(name)), None)
+        if now and then and abs(now / then - 1) > _SAME:
+            raise UserError(
+                f"this GPU has {words.format(now)} and the run was begun with "
+                f"{words.format(then)}; leave this GPU out, measure it into another --results, or "
+                f"use {USE_FRESH} to keep the run aside and start anew.",
+                exit_code=1,
+            )

@@ -1,0 +1,63 @@
+"""What a run is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.planning.choice import sweep_name
+
+DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for; None where it left the choice open."""
+
+    names: tuple[str, ...] = ()
+    """Sweeps; those joined by commas are needed together."""
+    budget: float | None = None
+    results: Path = Path()
+    shard: tuple[int, int] = (1, 1)
+    fresh: bool = False
+    device: str = "auto"
+    gpu: int = 0
+    skip_recorded: Path | None = None
+    """Leave out the sweeps that this machine's recording in another folder has whole, with all
+    others that are needed together with them."""
+    add: bool = False
+    """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
+    stop_at: float | None = None
+    """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
+    leave: float = 0.0
+    """Share of the budget that is left for measuring what advice asks for."""
+    identify: bool = True
+    """Whether run.json tells GPUs apart by a hash."""
+
+    @property
+    def measuring(self) -> float | None:
+        """Seconds of the budget that are not left; None where it was left open."""
+        return None if self.budget is None else self.budget * (1 - self.leave)
+
+    def measuring_on(self, kind: str) -> float:
+        """Likewise, of the default for a kind of machine where it was left open."""
+        return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
+
+    def left(self, measuring: float) -> float:
+        """Seconds that are left beside so many of measuring."""
+        return measuring * self.leave / (1 - self.leave)
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The names that are needed together."""
+        return [tuple(name.split(",")) for name in self.names]
+
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """The sweeps that are needed together, by their own names."""
+        return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """Every name once."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group))

@@ -1,0 +1,198 @@
+"""``analysis fleet`` as a user runs it: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.__main__ import app
+from analysis.fleet.report import findings, make_report, report_json, report_text
+from analysis.plots.fleet import draw_fleet, fleet_title
+from kernels.cli import run
+from tests.fleets import (
+    BAD,
+    HOT,
+    MACHINE,
+    MAIN,
+    PLAIN,
+    SETTINGS,
+    Setting,
+    record_fleet,
+    simulate,
+)
+
+AGREED = {
+    "gpu", "id", "node", "worker", "speed", "lo", "hi", "kinds", "sm_mhz", "power_w", "temp_c",
+    "throttled", "verdict", "explained", "sentence",
+}  # fmt: skip
+
+
+def said(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["x", "fleet", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        run(app, "x")
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return record_fleet(tmp_path / MACHINE.slug, simulate(MAIN, 0)[0])
+
+
+def test_json_has_what_is_agreed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(monkeypatch, folder, "--json") == 0
+    out = capsys.readouterr().out
+    document = json.loads(out)
+    assert document == json.loads((folder / "fleet.json").read_text(encoding="utf-8"))
+    assert {"machine", "gpus", "spread", "margin", "interference"} <= document.keys()
+    assert (document["machine"], document["margin"]) == (MACHINE.slug, 0.05)
+    assert len(document["gpus"]) == 64
+    speeds = [gpu["speed"] for gpu in document["gpus"]]
+    assert speeds == sorted(speeds)
+    by_gpu = {gpu["gpu"]: gpu for gpu in document["gpus"]}
+    bad, hot = by_gpu[BAD], by_gpu[HOT]
+    assert (bad["verdict"], bad["explained"], bad["throttled"]) == ("slow", None, [])
+    assert hot["throttled"] == ["hw_thermal_slowdown"]
+    assert hot["explained"].startswith("clock: hw_thermal_slowdown")
+    for gpu in document["gpus"]:
+        assert gpu.keys() >= AGREED
+        assert gpu["lo"] < gpu["speed"] < gpu["hi"]
+        assert gpu["kinds"]["sustained"] == {key: gpu[key] for key in ("speed", "lo", "hi")}
+        assert set(gpu["kinds"]) == {"sustained", "burst", "memory", "small"}
+    assert {"node", "ratio", "lo", "hi", "slowed"} <= document["interference"][0].keys()
+
+
+def test_plots_are_written_and_the_title_is_the_finding(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(monkeypatch, folder) == 0
+    assert (folder / "plots" / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    svg = (folder / "plots" / "fleet.svg").read_text(encoding="utf-8")
+    assert "2 of 64 GPUs are slow, 1 of them for no reason found" in svg
+    assert MACHINE.name in svg
+    told = capsys.readouterr()
+    assert "fleet.png" in told.err
+    lines = told.out.splitlines()
+    assert sum(line.startswith("GPU ") for line in lines) == 20
+    assert any(line.startswith("… and 44 more GPUs") for line in lines)
+    assert len([line for line in lines if line.startswith("• GPU")]) == 2
+    assert "nan" not in told.out
+
+
+def test_a_root_gives_a_report_for_each_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_fleet(folder.parent / "another", simulate(PLAIN, 1)[0])
+    assert said(monkeypatch, folder.parent, "--json") == 0
+    documents = json.loads(capsys.readouterr().out)
+    assert [len(document["gpus"]) for document in documents] == [64, 64]
+    assert said(monkeypatch, folder.parent) == 0
+    assert capsys.readouterr().out.count("64 GPUs of 8 nodes") == 2
+
+
+def test_a_wider_margin_accuses_fewer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = {}
+    for margin in ("1%", "5%", "0.1", "50%", "100%"):
+        assert said(monkeypatch, folder, "--margin", margin, "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        slow[margin] = [gpu["gpu"] for gpu in document["gpus"] if gpu["verdict"] == "slow"]
+    assert set(slow["0.1"]) == {HOT}
+    assert set(slow["0.1"]) < set(slow["5%"]) == {BAD, HOT} <= set(slow["1%"])
+    assert slow["50%"] == slow["100%"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "no recording in nowhere has an anchors.csv"),
+        ([".", "--margin", "much"], "--margin takes a share such as 12.5% or 0.125, not 'much'."),
+        ([".", "--margin", "-5%"], "--margin takes a share"),
+    ],
+)
+def test_bad_input_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: list[str], sentence: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert said(monkeypatch, *arguments) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert not told.out
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_fleet_makes_a_report_stumble(tmp_path: Path, name: str) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(SETTINGS[name], 3)[0]), 0.05)
+    text = report_text(report)
+    assert "nan" not in text + fleet_title(report)
+    json.dumps(report_json(report), allow_nan=False)
+    assert draw_fleet(report) is not None
+    several = SETTINGS[name].per_node > 1
+    assert ("Working together does not slow" in text) == several
+
+
+def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    report = make_report(record_fleet(tmp_path / "x", simulate(Setting(1, 1), 0)[0]), 0.05)
+    assert findings(report) == ["There is one GPU, and so nothing that it could be compared with."]
+    assert draw_fleet(report) is None
+    (gpu,) = report_json(report)["gpus"]
+    assert (gpu["speed"], gpu["verdict"]) == (None, "ordinary")
+
+
+def test_two_gpus_are_compared_with_each_other(tmp_path: Path) -> None:
+    fleet, _ = simulate(Setting(1, 2, bad=0.09), 0)
+    sentence = findings(make_report(record_fleet(tmp_path / "x", fleet), 0.05))[0]
+    assert "slower than GPU 0" in sentence
+    assert "nothing says which is as it should be" in sentence
+    same = replace(fleet, log_time=fleet.log_time[:, [0, 0]], error=fleet.error[:, [0, 0]])
+    assert (
+        "as fast as each other"
+        in findings(make_report(record_fleet(tmp_path / "y", same), 0.05))[0]
+    )
+
+
+def test_a_node_all_of_whose_gpus_are_slow_is_named(tmp_path: Path) -> None:
+    fleet, _ = simulate(PLAIN, 0)
+    log = fleet.log_time.copy()
+    log[:, 16:24] += 0.12
+    report = make_report(record_fleet(tmp_path / "x", replace(fleet, log_time=log)), 0.05)
+    assert "All 8 GPUs of node 2 are slow, which points to the node." in findings(report)
+
+
+def test_one_slow_gpu_is_the_title(tmp_path: Path) -> None:
+    fleet, _ = simulate(replace(MAIN, hot=0.0), 0)
+    title = fleet_title(make_report(record_fleet(tmp_path / "x", fleet), 0.05))
+    assert title.startswith("GPU 3 (00000003) of node 0 is 9% slow in sustained compute: for no")
+    sound = make_report(record_fleet(tmp_path / "y", simulate(PLAIN, 0)[0]), 0.05)
+    assert fleet_title(sound).startswith(
+        "None of 64 GPUs is slow beyond doubt: they differ by 0.8%"
+    )
+
+
+def test_a_thousand_gpus_are_told_in_a_page(tmp_path: Path) -> None:
+    fleet, _ = simulate(replace(PLAIN, spread=0.1, nodes=60), 0)
+    report = make_report(record_fleet(tmp_path / "x", fleet), 0.05)
+    assert len(report_text(report).splitlines()) < 60
+    assert "more likewise" in report_text(report)
+
+
+def test_what_is_unknown_is_null(tmp_path: Path) -> None:
+    fleet, _ = simulate(Setting(nvml=False, samples_apart=False), 0)
+    log = fleet.log_time.copy()
+    log[:, 0, fleet.kinds == "sustained"] = np.nan
+    folder = record_fleet(tmp_path / "x", replace(fleet, log_time=log))
+    document = report_json(make_report(folder, 0.05))
+    last: dict[str, Any] = document["gpus"][-1]
+    assert last["gpu"] == 0
+    assert (last["speed"], last["sm_mhz"], last["clock"]) == (None, None, None)
+    assert all(math.isfinite(gpu["speed"]) for gpu in document["gpus"][:-1])

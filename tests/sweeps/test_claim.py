@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kernels.errors import UserError
+from sweeps import claim as claim_module
+from sweeps.claim import SUFFIX, Claim, claimed
+
+_HOLD = "from pathlib import Path; import sys, time; from sweeps.claim import Claim; " \
+    "c = Claim(Path(sys.argv[1]), 'taken'); print('held', flush=True); time.sleep(60)"  # fmt: skip
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    path, order = tmp_path / "plan", []
+
+    def wait_and_enter() -> None:
+        with claimed(path):
+            order.append("second")
+
+    with claimed(path):
+        other = threading.Thread(target=wait_and_enter)
+        other.start()
+        time.sleep(0.3)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "1-of-2.jsonl"
+    child = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE,
+        cwd=Path(claim_module.__file__).parents[1],
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    with pytest.raises(UserError, match="taken"):
+        Claim(path, "taken")
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    claim = Claim(path, "taken")
+    assert not claim.lost
+    claim.release()
+
+
+def test_a_node_that_is_gone_is_waited_for_until_its_claim_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node's processes cannot be looked for: only that nothing is renewed tells."""
+    monkeypatch.setattr(claim_module, "_LEASE_SECONDS", 0.5)
+    path = tmp_path / "shard"
+    Claim(path, "taken").release()
+    record = [
+        "filelock/2", f"pid={os.getpid()}", "host=another-node", "mode=lease", "token=" + "0" * 32,
+        "duration=0.5",
+    ]  # fmt: skip
+    marker = path.with_name(path.name + SUFFIX)
+    marker.write_text("\n".join(record) + "\n")
+    marker.chmod(0o644)
+    Claim(path, "taken").release()
+
+
+def test_whoever_was_taken_over_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_module, "_LEASE_SECONDS", 0.3)
+    claim = Claim(tmp_path / "shard", "taken")
+    (tmp_path / f"shard{SUFFIX}").unlink()
+    deadline = time.monotonic() + 20
+    while not claim.lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert claim.lost
