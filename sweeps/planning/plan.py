@@ -24,7 +24,7 @@ from kernels.operation import Workload, products_of
 from kernels.problem import DTYPE_BYTES, Problem
 from kernels.program import target
 from kernels.workload_time import moving_seconds, workload_seconds
-from sweeps.cases.case import Case
+from sweeps.cases.case import CONFIRM, Case
 from sweeps.planning.compiling import compilers, kernel_key
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
@@ -185,11 +185,12 @@ def _shared_out(
     together: Collection[Collection[str]],
     before: Sequence[PlanEntry],
 ) -> dict[str, deque[PlanEntry]]:
-    """The queues with each case's shard."""
+    """The queues with each case's shard; the first measures what advice asks for."""
     from sweeps.planning.series import share_out  # SciPy, which a run without shards can do without
 
     entries = [*before, *(entry for queue in queues.values() for entry in queue)]
     taken = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
+    taken |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
     numbers = share_out(
         [e.case for e in entries], [e.expected for e in entries], shards, together, taken
     )

@@ -118,7 +118,7 @@ def begin(
     else:
         # What advice was measured for comes on top of the plan's budget.
         budget += _confirming_seconds(plan, events)
-    # What advice asks for is one more series, which the first shard takes.
+    # Of a run with shards, the first measures what advice asks for.
     shard = (1, plan["shards"]) if own else request.shard
     return Run(
         folder=folder,

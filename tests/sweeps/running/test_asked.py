@@ -46,6 +46,17 @@ def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
     assert added.budget == 32.0
 
 
+def test_what_advice_asks_for_is_measured_by_the_first_shard(tmp_path: Path) -> None:
+    parts = [begin(request(tmp_path, shard=(i, 3)), quiet) for i in (1, 2, 3)]
+    asked = [Case(CONFIRM, Gemm(m, n, 64, "fp32"), "mkl") for m in (64, 4096) for n in (63, 64)]
+    more = Request(budget=3.0, results=tmp_path, device="cpu", add=True)
+    own = begin(more, quiet, {CONFIRM: lambda machine: asked})
+    assert {entry.case for entry in own.planned} == {*asked}
+    assert own.worker == "1/3"
+    again = [begin(request(tmp_path, shard=(i, 3)), quiet) for i in (2, 3)]
+    assert [ids(part) for part in again] == [ids(part) for part in parts[1:]]
+
+
 def test_all_default_sweeps_are_represented_after_a_question(tmp_path: Path) -> None:
     asked = [Case(CONFIRM, Gemm(64, 64, 64, "fp32"), "mkl")]
     begin(Request(budget=3.0, results=tmp_path, device="cpu", add=True), quiet,
