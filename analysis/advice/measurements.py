@@ -16,6 +16,7 @@ from analysis.recordings.repetition import (
     MeasuredTime,
     between_processes,
     case_ids,
+    places_of,
     repeated_ratio,
     rounds_of,
 )
@@ -194,7 +195,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     again: dict[Way, list[MeasuredTime]] = {}
     runs = rows["run"].fillna("")
     columns = (
-        problems_of(rows), rows["implementation"], runs, places_of(rows, runs), samples, *times_s,
+        problems_of(rows), rows["implementation"], runs, places_of(rows), samples, *times_s,
     )  # fmt: skip
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
         time = MeasuredTime(seconds, lo, hi, taken, between.get(run, 0.0), place)
@@ -205,12 +206,3 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
             known[name] = time
     several = {way: found for way, found in again.items() if len(found) > 1}
     return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), several)
-
-
-def places_of(rows: pd.DataFrame, runs: pd.Series) -> pd.Series:
-    """Where each row was measured: its run, worker and GPU, as far as the rows tell."""
-    places = runs.astype(str)
-    for name in ("worker", "gpu"):
-        if name in rows:
-            places = places + " " + rows[name].astype(str)
-    return places

@@ -198,6 +198,16 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return [(row["run"], Case.from_columns(row).id) for row in records]
 
 
+def places_of(rows: pd.DataFrame) -> pd.Series:
+    """Where each row was measured: its run, worker and GPU, as far as the rows tell."""
+    places = pd.Series("", index=rows.index)
+    for name in ("run", "worker", "gpu"):
+        if name in rows:
+            # What is missing stays missing when it becomes text, and equals nothing.
+            places = places + " " + rows[name].astype("string").fillna("").astype(str)
+    return places
+
+
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     if not path.exists():
         return {}

@@ -19,7 +19,7 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.public import Source
-from analysis.recordings.repetition import steady_times
+from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
@@ -100,7 +100,7 @@ class Evidence:
             rows["sweep"],
             np.exp(log_time),
             error,
-            pd.factorize(rows["worker"].astype(str) + " " + rows["gpu"].astype(str))[0],
+            pd.factorize(places_of(rows[["worker", "gpu"]]))[0],
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
         model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
