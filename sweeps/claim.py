@@ -36,24 +36,30 @@ class Claim:
                 which may be gone without having released it, is waited for.
 
         Raises:
-            UserError: another process has claimed it.
+            UserError: another process has claimed it, or nothing can be written there.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
         )
-        try:
-            self._lease.acquire(timeout=_LONGEST_WAIT if wait else 0, poll_interval=_POLL_SECONDS)
+        if self._acquired(_LONGEST_WAIT if wait else 0):
             return
-        except Timeout:
-            owner = self._lease.owner
-            elsewhere = not wait and owner is not None and owner.hostname != socket.gethostname()
+        owner = self._lease.owner
+        elsewhere = owner is not None and owner.hostname != socket.gethostname()
+        if wait or not elsewhere or not self._acquired(1.5 * _LEASE_SECONDS):
+            raise UserError(refusal, exit_code=1)
+
+    def _acquired(self, seconds: float) -> bool:
         try:
-            if elsewhere:
-                self._lease.acquire(timeout=1.5 * _LEASE_SECONDS, poll_interval=_POLL_SECONDS)
-                return
+            self._lease.acquire(timeout=seconds, poll_interval=_POLL_SECONDS)
         except Timeout:
-            pass
-        raise UserError(refusal, exit_code=1)
+            return False
+        except OSError as error:
+            raise UserError(
+                f"{self._lease.lock_file} could not be written ({error.strerror}); make room "
+                "there, or choose another --results.",
+                exit_code=1,
+            ) from None
+        return True
 
     @property
     def lost(self) -> bool:

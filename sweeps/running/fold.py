@@ -107,7 +107,7 @@ class History:
             case "too-long":
                 self.too_long = True
             case "moved":
-                self.__init__()  # type: ignore[misc]
+                vars(self).update(vars(History()))
             case "crash":
                 self.crashes += 1
                 self.last_crash = str(event.get("message", ""))

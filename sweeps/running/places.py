@@ -108,7 +108,7 @@ def _settings(device: Device) -> dict[str, float | None]:
         ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
     ):
         # Newer bindings drop what newer drivers do not answer any more.
-        with suppress(nvml.NVMLError, AttributeError, KeyError, TypeError):
+        with suppress(nvml.NVMLError, AttributeError):
             extra = [getattr(nvml, word) for word in arguments]
             settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
     return settings

@@ -161,7 +161,7 @@ def test_a_damaged_run_goes_on_or_says_why_not(
     monkeypatch.setattr(resume, "measure_ceilings", _no_ceilings)
     results = tmp_path / "results"
     shutil.copytree(begun, results)
-    (folder,) = results.iterdir()
+    (folder,) = filter(Path.is_dir, results.iterdir())
     draw = random.Random(f"again {name} {seed}")
     path = folder / name
     path.write_bytes(damaged(path.read_bytes(), RECORDED[name], draw))

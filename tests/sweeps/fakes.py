@@ -290,6 +290,7 @@ class FakeNvml:
         self.answers: dict[str, Any] = {
             "ClockInfo": 1980, "MaxClockInfo": 1980, "PowerUsage": 612_000, "Temperature": 55,
             "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
+            "PowerManagementLimit": 700_000, "ApplicationsClock": 1980,
             "ComputeMode": 0, "FieldValues": [self.field], "EccMode": (1, 1),
             "ComputeRunningProcesses": [], **answers,
         }  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import SoftFileLease
 
 from kernels.errors import UserError
 from sweeps import claim as claim_module
 from sweeps.claim import SUFFIX, Claim, claimed
+from sweeps.store import SampleLog
 
 _HOLD = "from pathlib import Path; import sys, time; from sweeps.claim import Claim; " \
     "c = Claim(Path(sys.argv[1]), 'taken'); print('held', flush=True); time.sleep(60)"  # fmt: skip
@@ -69,11 +72,31 @@ def test_a_node_that_is_gone_is_waited_for_until_its_claim_ends(
     Claim(path, "taken").release()
 
 
-def test_whoever_was_taken_over_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, **limits: float) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SoftFileLease, "acquire", full)
+    with pytest.raises(UserError, match=r"could not be written \(No space left on device\)"):
+        Claim(tmp_path / "shard", "taken")
+
+
+def test_whoever_was_taken_over_knows_it_and_writes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claim_module, "_LEASE_SECONDS", 0.3)
-    claim = Claim(tmp_path / "shard", "taken")
-    (tmp_path / f"shard{SUFFIX}").unlink()
-    deadline = time.monotonic() + 20
-    while not claim.lost and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert claim.lost
+    event = {"event": "aside", "case": "", "worker": "1/1"}
+
+    def go_on(log: SampleLog) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            log.append(event)
+            time.sleep(0.05)
+
+    with SampleLog(tmp_path, (1, 1)) as log:
+        log.append(event)
+        (tmp_path / "samples" / f"1-of-1.jsonl{SUFFIX}").unlink()
+        with pytest.raises(UserError, match="another one writes"):
+            go_on(log)
