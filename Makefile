@@ -4,6 +4,7 @@
 PYTHON ?= python3
 DEVICE ?=
 GPU ?=
+GPUS ?=
 BUDGET ?=
 SWEEPS ?=
 MACHINE ?=
@@ -13,7 +14,7 @@ PYTEST ?=
 WRITE ?=
 
 # Recipes read them from the environment, where a shell takes them for text and never for commands.
-export PYTHON DEVICE GPU BUDGET SWEEPS MACHINE FRESH PART WRITE
+export PYTHON DEVICE GPU GPUS BUDGET SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep test plots table rules families record import attacks rehearse bench compile-check lint format clean
@@ -25,6 +26,7 @@ export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
 python = set -f; py=$$("$$PYTHON" -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Rooftile needs Python 3.11 or later; this is %d.%d. Point PYTHON at one." % v[:2])' \
 	&& "$$PYTHON" sweeps/bootstrap.py $(1)) || exit 1
 on_device = $${DEVICE:+--device "$$DEVICE"} $${GPU:+--gpu "$$GPU"}
+on_gpus = $(on_device) $${GPUS:+--gpus "$$GPUS"}
 # Whose tests do more, or only then something, with the option --long.
 long_tests = tests/attacks tests/kernels/triton tests/analysis/recorder tests/test_readme.py
 of_machine = $${MACHINE:+--machine "$$MACHINE"}
@@ -34,9 +36,9 @@ budget = $${BUDGET:+--budget "$$BUDGET"}
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
 
-sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0)
-	@$(call python,page?); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_device) \
-	&& { "$$py" -m analysis confirm $(on_device) || test $$? -ne 130; } \
+sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0 GPUS=all)
+	@$(call python,page?); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_gpus) \
+	&& { "$$py" -m analysis confirm $(on_gpus) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
 test:  ## the whole test suite (PYTEST="-k name" narrows it)

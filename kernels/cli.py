@@ -31,6 +31,9 @@ ConvOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, gpu or cpu.")]
 GpuOption = Annotated[int, typer.Option("--gpu", help="Which GPU, counted from 0.")]
+GpusOption = Annotated[
+    str | None, typer.Option("--gpus", help="Several at once: all, or numbers such as 0,3.")
+]
 
 
 def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:

@@ -13,6 +13,7 @@ import typer
 from kernels.cli import (
     DeviceOption,
     GpuOption,
+    GpusOption,
     JsonOption,
     new_app,
     note,
@@ -214,6 +215,7 @@ def run_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
+    gpus: GpusOption = None,
     skip_recorded: Annotated[
         Path | None,
         typer.Option("--skip-recorded", help="Leave out sweeps that this folder has whole."),
@@ -244,6 +246,8 @@ def run_command(
     from sweeps.running.request import Request
     from sweeps.running.resume import begin
     from sweeps.running.runner import carry_out
+    from sweeps.sharing.gpus import choose_gpus
+    from sweeps.sharing.node import share
     from sweeps.store import read_run
 
     seconds = parse_seconds(stop_after, "stop-after")
@@ -252,32 +256,39 @@ def run_command(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
         skip_recorded, add, stop_at, leave, gpu_ids,
     )  # fmt: skip
+    if gpus and gpu:
+        raise UserError("--gpu names one GPU and --gpus several; give one of them.")
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
     note_broken()
-    started = begin(request, note)
-    for finding in examine(select_device(device, gpu), results):
+    devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
+    started = None if gpus else begin(request, note)
+    for finding in examine(next(iter(devices.values())), results):
         if finding.warning:
             note(f"warning: {finding.text}")
     try:
         with LiveReporter() as live:
-            end = carry_out(started, live, note)
+            if started is None:
+                folder = share(request, devices, request.shard, live, note)
+            else:
+                folder = started.folder
+                carry_out(started, live, note)
     except KeyboardInterrupt:
         note("Stopped. What was measured is kept; the same command goes on.")
         raise
-    record = read_run(started.folder)
+    record = read_run(folder)
     report_counts(record)
     note(health_sentence(record["health"]))
-    if not record["counts"]["measured"] and end != "time":
+    if not record["counts"]["measured"] and (stop_at is None or time.monotonic() < stop_at):
         raise UserError(
-            f"No case has a time; {started.folder / 'measurements.csv'} says why, and "
+            f"No case has a time; {folder / 'measurements.csv'} says why, and "
             f"{command('sweeps doctor')} may tell more.",
             exit_code=1,
         )
-    note(f"Results are in {started.folder}")
+    note(f"Results are in {folder}")
     if json:
         told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
-        print_json({"machine": record["machine"]["slug"], "folder": str(started.folder), **told})
+        print_json({"machine": record["machine"]["slug"], "folder": str(folder), **told})
 
 
 @app.command("profile")

@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -29,6 +29,24 @@ def is_stopped(pid: int | None) -> bool:
     return (
         stat.rpartition(")")[2].split()[0] == "T"
     )  # the name before it may contain spaces and parentheses
+
+
+def descendants(pid: int) -> list[int]:
+    """On Linux: the processes that a process has started, and those that they have started."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            stat = path.read_text(encoding="utf-8", errors="replace")
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(
+                int(path.parent.name)
+            )
+    found: list[int] = []
+    due = [pid]
+    while due:
+        started = children.get(due.pop(), [])
+        found += started
+        due += started
+    return found
 
 
 @contextmanager

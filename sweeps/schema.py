@@ -79,6 +79,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Name → (kind of value, meaning), in the order of the file."""
 
+PHASES = ALONE, TOGETHER = "alone", "together"
+"""When anchors are timed: no other GPU of the node is measured, or all that the run uses are."""
+
 IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
 """The columns that identify a case."""
 
@@ -100,7 +103,7 @@ RUN = {
         "gpu": COUNT, "id?": str, "node": COUNT, "power_limit_w?": Maybe(NOT_NEGATIVE),
         "sm_limit_mhz?": Maybe(NOT_NEGATIVE),
     }],
-    "anchors?": [dict],
+    "anchors?": [dict], "turns?": [COUNT],
     "public?": {
         "source": str, "package": str, "licence": str, "cache": str, "rows": COUNT, "how": str,
         "framework": str, "version": str,
@@ -123,6 +126,7 @@ _EVENTS = {
     "outcome": {**_ANY, "at": _MOMENT, "status": str, "message": str},
     "anchor": {**_SAMPLE, "phase": str},
     "place": {**_ANY, "place": COUNT, "at": _MOMENT},
+    "end": {**_ANY, "why": str, "budget": NOT_NEGATIVE},
     "confirm": {**_ANY, "against": str, "process": Number(), "s": [POSITIVE]},
     "host": {
         **_ANY,

@@ -150,6 +150,11 @@ def _write_error(path: Path, error: OSError) -> UserError:
     )
 
 
+def samples_path(folder: Path, shard: tuple[int, int]) -> Path:
+    """The file of a shard's samples."""
+    return folder / "samples" / f"{shard[0]}-of-{shard[1]}.jsonl"
+
+
 class SampleLog:
     """The append-only file of one shard, claimed against a second writer."""
 
@@ -159,7 +164,7 @@ class SampleLog:
             UserError: another process is writing this shard.
         """
         make_folder(folder / "samples")
-        self.path = folder / "samples" / f"{shard[0]}-of-{shard[1]}.jsonl"
+        self.path = samples_path(folder, shard)
         self._claim = Claim(
             self.path,
             f"another run is writing {self.path}; wait for it, or measure another --shard.",

@@ -31,7 +31,6 @@ sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
 from analysis.fleet.anchors import (  # noqa: E402
     KINDS,
-    PHASES,
     Device,
     Fleet,
     kind_of,
@@ -43,7 +42,7 @@ from kernels.machine import known_machine, of_cpu  # noqa: E402
 from kernels.operation import Layer  # noqa: E402
 from kernels.problem import Gemm  # noqa: E402
 from sweeps.cases.case import Case  # noqa: E402
-from sweeps.schema import SCHEMA  # noqa: E402
+from sweeps.schema import PHASES, SCHEMA  # noqa: E402
 from sweeps.store import write_anchors, write_run  # noqa: E402
 from sweeps.timing.sampler import PROTOCOL  # noqa: E402
 from sweeps.timing.statistics import interval_rank  # noqa: E402

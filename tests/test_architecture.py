@@ -19,7 +19,8 @@ FLOORS = ("kernels", "sweeps", "analysis")  # nothing imports from a floor to it
 ROOMS = {  # within a floor: nothing imports from a room to its right; "." is the ground
     "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
     "sweeps": (
-        ".", "capture | cases | timing", "planning", "running", "health | profiling", "__main__",
+        ".", "capture | cases | timing", "planning", "running", "health | profiling | sharing",
+        "__main__",
     ),
     "analysis": (
         ".", "recordings", "fleet | model", "advice | rules", "audit", "validation", "plots",

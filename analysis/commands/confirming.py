@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
+from kernels.cli import DeviceOption, GpuOption, GpusOption, note, parse_seconds
 from kernels.errors import UserError
 from kernels.problem import Problem
 from kernels.program import RESULTS, target
@@ -36,11 +36,13 @@ def confirm_command(
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
+    gpus: GpusOption = None,
     results: ResultsOption = RESULTS,
 ) -> None:
     """Measure the best guesses for this machine's problems anew. What promises most comes first.
 
-    The recommendation table then rests on measured gains. Goes on where it stopped.
+    The recommendation table then rests on measured gains. Goes on where it stopped. Of several GPUs
+    that shared a sweep, the first is used.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials
@@ -52,8 +54,11 @@ def confirm_command(
     from sweeps.running.confirming import machine_here, seconds_of
     from sweeps.running.request import Request
     from sweeps.running.resume import left_for_confirming
+    from sweeps.sharing.gpus import choose_gpus
     from sweeps.store import folder_for
 
+    if gpus:
+        gpu = next(iter(choose_gpus(gpus, device)))
     request = Request(results=results, device=device, gpu=gpu)
     slug = select_device(device, gpu).machine.slug
     recording = load_runs(find_recording(slug, results))

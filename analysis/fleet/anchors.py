@@ -31,12 +31,11 @@ from kernels.errors import UserError
 from kernels.machine import Machine
 from kernels.program import command
 from sweeps.cases.case import CACHES, MODES, Case
-from sweeps.schema import IDENTITY
+from sweeps.schema import IDENTITY, PHASES
 from sweeps.store import ANCHOR_COLUMNS
 from sweeps.timing.statistics import Z95
 
 FILE = "anchors.csv"
-PHASES = ("alone", "together")
 KINDS = ("sustained", "burst", "memory", "small")
 """What an anchor is bound by: compute without a pause, compute in bursts, memory, its launch."""
 

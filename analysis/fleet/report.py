@@ -76,6 +76,7 @@ def report_json(report: Report) -> dict[str, Any]:
              "kinds": {kind: _change_json(change) for kind, change in one.kinds.items()}}
             for one in speeds.interference
         ],
+        "turns": report.anchors.recording.run.get("turns", []),
         "findings": findings(report),
         "damaged": len(report.anchors.damaged),
     }  # fmt: skip
@@ -122,7 +123,19 @@ def findings(report: Report) -> list[str]:
     elif speeds.overall:
         said.append(_summary(report))
     said += _nodes(report)
-    return [*said, *_disturbed(speeds.interference, count)]
+    turns = report.anchors.recording.run.get("turns", [])
+    return [*said, *_disturbed(speeds.interference, count), *_took_turns(turns)]
+
+
+def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
+    """Which nodes' GPUs a run let take turns."""
+    if nodes:
+        which = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes[:_LISTED_NODES]))}"
+        more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
+        yield (
+            f"Because of what its own anchors took, the run let the GPUs of {which}{more} take "
+            "turns: its times are of GPUs that work alone."
+        )
 
 
 def _summary(report: Report) -> str:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fleet.anchors import KINDS, PHASES, SENSORS, Fleet
+from analysis.fleet.anchors import KINDS, SENSORS, Fleet
 from analysis.fleet.robust import Array, centres, deviation, middle, spread
+from sweeps.schema import PHASES
+from sweeps.timing.statistics import TOLERANCE
 
 MIN_GPUS = 3
 """Of fewer, a median does not say which one is slow."""
@@ -28,7 +30,6 @@ _ASSUMED = 0.005  # standard deviation of a log speed between two times, if none
 _ASSUMED_AS = 2  # as many GPUs timed twice as that counts for
 _TURNS = 4  # of taking medians off rows and columns by turns; later ones change nothing
 _OF_MEDIANS = math.pi / 2  # variance of normal values' median over that of their mean
-_SLOWED = 1.01  # ratio from which working together matters: as narrow as intervals are meant to be
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
         found = centres(of_nodes, errors)
         half = found.half_width(_OF_MEDIANS * 2 * again**2 / counts)
         ratio, lo, hi = (np.exp(found.centre + sign * half) for sign in (0, -1, 1))
-        slowed = (ratio > _SLOWED) & (lo > 1)
+        slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
         columns = (array.tolist() for array in (ratio, lo, hi, slowed))
         tables[kind] = [Change(*row) for row in zip(*columns, strict=True)]
     if "" not in tables:

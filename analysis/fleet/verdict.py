@@ -50,10 +50,10 @@ class Verdict:
 
 
 def name_of(device: Device, several_nodes: bool) -> str:
-    """What people call a device: ``GPU 3 (ab12cd34) of node 1``."""
+    """What people call a device: ``GPU 3 (ab12cd34) of node 1``; of a CPU, who measured there."""
     node = "" if device.node is None else f"node {device.node}"
     if device.gpu is None:
-        return node or f"worker {device.worker}"
+        return f"worker {device.worker}" + (f" of {node}" if several_nodes and node else "")
     named = f" ({device.id})" if device.id else ""
     return f"GPU {device.gpu}{named}" + (f" of {node}" if several_nodes and node else "")
 

@@ -54,16 +54,18 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 @contextmanager
-def compiling(where: Mapping[str, Any], cases: Sequence[Case]) -> Iterator[None]:
+def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the cases' kernels, in their order, in the background, until the block ends.
 
-    ``where`` has the ``machine`` and the ordinal of its ``gpu``. Without one, on a host with two
-    cores and on a small card nothing is started: the run compiles each chunk itself.
+    ``where`` has the ``machine`` and the ordinal of its ``gpu``. So many ``workers`` share the
+    host's cores. Without a GPU, with two cores and on a small card nothing is started: the run
+    compiles each chunk itself.
     """
+    cores = max(1, (os.cpu_count() or 1) // workers)
     machine, gpu = where.get("machine"), where.get("gpu")
     first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
     wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
-    count = 0 if gpu is None or machine is None else min(compilers(machine), len(wanted))
+    count = 0 if gpu is None or machine is None else min(compilers(machine, cores), len(wanted))
     context = get_context("spawn")
     processes = [
         context.Process(

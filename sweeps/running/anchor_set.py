@@ -1,6 +1,8 @@
 """Anchors: the same few cases on every GPU of a run, which tell how fast each one is.
 
-They are timed before a run's cases. What that costs is no part of the budget.
+They are timed before a run's cases. What that costs is no part of the budget. Where several GPUs of
+a node are measured at the same time, each times them alone first, and then all of them together:
+what that changes is what they do to one another, through the host or through their power supply.
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import PlanEntry, make_plan
 from sweeps.running.fold import place_of, utc
 from sweeps.running.rounds import Bench, Ready, Visit, make_event
+from sweeps.schema import ALONE, PHASES
 from sweeps.store import Event
 from sweeps.timing.sampler import SUSTAINED_SETTLE, Subject
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
-ALONE = "alone"
-"""The phase in which no other GPU of the node is measured."""
 ANCHORS = ("anchors", "anchors-memory")
 """The sweeps that declare them."""
 
@@ -44,9 +45,11 @@ def sustained_seconds(budget: float) -> float:
 
 def time_anchors(
     cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit,
-    seconds: float,
+    seconds: float, wait: Callable[[str], None] | None = None,
 ) -> None:  # fmt: skip
     """Time the anchors on one GPU. A case that fails is left out.
+
+    Work without a pause is timed in the last phase alone, in which all GPUs can do it at once.
 
     Args:
         cases: the anchors.
@@ -55,12 +58,14 @@ def time_anchors(
         tell: called with an event for every sample.
         visit: called before whatever may crash.
         seconds: of sustained work.
+        wait: where other GPUs of the node are measured, too: called with a phase before it, and
+            returns when it may begin.
     """
     sampler = bench.sampler
     tell(make_event(bench, worker, "anchoring", "", 0.0))
     ready = [r for r in bench.prepare(cases, {}, visit) if isinstance(r, Ready)]
 
-    def sample(subject: Subject) -> None:
+    def sample(subject: Subject, phase: str) -> None:
         visit([], subject.cost)
         try:
             taken = sampler.sample(subject)
@@ -70,20 +75,24 @@ def time_anchors(
         reading = taken.reading
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         if taken.hidden:
-            tell(make_event(bench, worker, "anchor", subject.key, 0.0, phase=ALONE, s=taken.seconds,
+            tell(make_event(bench, worker, "anchor", subject.key, 0.0, phase=phase, s=taken.seconds,
                             throttled=list(reading.throttled), **sensors))  # fmt: skip
 
     bursts = [result for result in ready if result.case.mode == "burst"]
-    sampler.wake()
-    for _ in range(CHECKPOINTS[1]):
-        for result in bursts:
-            sample(result.subject)
+    phase = ALONE
+    for phase in (ALONE,) if wait is None else PHASES:
+        if wait is not None:
+            wait(phase)
+        sampler.wake()
+        for _ in range(CHECKPOINTS[1]):
+            for result in bursts:
+                sample(result.subject, phase)
     for result in ready:
         if result.case.mode == "sustained":
             # Its samples follow one another without a pause, each settling before it is timed.
             count = math.ceil(seconds / max(result.subject.cost, SUSTAINED_SETTLE))
             for _ in range(max(CHECKPOINTS[0], count)):
-                sample(result.subject)
+                sample(result.subject, phase)
 
 
 def anchor_rows(
@@ -99,7 +108,7 @@ def anchor_rows(
         gpus: the places in run.json, with ``gpu``, ``id`` and ``node``.
     """
     taken: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
-    for event in _of_latest(events):
+    for event in of_latest(events):
         taken[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(event)
     known = {place["gpu"]: place for place in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
@@ -125,7 +134,7 @@ def anchor_rows(
     return rows
 
 
-def _of_latest(events: Sequence[Event]) -> Iterator[Event]:
+def of_latest(events: Sequence[Event]) -> Iterator[Event]:
     """The anchors' samples since a worker last began on a GPU: a run that goes on may repeat them.
 
     The events of a worker are in the order of their file.

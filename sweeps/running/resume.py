@@ -106,7 +106,7 @@ def begin(
                 record["gpus"] = gpus
                 write_run(folder, record)
     plan = record["plan"]
-    planned = read_plan(plan)
+    planned = every = read_plan(plan)
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
     budget, events = plan["budget_s"], read_events(folder)[0]
@@ -131,6 +131,7 @@ def begin(
             "number": place,
         },
         shard=shard,
+        whole=len(planned) == len(every),
         place=place,
         anchors=[] if own else [PlanEntry.from_json(row) for row in record.get("anchors", ())],
         anchor_options={"seconds": sustained_seconds(plan["budget_s"])},

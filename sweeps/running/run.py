@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sweeps.planning.plan import PlanEntry
+
+MEASURE = "measure"
+"""What a worker waits for after the anchors' phases."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What a run knows of those that measure with other GPUs of its node at the same time."""
+
+    workers: int
+    """How many share the host, itself among them."""
+    parent: int
+    """The process that started them all, and folds when they have ended."""
+    wait: Callable[[str], None]
+    """Called before an anchors' phase and before :data:`MEASURE`; returns when that may begin."""
 
 
 @dataclass
@@ -20,12 +35,15 @@ class Run:
     bench: str = f"{__package__}.bench:TorchBench"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
+    whole: bool = True
+    """Whether these are all cases of the shard, so that it ends when they do."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None: not known."""
     anchors: Sequence[PlanEntry] = ()
     """Cases that tell how fast each GPU is, to be timed before the others."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of :func:`sweeps.running.anchor_set.time_anchors`."""
+    neighbours: Neighbours | None = None
     min_patience: float = 30.0
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""
@@ -37,6 +55,16 @@ class Run:
     """Seconds that six samples of a case may take; None: a share of the budget."""
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, naming included; None: no limit."""
+
+    @property
+    def workers(self) -> int:
+        """How many runs share the host."""
+        return self.neighbours.workers if self.neighbours else 1
+
+    @property
+    def parent(self) -> int | None:
+        """The process that started them all, if there are several."""
+        return self.neighbours.parent if self.neighbours else None
 
     @property
     def worker(self) -> str:

@@ -26,9 +26,9 @@ from sweeps.running.features import Feature, crashed_features, feature_of, open_
 from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.running.folding import fold
 from sweeps.running.moving import begun_elsewhere, last_place
-from sweeps.running.run import Run
+from sweeps.running.run import MEASURE, Run
 from sweeps.running.steadiness import choose_repeats
-from sweeps.running.tally import Tally
+from sweeps.running.tally import STOPPED, Tally
 from sweeps.running.watch import Watch
 from sweeps.running.worker import Order
 from sweeps.store import Event, SampleLog, read_events
@@ -47,7 +47,8 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     """Measure until the plan is done or the budget is spent, then fold; returns which it was.
 
-    However the run ends, also by an interrupt, the samples are folded into the table.
+    However the run ends, also by an interrupt, the samples are folded into the table, unless
+    neighbours have a parent that folds.
 
     Raises:
         UserError: a second writer, a full disk, or a bench that cannot be set up.
@@ -86,7 +87,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
         try:
             yield _Supervisor(run, log, mine, reporter, note)
         finally:
-            if (run.folder / "run.json").exists():
+            if run.neighbours is None and (run.folder / "run.json").exists():
                 # A second Ctrl-C must not stop the folding halfway.
                 with undisturbed():
                     fold(run.folder)
@@ -107,7 +108,7 @@ class _Supervisor:
         self._idle_crashes = 0
         self._starting = 0.0  # seconds that the last child took until its first message
         self._careful: set[str] = set()
-        self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"))
+        self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
         self._measured = any(event["event"] == "sample" for event in events)
         self._place = last_place(events)
         self._anchored = run.place == self._place and any(
@@ -119,20 +120,24 @@ class _Supervisor:
     def supervise(self) -> str:
         self._arrive()
         self._time_anchors()
+        if self._run.neighbours:
+            self._run.neighbours.wait(MEASURE)
         self._refuse_crashed_features()
         beside = self._waiting() if self._run.compile_beside else []
         self._watch.look_at_gpu()
-        with compiling(self._run.arguments, beside):
+        with compiling(self._run.arguments, beside, self._run.workers):
             end = self._measure()
         self._watch.look_at_gpu()
         self._repeat()
         self._name()
+        if self._run.whole and not self._tally.ended(end, self._run.budget):
+            self._tell("end", why=end, budget=self._run.budget)
         return end
 
     def _arrive(self) -> None:
         """Begin unfinished series anew that an earlier call measured on another GPU."""
         run = self._run
-        if run.place is None or run.place == self._place:
+        if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
             return
         if self._place is not None:
             for case in begun_elsewhere(run.planned, self._tally.histories):
@@ -144,10 +149,10 @@ class _Supervisor:
                       "at": time.time(), **more})  # fmt: skip
 
     def _time_anchors(self) -> None:
-        run = self._run
-        if run.anchors and not self._anchored:
+        run, shared = self._run, self._run.neighbours is not None
+        if run.anchors and (shared or not self._anchored):
             order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
-            self._run_child(replace(order, options=run.anchor_options))
+            self._run_child(replace(order, options=run.anchor_options, waits=shared))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Time pairs anew, each in several processes, whose samples share something else."""
@@ -194,14 +199,14 @@ class _Supervisor:
             if tally.spent >= budget:
                 return "budget"
             if time.monotonic() >= until:
-                return "time"
+                return STOPPED
             if not announced:
                 announced = True
                 limit = min(budget - tally.spent, until - time.monotonic())
                 self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
             end = self._run_child(self._order(run.planned, budget, until))
             if end == "budget" and time.monotonic() >= until:
-                return "time"
+                return STOPPED
             if end is not None:
                 return end
         return "done"
@@ -299,6 +304,9 @@ class _Supervisor:
                     self._record(content[0])
                     if work == "measure":
                         self._watch.look_now_and_then()
+                case "wait" if self._run.neighbours:
+                    self._run.neighbours.wait(content[0])
+                    child.connection.send("go")
                 case "end":
                     if work == "measure":  # the child is still there to be asked about
                         self._watch.look()

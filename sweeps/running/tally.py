@@ -11,6 +11,9 @@ from sweeps.progress import Reporter
 from sweeps.running.fold import History
 from sweeps.store import Event
 
+STOPPED = "time"
+"""Why a call ends that may not last longer. The others are ``done`` and ``budget``."""
+
 
 def count_by_sweep(
     planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
@@ -39,14 +42,22 @@ class Tally:
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()
         self._closed: set[str] = set()
+        self._costs: dict[str, float] = defaultdict(float)
         self.spent = 0.0
+        """Seconds of the budget that went into what is kept: not into cases that moved."""
+        self._end: Event | None = None
         for event in events:
             self.add(event)
 
     def add(self, event: Event) -> None:
         """Add an event of the shard."""
-        self.spent += event.get("cost", 0.0)
         case = event["case"]
+        self.spent += event.get("cost", 0.0)
+        self._costs[case] += event.get("cost", 0.0)
+        if event["event"] == "moved":
+            self.spent -= self._costs.pop(case)
+        if event["event"] == "end":
+            self._end = event
         history = self.histories[case] if case in self.histories else self._unplanned[case]
         history.add(event)
         if case in self.histories:
@@ -61,7 +72,28 @@ class Tally:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to be timed."""
-        return len(self._closed) == len(self.histories)
+        return self.closed == len(self.histories)
+
+    @property
+    def closed(self) -> int:
+        """How many cases are finished."""
+        return len(self._closed)
+
+    @property
+    def seen(self) -> int:
+        """How many have samples or are finished."""
+        return len(self._closed | self._seen)
+
+    def is_over(self, budget: float) -> bool:
+        """Whether the shard came to its end with so many seconds; it may have been told to stop
+        earlier, or have been interrupted.
+        """
+        end = self._end
+        return end is not None and end["why"] != STOPPED and end["budget"] >= budget
+
+    def ended(self, why: str, budget: float) -> bool:
+        """Whether that is what the shard's last end was."""
+        return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
         """The history of every case, including the canary and cases of other calls."""
@@ -73,5 +105,4 @@ class Tally:
 
     def report(self, reporter: Reporter, budget: float) -> None:
         """Tell how far the shard is."""
-        seen = len(self._closed | self._seen)
-        reporter.update(self.spent, budget, seen, len(self._closed), len(self.histories))
+        reporter.update(self.spent, budget, self.seen, self.closed, len(self.histories))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+from sweeps.process import descendants
 from sweeps.store import Event
 from sweeps.timing.host import HostWatch
 from sweeps.timing.telemetry import other_processes_on
@@ -17,11 +18,21 @@ _LOOK_SECONDS = 10.0
 class Watch:
     """Looks at the host while a child measures, and at the GPU while none does."""
 
-    def __init__(self, record: Callable[[Event], None], worker: str, gpu: int | None) -> None:
-        """``record`` is called with an event for every look; ``worker`` is the shard's name."""
+    def __init__(
+        self,
+        record: Callable[[Event], None],
+        worker: str,
+        gpu: int | None,
+        parent: int | None = None,
+    ) -> None:
+        """``record`` is called with an event for every look; ``worker`` is the shard's name.
+
+        ``parent`` has started this process and others that measure, which are no strangers.
+        """
         self._record = record
         self._worker = worker
         self._gpu = gpu
+        self._parent = parent
         self._host: HostWatch | None = None
 
     def look_at_gpu(self) -> None:
@@ -33,7 +44,8 @@ class Watch:
     def begin(self, child: int | None) -> None:
         """From now on, look at what others than this process and its child use of the host."""
         own = [os.getpid(), *([] if child is None else [child])]
-        self._host = HostWatch(lambda: own)
+        parent = self._parent
+        self._host = HostWatch(lambda: own if parent is None else [parent, *descendants(parent)])
 
     def look_now_and_then(self) -> None:
         """Record the host's use if the last look is long enough ago."""

@@ -42,6 +42,8 @@ class Order:
     longest: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the work beside measuring."""
+    waits: bool = False
+    """Whether the work waits for the node's other workers."""
 
 
 BESIDE: dict[str, Callable[..., None]] = {
@@ -53,12 +55,13 @@ BESIDE: dict[str, Callable[..., None]] = {
 def work(connection: Connection, order: Order) -> None:
     """Entry point of the child. Sends ("event", …), ("visit", ids, seconds) and an end.
 
-    The end is ("end", why), ("failed", sentence) where nothing could be started, or
-    ("poisoned", sentence) where the device's context broke.
+    After ("wait", phase) it waits for a message. The end is ("end", why), ("failed", sentence)
+    where nothing could be started, or ("poisoned", sentence) where the device's context broke.
     """
     die_with_parent()
-    # Ctrl-C and a closed terminal reach the whole process group; the parent alone acts on them.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # Ctrl-C, a closed terminal and a batch system reach the whole process group; the parent alone
+    # acts on them, and ends this process.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
     # Library code in a launch may fork this process, and the copy must not send on this pipe.
@@ -75,12 +78,17 @@ def work(connection: Connection, order: Order) -> None:
     def visit(cases: Sequence[str], seconds: float) -> None:
         send("visit", tuple(cases), seconds)
 
+    def wait(phase: str) -> None:
+        send("wait", phase)
+        connection.recv()
+
     try:
         bench = _make_bench(order)
         if order.work in BESIDE:
             beside = BESIDE[order.work]
             cases = [entry.case for entry in order.planned]
-            beside(cases, bench, order.worker, tell, visit, **order.options)
+            options = {**order.options, **({"wait": wait} if order.waits else {})}
+            beside(cases, bench, order.worker, tell, visit, **options)
             send("end", "done")
             return
         # The budget counts measuring alone; ``until`` is a moment, from which starting this process
@@ -90,7 +98,7 @@ def work(connection: Connection, order: Order) -> None:
             limit=order.until - time.monotonic(), longest=order.longest,
         )  # fmt: skip
         send("end", rounds.run())
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, EOFError):
         sys.exit(1)  # the parent is gone
     except PoisonedError as error:
         send("poisoned", _first_line(error))

@@ -172,5 +172,5 @@ def test_of_fewer_than_three_nobody_is_slow(count: int) -> None:
 def test_names() -> None:
     assert name_of(Device(3, "ab12cd34", 1, "4/8"), True) == "GPU 3 (ab12cd34) of node 1"
     assert name_of(Device(3, "", 1, "4/8"), False) == "GPU 3"
-    assert name_of(Device(None, "", 2, "1/4"), True) == "node 2"
+    assert name_of(Device(None, "", 2, "1/4"), True) == "worker 1/4 of node 2"
     assert name_of(Device(None, "", None, "1/4"), False) == "worker 1/4"

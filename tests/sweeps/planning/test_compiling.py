@@ -66,7 +66,7 @@ class Shares:
 def test_each_kernel_is_compiled_once_in_the_plan_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = Shares()
     monkeypatch.setattr(compiling_module, "get_context", lambda kind: shares)
-    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 2)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine, cores: 2)
     cases = [gemm(512), gemm(1024), gemm(513), gemm(512, "cublas", ""), gemm(1), gemm(2)]
     with compiling({"machine": H200, "gpu": 0}, cases):
         assert shares.given == [[cases[0], cases[4]], [cases[2]]]  # 2 is what 513 is
@@ -75,7 +75,7 @@ def test_each_kernel_is_compiled_once_in_the_plan_s_order(monkeypatch: pytest.Mo
     shares.given.clear()
     with compiling({"machine": H200, "gpu": None}, cases):  # a CPU times no Triton kernels
         assert shares.given == []
-    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 0)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine, cores: 0)
     with compiling({"machine": H200, "gpu": 0}, cases):  # two cores have enough to do
         assert shares.given == []
 
@@ -111,7 +111,7 @@ def test_a_process_that_cannot_use_the_gpu_ends_quietly(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    monkeypatch.setattr(compiling_module, "compilers", lambda machine: 1)
+    monkeypatch.setattr(compiling_module, "compilers", lambda machine, cores: 1)
     with compiling({"machine": H200, "gpu": 0}, [gemm(512)]):
         pass
     assert capfd.readouterr().err == ""

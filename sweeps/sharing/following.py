@@ -1,0 +1,72 @@
+"""Follow a run that others carry out, by the sample files that they append to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sweeps.planning.plan import PlanEntry
+from sweeps.progress import Reporter
+from sweeps.running.tally import Tally
+from sweeps.schema import fault_of_event
+from sweeps.store import Event, samples_path
+
+
+class Follower:
+    """How far some shards of a run are. Reads what has been appended since the last look."""
+
+    def __init__(
+        self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int
+    ) -> None:
+        """
+        Args:
+            folder: the run's.
+            planned: all of its cases.
+            shards: those to follow, counted from 1.
+            total: how many shards the run has.
+        """
+        self._files = {shard: samples_path(folder, (shard, total)) for shard in shards}
+        self._read = dict.fromkeys(self._files, 0)
+        self._tallies = {
+            shard: Tally([e for e in planned if e.shard in (None, shard)], [])
+            for shard in self._files
+        }
+
+    def look(self) -> None:
+        """Read what is new."""
+        for shard, path in self._files.items():
+            for event in self._new_events(shard, path):
+                self._tallies[shard].add(event)
+
+    def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
+        try:
+            with open(path, "rb") as file:
+                file.seek(self._read[shard])
+                new = file.read()
+        except OSError:  # not begun yet
+            return
+        whole = new.rpartition(b"\n")[0]
+        self._read[shard] += len(whole) + 1 if whole else 0
+        for line in whole.split(b"\n"):
+            try:
+                event = json.loads(line)
+            except ValueError:  # it is counted when the run is folded
+                continue
+            if not fault_of_event(event):
+                yield event
+
+    def unfinished(self, budget: float) -> list[int]:
+        """The shards that have not come to their end with so many seconds."""
+        return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
+
+    def report(self, reporter: Reporter, budget: float) -> None:
+        """Tell how far all of them are; the time left is that of the one that has most left."""
+        tallies = self._tallies.values()
+        reporter.update(
+            min((tally.spent for tally in tallies if not tally.complete), default=budget),
+            budget,
+            sum(tally.seen for tally in tallies),
+            sum(tally.closed for tally in tallies),
+            sum(len(tally.histories) for tally in tallies),
+        )

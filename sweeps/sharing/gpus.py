@@ -1,0 +1,44 @@
+"""Which GPUs of a node share a run."""
+
+from __future__ import annotations
+
+import re
+
+from kernels.device import Device, select_device
+from kernels.errors import UserError
+
+ALL = "all"
+
+
+def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
+    """The devices that ``all`` or ``0,3`` names, by their numbers.
+
+    On a CPU each number stands for a worker that computes with all of its cores; ``all`` is one.
+
+    Args:
+        text: what was asked for.
+        kind: ``auto``, ``gpu`` or ``cpu``, as :func:`kernels.device.select_device` takes it.
+
+    Raises:
+        UserError: the text names none, or one twice, or GPUs of several models; or a device cannot
+            be used.
+    """
+    import torch
+
+    if text != ALL and re.fullmatch(r"\d{1,4}(,\d{1,4})*", text) is None:
+        raise UserError(f"--gpus takes all, or numbers such as 0,3, not {text[:40]!r}.")
+    if text == ALL:
+        is_cpu = select_device(kind).gpu is None
+        numbers = [*range(1 if is_cpu else torch.cuda.device_count())]
+    else:
+        numbers = [int(number) for number in text.split(",")]
+    devices = {number: select_device(kind, number) for number in numbers}
+    if len(devices) < len(numbers):
+        raise UserError(f"--gpus {text} names a GPU twice; name each once.")
+    models = {device.machine.slug: device.machine.name for device in devices.values()}
+    if len(models) > 1:
+        raise UserError(
+            f"--gpus {text} names GPUs of several models ({', '.join(models.values())}), whose "
+            "times are of several machines; run each model's by itself."
+        )
+    return devices

@@ -1,0 +1,306 @@
+"""The parent of the workers of a node: it plans, starts them, follows them, and folds.
+
+Each GPU has a worker, which carries out one shard of the run after another. A worker that ends
+before its shard does leaves it to a GPU that has finished its own; what was measured of finished
+series is kept, and the others begin anew there (:mod:`sweeps.running.moving`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from kernels.device import Device
+from kernels.errors import UserError
+from kernels.program import USE_FRESH
+from sweeps.planning.plan import read_plan
+from sweeps.process import terminated_as_interrupt, undisturbed
+from sweeps.progress import Reporter
+from sweeps.running.child import how_it_died
+from sweeps.running.folding import fold
+from sweeps.running.moving import last_place
+from sweeps.running.places import arrive
+from sweeps.running.request import Request
+from sweeps.running.resume import begin
+from sweeps.running.runner import carry_out
+from sweeps.schema import TOGETHER
+from sweeps.sharing.following import Follower
+from sweeps.sharing.gates import Gates
+from sweeps.sharing.interference import interference
+from sweeps.sharing.worker import Job, work
+from sweeps.store import Event, folder_for, planning, read_events, read_run, write_run
+
+_LOOK_SECONDS = 1.0
+_MOST_DEATHS = 2  # of workers, in one shard: another GPU tries once
+_END_SECONDS = 60.0  # for a worker that was told to end, to write its last lines
+
+
+def share(
+    request: Request,
+    gpus: Mapping[int, Device],
+    node: tuple[int, int],
+    reporter: Reporter,
+    note: Callable[[str], None],
+) -> Path:
+    """Carry out a node's shards of a run with several GPUs; returns the run's folder.
+
+    However it ends, also by an interrupt, the samples are folded into the table.
+
+    Args:
+        request: what was asked for; its shard and its GPU do not matter.
+        gpus: the devices by their numbers, of one model.
+        node: which of how many nodes this is, counted from 1.
+        reporter: told how far all workers are.
+        note: told what happens.
+
+    Raises:
+        UserError: the run cannot be begun, or some shards are not finished because of failures.
+        KeyboardInterrupt: after folding.
+    """
+    first, device = next(iter(gpus.items()))
+    folder = folder_for(request.results, device.machine.slug)
+    total = _count_shards(folder, request, node[1], len(gpus))
+    of_node = total // node[1]
+    shards = range((node[0] - 1) * of_node + 1, node[0] * of_node + 1)
+    run = begin(replace(request, shard=(shards[0], total), gpu=first), note)
+    if total == node[1] and len(gpus) == 1:
+        carry_out(run, reporter, note)
+    else:
+        request = replace(request, fresh=False)
+        _Parent(run.folder, request, gpus, shards, total, reporter, note).carry_out()
+    return run.folder
+
+
+def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
+    """One for each GPU; in a run that is there, as many as it has.
+
+    Raises:
+        UserError: so many nodes and GPUs cannot share them.
+    """
+    if request.fresh or not (folder / "run.json").exists():
+        return nodes * gpus
+    shards = int(read_run(folder)["plan"].get("shards", 1))
+    if shards % nodes or (shards == nodes and gpus > 1):
+        raise UserError(
+            f"the run in {folder} is planned for {shards} shard(s), which {nodes * gpus} GPUs "
+            f"cannot share; leave --gpus out to go on with it, or use {USE_FRESH} to keep it "
+            "aside and start anew."
+        )
+    return shards
+
+
+@dataclass
+class _Worker:
+    """A process that carries out a shard with a GPU, and how it ended."""
+
+    process: BaseProcess
+    connection: Connection
+    gpu: int
+    shard: int
+    is_over: bool = False
+    failure: str = ""
+
+
+class _Parent:
+    """The workers of a node, until no shard is left."""
+
+    def __init__(
+        self, folder: Path, request: Request, gpus: Mapping[int, Device], shards: range,
+        total: int, reporter: Reporter, note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._request = request
+        self._gpus = gpus
+        self._total = total
+        self._reporter = reporter
+        self._note = note
+        self._said: set[str] = set()
+        plan = read_run(folder)["plan"]
+        self._budget: float = plan["budget_s"]
+        self._follower = Follower(folder, read_plan(plan), shards, total)
+        self._shards = shards
+        self._workers: dict[int, _Worker] = {}  # by GPU
+        self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
+        self._due: deque[int] = deque()  # shards that nobody carries out
+        self._deaths: Counter[int] = Counter()  # by shard
+        self._failure = ""
+
+    def carry_out(self) -> None:
+        """Start a worker for each GPU, and one for each shard that is left, until none is."""
+        try:
+            with terminated_as_interrupt():
+                self._start_all()
+                while self._workers:
+                    self._hear()
+                    self._follower.look()
+                    self._follower.report(self._reporter, self._budget)
+        finally:
+            # A second Ctrl-C must not stop the folding halfway.
+            with undisturbed():
+                self._stop_all()
+                fold(self._folder)
+        if self._due:
+            raise UserError(
+                f"{len(self._due)} of {len(self._shards)} shares are not finished "
+                f"({self._failure}); the same command goes on with them.",
+                exit_code=1,
+            )
+
+    def _start_all(self) -> None:
+        places = self._arrive()
+        by_worker: dict[str, list[Event]] = defaultdict(list)
+        for event in read_events(self._folder)[0]:
+            by_worker[event["worker"]].append(event)
+        last = {shard: last_place(by_worker[self._name(shard)]) for shard in self._shards}
+        chosen = _assigned(places, last)
+        self._due.extend(shard for shard in self._shards if shard not in chosen.values())
+        # Either all GPUs time the anchors, or they have done so in an earlier call.
+        anchors = len(chosen) > 1 and not all(
+            last[shard] == places[gpu]
+            and any(event.get("phase") == TOGETHER for event in by_worker[self._name(shard)])
+            for gpu, shard in chosen.items()
+        )
+        self._idle.update(dict.fromkeys(gpu for gpu in places if gpu not in chosen))
+        self._gates = Gates(chosen, lambda: self._must_take_turns([*chosen.values()], places))
+        for gpu, shard in chosen.items():
+            self._start(gpu, shard, anchors)
+
+    def _arrive(self) -> dict[int, int]:
+        """The number within the run of each GPU that may take part in it."""
+        places = {}
+        with planning(self._folder):
+            for gpu, device in self._gpus.items():
+                try:
+                    places[gpu] = arrive(self._folder, self._request.results, device)[0]
+                except UserError as error:
+                    self._note(f"{self._called(gpu)} is left out: {error}")
+        return places
+
+    def _name(self, shard: int) -> str:
+        """A shard's name in the rows."""
+        return f"{shard}/{self._total}"
+
+    def _called(self, gpu: int) -> str:
+        return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
+
+    def _start(self, gpu: int, shard: int, anchors: bool) -> None:
+        context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
+        ours, theirs = context.Pipe()
+        request = replace(self._request, shard=(shard, self._total), gpu=gpu)
+        job = Job(request, len(self._gpus), os.getpid(), anchors)
+        process = context.Process(target=work, args=(theirs, job), name="rooftile-gpu")
+        process.start()
+        theirs.close()  # an open copy here would hide the worker's death from recv()
+        self._workers[gpu] = _Worker(process, ours, gpu, shard)
+
+    def _hear(self) -> None:
+        """Take what workers say, for a second at most."""
+        speaking = wait([w.connection for w in self._workers.values()], _LOOK_SECONDS)
+        for worker in [w for w in self._workers.values() if w.connection in speaking]:
+            try:
+                kind, text = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._ended(worker)
+                continue
+            match kind:
+                case "wait":
+                    self._let_go(self._gates.arrive(worker.gpu, text))
+                case "end":
+                    worker.is_over = True
+                case "failed":
+                    worker.failure = text
+                case _ if text not in self._said:  # what concerns all, several say
+                    self._said.add(text)
+                    self._note(f"{self._called(worker.gpu)}: {text}")
+
+    def _let_go(self, gpus: list[int]) -> None:
+        for gpu in gpus:
+            self._workers[gpu].connection.send("go")
+
+    def _ended(self, worker: _Worker) -> None:
+        """A worker has ended: a GPU that has nothing to do goes on with what is left."""
+        worker.process.join()
+        worker.connection.close()
+        del self._workers[worker.gpu]
+        self._let_go(self._gates.leave(worker.gpu))
+        if worker.is_over:
+            self._idle[worker.gpu] = None
+        else:
+            self._deaths[worker.shard] += 1
+            self._due.append(worker.shard)
+            self._failure = worker.failure or how_it_died(worker.process.exitcode)
+            self._note(
+                f"The process of {self._called(worker.gpu)} ended before its share did "
+                f"({self._failure})."
+            )
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give shards that nobody carries out to GPUs that have nothing to do."""
+        for shard in [shard for shard in self._due if self._deaths[shard] < _MOST_DEATHS]:
+            # A GPU whose process failed is asked again only if there is no other.
+            gpu = next(iter(self._idle), None if self._workers else next(iter(self._gpus)))
+            if gpu is None:
+                return
+            self._due.remove(shard)
+            self._idle.pop(gpu, None)
+            if self._deaths[shard]:
+                self._note(f"Its cases go on with {self._called(gpu)}.")
+            self._start(gpu, shard, anchors=False)
+
+    def _must_take_turns(self, shards: list[int], places: Mapping[int, int]) -> bool:
+        """Whether the anchors show that the GPUs slow one another down; recorded if so."""
+        events = read_events(self._folder)[0]
+        change = interference(events, [self._name(shard) for shard in shards])
+        if change is None or not change.slowed:
+            return False
+        self._note(
+            f"Working together slows the {'workers' if _is_cpu(self._gpus) else 'GPUs'} down: "
+            f"anchors take {change.ratio:.2f} times as long ({change.lo:.2f} to {change.hi:.2f}). "
+            "They take turns."
+        )
+        with planning(self._folder):
+            record = read_run(self._folder)
+            nodes = {p["node"] for p in record.get("gpus", ()) if p["gpu"] in places.values()}
+            record["turns"] = sorted({*record.get("turns", ()), *(nodes or {0})})
+            write_run(self._folder, record)
+        return True
+
+    def _stop_all(self) -> None:
+        for worker in self._workers.values():
+            worker.process.terminate()
+        for worker in self._workers.values():
+            worker.process.join(_END_SECONDS)
+            worker.process.kill()
+
+
+def _is_cpu(gpus: Mapping[int, Device]) -> bool:
+    return any(device.gpu is None for device in gpus.values())
+
+
+def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict[int, int]:
+    """A shard for each GPU, as far as there are: the one that it was measuring before, if any.
+
+    Args:
+        places: the number of each GPU within the run.
+        last: where each shard was measured last.
+    """
+    chosen: dict[int, int] = {}
+    left = dict(last)
+    for is_right in (
+        lambda place, before: place == before,
+        lambda _, before: before is None,
+        lambda *_: True,
+    ):
+        for gpu, place in places.items():
+            shard = next((s for s, before in left.items() if is_right(place, before)), None)
+            if gpu not in chosen and shard is not None:
+                chosen[gpu] = shard
+                del left[shard]
+    return chosen

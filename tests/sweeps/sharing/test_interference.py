@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sweeps.schema import ALONE, TOGETHER
+from sweeps.sharing.interference import interference
+from sweeps.store import Event
+
+
+def anchors(
+    slowdown: float, noise: float = 0.002, cases: int = 10, workers: int = 4, seed: int = 0
+) -> list[Event]:
+    """What GPUs took whose speeds differ by several percent and which slow one another down."""
+    draw = random.Random(seed)
+    events: list[Event] = []
+    for worker in range(1, workers + 1):
+        speed = draw.gauss(1, 0.03)
+        where = {"worker": f"{worker}/{workers}", "gpu": worker - 1}
+        events.append({"event": "anchoring", "case": "", **where})
+        for phase, factor in ((ALONE, 1.0), (TOGETHER, slowdown)):
+            events += [
+                {"event": "anchor", "case": str(case), **where, "phase": phase,
+                 "s": (case + 1) * 1e-5 * factor / speed * draw.gauss(1, noise)}
+                for case in range(cases) for _ in range(8)
+            ]  # fmt: skip
+    return events
+
+
+NAMES = [f"{worker}/4" for worker in range(1, 5)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_planted_is_found_and_nothing_else(seed: int) -> None:
+    for slowdown in (1.0, 1.005, 1.03, 1.5):
+        change = interference(anchors(slowdown, seed=seed), NAMES)
+        assert change is not None
+        assert change.ratio == pytest.approx(slowdown, rel=0.003)
+        assert change.lo <= change.ratio <= change.hi
+        assert change.slowed == (slowdown > 1.01)
+
+
+def test_noise_is_not_taken_for_it() -> None:
+    found = [interference(anchors(1.0, noise=0.1, seed=seed), NAMES) for seed in range(50)]
+    assert sum(change is not None and change.slowed for change in found) <= 5
+
+
+def test_few_anchors_and_those_of_other_workers_say_nothing() -> None:
+    assert interference(anchors(1.5, cases=5), NAMES) is None
+    assert interference(anchors(1.5), ["1/9"]) is None
+    alone = [event for event in anchors(1.5) if event.get("phase") != TOGETHER]
+    assert interference(alone, NAMES) is None
+
+
+def test_the_latest_times_count() -> None:
+    change = interference([*anchors(1.5), *anchors(1.0)], NAMES)
+    assert change is not None
+    assert not change.slowed

@@ -1,0 +1,159 @@
+"""Two workers of a node, on the real CPU: they disturb each other, and one of them is killed."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from filelock import SoftFileLease
+
+from kernels.machine import Machine
+from sweeps.cases.spec import all_sweeps
+from sweeps.claim import SUFFIX
+from sweeps.planning.choice import sweep_cases
+from sweeps.planning.plan import read_plan
+from sweeps.planning.series import series_of
+from sweeps.process import descendants
+from sweeps.sharing.node import _assigned
+from sweeps.store import read_events, read_run
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG = 300.0  # seconds, far more than any machine needs
+
+
+def sweep(results: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sweeps", "run", "square", "cache", "--gpus", "0,1", "--device",
+         "cpu", "--budget", "6s", "--results", str(results), *more],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def worker_that_measures(results: Path) -> tuple[int, str]:
+    """The process that has written the first sample of any shard, and the shard's name."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        for path in results.glob("*/samples/*.jsonl"):
+            if '"event":"sample"' in path.read_text(encoding="utf-8"):
+                owner = SoftFileLease(path.with_name(path.name + SUFFIX)).owner
+                assert owner is not None
+                return owner.pid, path.stem.replace("-of-", "/")
+        time.sleep(0.05)
+    raise AssertionError("nothing was measured")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The folder of a run in which one of two workers was killed; its shard, and what was said."""
+    results = tmp_path_factory.mktemp("node")
+    process = sweep(results)
+    pid, shard = worker_that_measures(results)
+    assert pid in descendants(process.pid)
+    os.kill(pid, signal.SIGKILL)
+    said = process.communicate(timeout=LONG)[1]
+    assert process.returncode == 0, said
+    (path,) = results.glob("*/run.json")
+    return path.parent, shard, said
+
+
+def test_what_a_killed_worker_leaves_another_one_finishes(killed: tuple[Path, str, str]) -> None:
+    folder, _shard, said = killed
+    assert "ended before its share did (killed by SIGKILL)." in said
+    assert "Its cases go on with worker" in said
+    ends = {event["worker"]: event["why"] for event in read_events(folder)[0]
+            if event["event"] == "end"}  # fmt: skip
+    assert ends.keys() == {"1/2", "2/2"}
+    assert {*ends.values()} <= {"done", "budget"}
+
+
+def test_no_case_is_lost_and_none_comes_twice(killed: tuple[Path, str, str]) -> None:
+    folder, _, _ = killed
+    record = read_run(folder)
+    planned = read_plan(record["plan"])
+    with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert record["counts"]["planned"] == len(planned)
+    assert len(rows) + record["counts"]["not_reached"] == len(planned)
+    shards = {entry.case.id: f"{entry.shard}/2" for entry in planned}
+    keys = Counter((row["sweep"], row["m"], row["n"], row["k"], row["dtype"], row["cache"],
+                    row["layout"]) for row in rows)  # fmt: skip
+    assert max(keys.values()) == 1
+    for event in read_events(folder)[0]:
+        if event["event"] == "sample" and event["case"] in shards:
+            assert event["worker"] == shards[event["case"]]
+
+
+def test_series_are_whole(killed: tuple[Path, str, str]) -> None:
+    record = read_run(killed[0])
+    shard = {entry.case.id: entry.shard for entry in read_plan(record["plan"])}
+    machine = Machine.from_json(record["machine"])
+    cases = [case for name in ("square", "cache")
+             for case in sweep_cases(all_sweeps()[name], machine)]  # fmt: skip
+    of_series = {(number, shard[case.id])
+                 for number, case in zip(series_of(cases), cases, strict=True)
+                 if case.id in shard}  # fmt: skip
+    assert len(of_series) == len({number for number, _ in of_series}) > 1
+    assert {shard for _, shard in of_series} == {1, 2}
+
+
+def test_each_worker_timed_its_anchors_alone_and_beside_the_other(
+    killed: tuple[Path, str, str],
+) -> None:
+    folder, _, _ = killed
+    with open(folder / "anchors.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for worker in ("1/2", "2/2"):
+        phases = Counter(row["phase"] for row in rows if row["worker"] == worker)
+        assert phases["together"] >= phases["alone"] >= 6
+    events = [event for event in read_events(folder)[0] if event["event"] == "anchor"]
+    alone = [(event["at"], event["worker"]) for event in events if event["phase"] == "alone"]
+    turns = [worker for _, worker in sorted(alone)]
+    assert sum(a != b for a, b in itertools.pairwise(turns)) == 1
+    assert max(alone)[0] < min(e["at"] for e in events if e["phase"] == "together")
+
+
+def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> None:
+    folder, _, _ = killed
+    before = {path.name: path.read_bytes() for path in (folder / "samples").glob("*.jsonl")}
+    process = sweep(folder.parent, "--json")
+    answer, said = process.communicate(timeout=LONG)
+    assert process.returncode == 0, said
+    assert json.loads(answer)["folder"] == str(folder)
+    for name, text in before.items():
+        now = (folder / "samples" / name).read_bytes()
+        assert now.startswith(text)
+        assert b'"event":"sample"' not in now[len(text) :]
+        assert b'"event":"anchor"' not in now[len(text) :]
+
+
+def test_another_number_of_gpus_is_refused_where_it_cannot_share(tmp_path: Path) -> None:
+    one = [sys.executable, "-m", "sweeps", "run", "square", "--device", "cpu", "--budget", "1s",
+           "--results", str(tmp_path)]  # fmt: skip
+    subprocess.run(one, cwd=ROOT, check=True, capture_output=True)
+    answer = subprocess.run([*one, "--gpus", "0,1"], cwd=ROOT, capture_output=True, text=True,
+                            check=False)  # fmt: skip
+    assert answer.returncode == 2
+    assert "is planned for 1 shard(s), which 2 GPUs cannot share" in answer.stderr
+    both = subprocess.run([*one, "--gpus", "0", "--gpu", "1"], cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert both.returncode == 2
+    assert "give one of them" in both.stderr
+
+
+def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
+    assert _assigned({0: 0, 1: 1}, {1: None, 2: None}) == {0: 1, 1: 2}
+    assert _assigned({0: 0, 1: 1}, {1: 1, 2: 0}) == {0: 2, 1: 1}
+    # GPU 1 is gone: the others keep theirs, and what it left comes after them.
+    assert _assigned({0: 0, 2: 2}, {1: 0, 2: 1, 3: 2}) == {0: 1, 2: 3}
+    # Another GPU in its place begins with what nobody has begun.
+    assert _assigned({0: 0, 5: 5}, {1: 0, 2: 1, 3: None}) == {0: 1, 5: 3}
+    assert _assigned({0: 0, 1: 1, 2: 2}, {1: None}) == {0: 1}
