@@ -24,8 +24,10 @@ from kernels.cli import (
 from kernels.errors import UserError
 from kernels.program import RESULTS, command
 from sweeps.cases.spec import all_sweeps, broken_sweeps
+from sweeps.submitting.command import submit_command
 
 app = new_app("What is timed, and how.")
+app.command("submit")(submit_command)
 
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
 
@@ -246,6 +248,7 @@ def run_command(
     from sweeps.running.request import Request
     from sweeps.running.resume import begin
     from sweeps.running.runner import carry_out
+    from sweeps.running.tally import counts_sentence
     from sweeps.sharing.gpus import choose_gpus
     from sweeps.sharing.node import share
     from sweeps.store import read_run
@@ -277,7 +280,7 @@ def run_command(
         note("Stopped. What was measured is kept; the same command goes on.")
         raise
     record = read_run(folder)
-    report_counts(record)
+    note(counts_sentence(record))
     note(health_sentence(record["health"]))
     if not record["counts"]["measured"] and (stop_at is None or time.monotonic() < stop_at):
         raise UserError(
@@ -316,21 +319,6 @@ def note_broken() -> None:
     """Say what is wrong with files of sweeps that cannot be read, and go on."""
     for error in broken_sweeps().values():
         note(f"warning: {error} The other sweeps are not affected.")
-
-
-def report_counts(record: dict[str, Any]) -> None:
-    """One line of what became of the cases."""
-    counts = record["counts"]
-    failed = [f"{counts[name]} {name}" for name in ("unsupported", "oom", "wrong", "error")
-              if counts[name]]  # fmt: skip
-    left_out = sum(record["plan"]["left_out"].values())
-    note(
-        f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"
-        + "".join(f", {text}" for text in failed)
-        + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
-        + (f"; {left_out} more did not fit the budget" if left_out else "")
-        + "."
-    )
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -33,6 +33,21 @@ def count_by_sweep(
     return counts
 
 
+def counts_sentence(record: Mapping[str, Any]) -> str:
+    """What became of the cases of a run, by its run.json."""
+    counts = record["counts"]
+    failed = [f"{counts[name]} {name}" for name in ("unsupported", "oom", "wrong", "error")
+              if counts[name]]  # fmt: skip
+    left_out = sum(record["plan"]["left_out"].values())
+    return (
+        f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"
+        + "".join(f", {text}" for text in failed)
+        + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
+        + (f"; {left_out} more did not fit the budget" if left_out else "")
+        + "."
+    )
+
+
 class Tally:
     """How far a shard is, kept up to date event by event."""
 

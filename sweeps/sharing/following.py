@@ -60,13 +60,19 @@ class Follower:
         """The shards that have not come to their end with so many seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
-    def report(self, reporter: Reporter, budget: float) -> None:
-        """Tell how far all of them are; the time left is that of the one that has most left."""
-        tallies = self._tallies.values()
-        reporter.update(
-            min((tally.spent for tally in tallies if not tally.complete), default=budget),
-            budget,
-            sum(tally.seen for tally in tallies),
-            sum(tally.closed for tally in tallies),
-            sum(len(tally.histories) for tally in tallies),
-        )
+    @property
+    def tallies(self) -> list[Tally]:
+        """How far each shard is."""
+        return [*self._tallies.values()]
+
+
+def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
+    """Tell how far all shards are; the time left is that of the one that has most left."""
+    tallies = [tally for follower in followers for tally in follower.tallies]
+    reporter.update(
+        min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget),
+        budget,
+        sum(tally.seen for tally in tallies),
+        sum(tally.closed for tally in tallies),
+        sum(len(tally.histories) for tally in tallies),
+    )

@@ -30,7 +30,7 @@ from sweeps.running.request import Request
 from sweeps.running.resume import begin
 from sweeps.running.runner import carry_out
 from sweeps.schema import TOGETHER
-from sweeps.sharing.following import Follower
+from sweeps.sharing.following import Follower, report
 from sweeps.sharing.gates import Gates
 from sweeps.sharing.interference import interference
 from sweeps.sharing.worker import Job, work
@@ -139,7 +139,7 @@ class _Parent:
                 while self._workers:
                     self._hear()
                     self._follower.look()
-                    self._follower.report(self._reporter, self._budget)
+                    report([self._follower], self._reporter, self._budget)
         finally:
             # A second Ctrl-C must not stop the folding halfway.
             with undisturbed():

@@ -1,0 +1,161 @@
+"""Where jobs run, through submitit: on a Slurm cluster, on this machine, or in this process.
+
+Whether a job lives is asked of ``squeue`` and of processes: Slurm's accounting, which submitit
+asks, is not there on every cluster, and a job that was killed then stays unknown for ever. Whether
+its work is done only the run's own files say.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.errors import UserError
+from kernels.program import FOLDER, extra
+from sweeps.submitting.node_job import NodeJob
+
+if TYPE_CHECKING:
+    import submitit
+
+CLUSTERS = ("slurm", "local", "debug")
+
+SIGNAL_SECONDS = 120
+"""How long before its time limit a job is told to end: it has its samples to write and to fold."""
+
+_MOST_REQUEUES = 100  # a job goes on from its files each time
+_SQUEUE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each node's job asks for. None: the cluster's default."""
+
+    gpus_per_node: int
+    cpus_per_gpu: int
+    minutes: int
+    partition: str | None = None
+    account: str | None = None
+
+
+class Cluster:
+    """Submits jobs, and says which of them are still to be waited for."""
+
+    def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
+        """
+        Args:
+            kind: one of :data:`CLUSTERS`.
+            folder: of the jobs' output, which all nodes must see.
+            resources: of each job.
+
+        Raises:
+            UserError: there is no such cluster here, or submitit is not installed.
+        """
+        if kind not in CLUSTERS:
+            raise UserError(f"--cluster takes {', '.join(CLUSTERS)}, not {kind!r}.")
+        if kind == "slurm" and not shutil.which("sbatch"):
+            raise UserError(
+                "sbatch is not on this machine: submit from a node of the cluster that has it, or "
+                "use --cluster local."
+            )
+        try:
+            import submitit
+        except ModuleNotFoundError:
+            raise UserError(
+                f"Submitting needs submitit, which is not installed; {extra('slurm')}."
+            ) from None
+        # It warns again and again that there is no accounting, which is not needed.
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        self.kind = kind
+        self._executor: submitit.Executor = submitit.AutoExecutor(
+            folder=folder, cluster=kind,
+            **({"slurm_max_num_timeout": _MOST_REQUEUES} if kind == "slurm" else {}),
+        )  # fmt: skip
+        self._executor.update_parameters(**_parameters(kind, resources))
+        self._jobs: dict[str, submitit.Job[None]] = {}
+
+    def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
+        """Submit the jobs of some nodes as one array; returns each node's job id.
+
+        Raises:
+            UserError: the cluster refused them.
+        """
+        from submitit.core.utils import FailedJobError
+
+        try:
+            jobs = self._executor.map_array(work, nodes)
+        except FailedJobError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise UserError(f"The cluster refused the jobs: {lines[-1].strip()}") from None
+        self._jobs.update({str(job.job_id): job for job in jobs})
+        return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
+
+    def living(self, ids: Sequence[str]) -> set[str]:
+        """Those of some jobs that wait or run. In ``debug``, they are carried out first.
+
+        Raises:
+            UserError: Slurm does not answer.
+        """
+        if self.kind == "slurm":
+            return living_in_slurm(ids)
+        mine = {number: self._jobs[number] for number in ids if number in self._jobs}
+        if self.kind == "debug":
+            for job in mine.values():
+                job.exception()  # carries it out; unlike result(), it starts no debugger
+            return set()
+        return {number for number, job in mine.items() if not job.done()}
+
+    def cancel(self) -> None:
+        """End the jobs that depend on this process: those of this machine."""
+        for job in self._jobs.values() if self.kind == "local" else ():
+            job.cancel()
+
+
+def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
+    """What submitit is told; it leaves out what is None."""
+    of_slurm = {
+        "slurm_partition": resources.partition,
+        "slurm_account": resources.account,
+        "slurm_signal_delay_s": SIGNAL_SECONDS,
+        "slurm_array_parallelism": 1000,
+        "slurm_additional_parameters": {
+            "requeue": True,
+            # Python finds the program in the checkout that the job is started in.
+            **({} if FOLDER is None else {"chdir": str(FOLDER)}),
+        },
+    }
+    return {
+        "name": "rooftile",
+        "nodes": 1,
+        "tasks_per_node": 1,
+        "timeout_min": resources.minutes,
+        "gpus_per_node": resources.gpus_per_node or None,
+        "cpus_per_task": max(1, resources.cpus_per_gpu * resources.gpus_per_node),
+        **(of_slurm if kind == "slurm" else {}),
+    }
+
+
+def living_in_slurm(ids: Sequence[str]) -> set[str]:
+    """Those of some jobs that ``squeue`` knows: waiting, running or coming to an end.
+
+    Raises:
+        UserError: it does not answer.
+    """
+    if not ids:
+        return set()
+    arrays = sorted({number.split("_")[0] for number in ids})
+    try:
+        answer = subprocess.run(
+            ["squeue", "--noheader", "--array", f"--jobs={','.join(arrays)}", "--format=%i"],
+            capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"squeue does not answer ({error}).", exit_code=1) from None
+    # It fails for a single job that has ended long ago, and knows nothing of it.
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        raise UserError(f"squeue does not answer: {answer.stderr.strip()}", exit_code=1)
+    return {*answer.stdout.split()} & {*ids}

@@ -1,0 +1,96 @@
+"""``submit``: one run on several nodes of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernels.cli import DeviceOption, JsonOption, note, parse_seconds, print_json
+from kernels.errors import UserError
+from kernels.program import RESULTS
+
+_STARTING_MINUTES = 10  # to load PyTorch, time anchors, name kernels, and fold
+
+
+def submit_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Sweeps, or files of them; all defaults if none.")
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="slurm, local (this machine) or debug (this process).")
+    ] = "slurm",
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 1,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=1000)] = 8,
+    cpus_per_gpu: Annotated[
+        int, typer.Option("--cpus-per-gpu", min=1, max=1000, help="One launches, others compile.")
+    ] = 4,
+    partition: Annotated[str | None, typer.Option("--partition")] = None,
+    account: Annotated[str | None, typer.Option("--account")] = None,
+    minutes: Annotated[
+        int | None,
+        typer.Option("--time", min=1, help="Minutes of a job; from the budget if not given."),
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Measuring time of each GPU: 10m, 2h.")] = None,
+    results: Annotated[
+        Path, typer.Option("--results", help="Folder of all results, which all nodes see.")
+    ] = RESULTS,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
+    device: DeviceOption = "gpu",
+    gpu_ids: Annotated[
+        bool,
+        typer.Option("--gpu-ids/--no-gpu-ids", help="Tell GPUs apart in run.json by a hash."),
+    ] = True,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print a script for sbatch, and submit nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure with the GPUs of several nodes; waits for them. The same command goes on."""
+    from sweeps.planning.choice import choose_sweeps, is_file
+    from sweeps.progress import LiveReporter
+    from sweeps.running.request import DEFAULT_BUDGET, Request
+    from sweeps.running.tally import counts_sentence
+    from sweeps.store import read_run
+    from sweeps.submitting.clusters import Resources
+    from sweeps.submitting.node_job import jobs_folder
+    from sweeps.submitting.script import sbatch_script
+    from sweeps.submitting.submission import submit
+
+    # Jobs are started in another folder than this one.
+    chosen = tuple(
+        ",".join(str(Path(name).resolve()) if is_file(name) else name for name in group.split(","))
+        for group in names or ()
+    )
+    choose_sweeps(Request(chosen).sweeps)  # a misspelt one is said here, not on every node
+    seconds = parse_seconds(budget) or DEFAULT_BUDGET["cpu" if device == "cpu" else "gpu"]
+    resources = Resources(
+        0 if device == "cpu" else gpus_per_node, cpus_per_gpu,
+        minutes or round(2 * seconds / 60) + _STARTING_MINUTES, partition, account,
+    )  # fmt: skip
+    if print_:
+        output = jobs_folder(results.resolve()) / "output"
+        options = [
+            *chosen, "--budget", f"{seconds:g}s", "--results", str(results.resolve()),
+            "--device", device, *([] if gpu_ids else ["--no-gpu-ids"]),
+        ]  # fmt: skip
+        print(sbatch_script(options, resources, nodes, str(output)), end="")
+        return
+    request = Request(chosen, seconds, results, fresh=fresh, device=device, identify=gpu_ids)
+    try:
+        with LiveReporter() as live:
+            outcome = submit(request, nodes, cluster, resources, live, note)
+    except KeyboardInterrupt:
+        note("Stopped waiting. What was measured is kept; the same command goes on.")
+        raise
+    for folder in outcome.folders:
+        note(counts_sentence(read_run(folder)))
+        note(f"Results are in {folder}")
+    for sentence in outcome.missing:
+        note(sentence)
+    if json:
+        print_json({"folders": [str(folder) for folder in outcome.folders],
+                    "missing": list(outcome.missing)})  # fmt: skip
+    if outcome.missing:
+        raise UserError("Not everything is done; the same command goes on with it.", exit_code=1)

@@ -1,0 +1,91 @@
+"""What a job does on its node, and the note that it leaves of where it does it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.cli import note
+from kernels.errors import UserError
+from sweeps.progress import LiveReporter
+from sweeps.running.request import Request
+from sweeps.store import folder_for, make_folder, write_json
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+_FOLDER = ".submitted"
+
+
+def jobs_folder(results: Path) -> Path:
+    """Where a submission keeps its notes, and the jobs their output."""
+    return results / _FOLDER
+
+
+@dataclass(frozen=True)
+class NodeNote:
+    """What a node's latest job says of itself: where its run is, and why it failed, if it did."""
+
+    folder: Path | None
+    failure: str
+
+    @staticmethod
+    def path(results: Path, node: tuple[int, int]) -> Path:
+        """The file of the I-th of N nodes."""
+        return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
+
+    @classmethod
+    def read(cls, results: Path, node: tuple[int, int]) -> NodeNote:
+        """The note of a node; an empty one where none can be read."""
+        try:
+            note = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
+            name, failure = note["folder"], str(note["failure"])
+            return cls(results / str(name) if name else None, failure)
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(None, "")
+
+    def write(self, results: Path, node: tuple[int, int]) -> None:
+        """Replace the note of a node."""
+        name = None if self.folder is None else self.folder.name
+        make_folder(jobs_folder(results))
+        write_json(self.path(results, node), {"folder": name, "failure": self.failure})
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """Carries out a node's shares of a run; called on the node with its number. It can be pickled.
+
+    A job that is stopped before its end, because its time is over or somebody else needs the node,
+    is called again from the beginning: it goes on with what it has written.
+    """
+
+    request: Request
+    nodes: int
+
+    def __call__(self, number: int) -> None:
+        """Carry out the shares of a node, counted from 1. What goes wrong stands in its note."""
+        from sweeps.sharing.gpus import ALL, choose_gpus
+        from sweeps.sharing.node import share
+
+        node, results, folder = (number, self.nodes), self.request.results, None
+        try:
+            gpus = choose_gpus(ALL, self.request.device)
+            folder = folder_for(results, next(iter(gpus.values())).machine.slug)
+            NodeNote(folder, "").write(results, node)
+            with LiveReporter() as live:
+                share(self.request, gpus, node, live, note)
+        except KeyboardInterrupt:
+            note("Stopped. What was measured is kept.")
+            sys.exit(130)
+        except UserError as error:
+            note(str(error))
+            NodeNote(folder, str(error)).write(results, node)
+
+    def checkpoint(self, number: int) -> DelayedSubmission:
+        """What is called after a requeue; submitit asks for it before it ends this process."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)

@@ -1,0 +1,53 @@
+"""The script for sbatch that does what a submission does, for a site to adapt."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from kernels.program import FOLDER, command_words
+from sweeps.submitting.clusters import Resources
+
+_CLOSING_MINUTES = 3  # to write the last samples and fold, before Slurm's limit
+
+
+def sbatch_script(options: Sequence[str], resources: Resources, nodes: int, output: str) -> str:
+    """A job array with a task for each node.
+
+    Args:
+        options: of the command that each task runs: its sweeps, budget and results.
+        resources: of each task.
+        nodes: how many tasks there are.
+        output: a folder for what they print.
+    """
+    gpus = resources.gpus_per_node
+    flags = {
+        "job-name": "rooftile",
+        "array": f"1-{nodes}",
+        "nodes": 1,
+        "ntasks": 1,
+        "gpus-per-node": gpus or None,
+        "cpus-per-task": max(1, gpus * resources.cpus_per_gpu),
+        "time": resources.minutes,
+        "partition": resources.partition,
+        "account": resources.account,
+        "output": f"{output}/%A_%a.log",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None]
+    last = max(1, resources.minutes - _CLOSING_MINUTES)
+    command = shlex.join(
+        [sys.executable, *command_words(["sweeps", "run", *options, "--gpus", "all",
+                                         "--stop-after", f"{last}m"])]
+    )  # fmt: skip
+    where = [] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]
+    return "\n".join([
+        "#!/bin/bash",
+        *lines,
+        "#SBATCH --requeue",
+        "",
+        "# Submit it again to go on with what is not done.",
+        *where,
+        # Slurm's signals reach the program itself, which then writes and folds what it has.
+        f'exec {command} --shard "$SLURM_ARRAY_TASK_ID/{nodes}"',
+    ]) + "\n"  # fmt: skip

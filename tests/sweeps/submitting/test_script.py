@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sweeps.submitting.clusters import Resources
+from sweeps.submitting.script import sbatch_script
+from tests.slurm.cluster import PARTITION, available, made_up_cluster, variables
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def printed(*more: str) -> str:
+    answer = subprocess.run(
+        [sys.executable, "-m", "sweeps", "submit", "--print", *more],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_a_script_asks_for_what_the_options_say() -> None:
+    text = printed("square", "--nodes", "4", "--gpus-per-node", "8", "--cpus-per-gpu", "6",
+                   "--partition", "h100", "--account", "me", "--time", "30", "--budget", "5m",
+                   "--results", "/shared/results")  # fmt: skip
+    flags = dict(line.removeprefix("#SBATCH --").partition("=")[::2]
+                 for line in text.splitlines() if line.startswith("#SBATCH"))  # fmt: skip
+    assert flags == {
+        "job-name": "rooftile", "array": "1-4", "nodes": "1", "ntasks": "1", "gpus-per-node": "8",
+        "cpus-per-task": "48", "time": "30", "partition": "h100", "account": "me", "requeue": "",
+        "output": "/shared/results/.submitted/output/%A_%a.log",
+    }  # fmt: skip
+    command = text.splitlines()[-1]
+    assert command.startswith(f"exec {sys.executable} ")
+    assert "run square --budget 300s --results /shared/results --device gpu" in command
+    assert command.endswith('--gpus all --stop-after 27m --shard "$SLURM_ARRAY_TASK_ID/4"')
+
+
+def test_what_is_not_asked_for_is_the_cluster_s_default() -> None:
+    text = sbatch_script(["--device", "cpu"], Resources(0, 4, 5), 1, "/out")
+    for word in ("partition", "account", "gpus-per-node"):
+        assert f"--{word}" not in text
+    assert "--cpus-per-task=1\n" in text
+
+
+def test_a_path_with_a_space_stays_one_word() -> None:
+    assert "'/a b/results'" in sbatch_script(
+        ["--results", "/a b/results"], Resources(8, 4, 30), 2, "x"
+    )
+
+
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.skipif(bool(available()), reason=available() or "there is a Slurm")
+def test_a_real_slurm_of_four_nodes_with_eight_gpus_accepts_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("m")
+    with made_up_cluster(folder, nodes=4, gpus=8) as conf:
+
+        def judged(*more: str) -> subprocess.CompletedProcess[str]:
+            script = folder / "job.sh"
+            script.write_text(printed("--nodes", "4", "--partition", PARTITION, "--account", "me",
+                                      "--time", "30", *more), encoding="utf-8")  # fmt: skip
+            return subprocess.run(["sbatch", "--test-only", str(script)], env=variables(conf),
+                                  capture_output=True, text=True, check=False)  # fmt: skip
+
+        accepted = judged("--gpus-per-node", "8")
+        assert accepted.returncode == 0, accepted.stderr
+        assert judged("--gpus-per-node", "9").returncode != 0

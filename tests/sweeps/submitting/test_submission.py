@@ -1,0 +1,107 @@
+"""Submissions without a cluster: on this machine, in this process, and with mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.errors import UserError
+from sweeps.store import read_events, read_run
+from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
+from sweeps.submitting.node_job import NodeNote, jobs_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytest.importorskip("submitit")
+
+
+def submit(results: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sweeps", "submit", "--device", "cpu", "--results", str(results),
+         *more],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.long
+def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('question = "Why?"\nop = "gemm"\n[[block]]\nm = [64, 256]\nn = "m"\nk = 64\n'
+                    'dtype = "fp32"\n', encoding="utf-8")  # fmt: skip
+    common = (str(mine), "--nodes", "2", "--budget", "10h", "--json")
+    answer = submit(tmp_path, "--cluster", "local", *common)
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert document["missing"] == []
+    (folder,) = map(Path, document["folders"])
+    assert "2 of 2 cases measured" in answer.stderr
+    assert read_run(folder)["plan"]["shards"] == 2
+    times = {worker: [event["at"] for event in read_events(folder)[0]
+                      if event["worker"] == worker and event["event"] == "sample"]
+             for worker in ("1/2", "2/2")}  # fmt: skip
+    assert max(times["1/2"]) < min(times["2/2"])
+    # A larger budget leaves nothing more to do, and no other way of running it starts anew.
+    again = submit(tmp_path, "--cluster", "debug", *common)
+    assert again.returncode == 0, again.stderr
+    assert "Every share is done already." in again.stderr
+    other = submit(tmp_path, "--cluster", "debug", str(mine), "--nodes", "3", "--budget", "10h")
+    assert other.returncode == 1
+    for node in (1, 2, 3):
+        assert f"Node {node} of 3 is not done: the run in {folder} is planned" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--cluster", "pbs"], "--cluster takes slurm, local, debug, not 'pbs'."),
+        (["squrae", "--cluster", "local"], "squrae"),
+        (["--budget", "soon"], "--budget takes a time"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
+    answer = submit(tmp_path, *options)
+    assert answer.returncode == 2
+    assert sentence in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "cpu").exists()
+
+
+def test_without_slurm_or_submitit_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = Resources(8, 4, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        with pytest.raises(UserError, match="sbatch is not on this machine: submit from a node"):
+            Cluster("slurm", tmp_path, resources)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"needs submitit, which is not installed; .*slurm"):
+        Cluster("local", tmp_path, resources)
+
+
+def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(code: int, out: str, err: str = "") -> None:
+        done = subprocess.CompletedProcess([], code, out, err)
+        monkeypatch.setattr("subprocess.run", lambda *_, **__: done)
+
+    answers(0, "12_0\n12_3\n15_1\n")
+    assert living_in_slurm(["12_0", "12_1", "15_1"]) == {"12_0", "15_1"}
+    answers(1, "", "slurm_load_jobs error: Invalid job id specified")
+    assert living_in_slurm(["12_0"]) == set()
+    answers(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(UserError, match="squeue does not answer: .*Unable to contact"):
+        living_in_slurm(["12_0"])
+    assert living_in_slurm([]) == set()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"folder": 1}', '"x"', "\xff"])
+def test_a_damaged_note_of_a_node_says_nothing(tmp_path: Path, text: str) -> None:
+    jobs_folder(tmp_path).mkdir()
+    NodeNote.path(tmp_path, (1, 2)).write_text(text, encoding="latin-1")
+    assert NodeNote.read(tmp_path, (1, 2)) == NodeNote(None, "")
+    NodeNote(tmp_path / "nvidia-h200", "no room").write(tmp_path, (1, 2))
+    assert NodeNote.read(tmp_path, (1, 2)) == NodeNote(tmp_path / "nvidia-h200", "no room")
