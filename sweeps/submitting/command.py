@@ -54,7 +54,6 @@ def submit_command(
     from sweeps.running.tally import counts_sentence
     from sweeps.store import read_run
     from sweeps.submitting.clusters import Resources
-    from sweeps.submitting.node_job import jobs_folder
     from sweeps.submitting.script import sbatch_script
     from sweeps.submitting.submission import submit
 
@@ -70,12 +69,11 @@ def submit_command(
         minutes or round(2 * seconds / 60) + _STARTING_MINUTES, partition, account,
     )  # fmt: skip
     if print_:
-        output = jobs_folder(results.resolve()) / "output"
         options = [
             *chosen, "--budget", f"{seconds:g}s", "--results", str(results.resolve()),
             "--device", device, *([] if gpu_ids else ["--no-gpu-ids"]),
         ]  # fmt: skip
-        print(sbatch_script(options, resources, nodes, str(output)), end="")
+        print(sbatch_script(options, resources, nodes), end="")
         return
     request = Request(chosen, seconds, results, fresh=fresh, device=device, identify=gpu_ids)
     try:

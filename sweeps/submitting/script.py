@@ -12,14 +12,13 @@ from sweeps.submitting.clusters import Resources
 _CLOSING_MINUTES = 3  # to write the last samples and fold, before Slurm's limit
 
 
-def sbatch_script(options: Sequence[str], resources: Resources, nodes: int, output: str) -> str:
+def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> str:
     """A job array with a task for each node.
 
     Args:
         options: of the command that each task runs: its sweeps, budget and results.
         resources: of each task.
         nodes: how many tasks there are.
-        output: a folder for what they print.
     """
     gpus = resources.gpus_per_node
     flags = {
@@ -32,22 +31,20 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int, outp
         "time": resources.minutes,
         "partition": resources.partition,
         "account": resources.account,
-        "output": f"{output}/%A_%a.log",
+        "output": "rooftile-%A_%a.log",
     }
-    lines = [f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None]
     last = max(1, resources.minutes - _CLOSING_MINUTES)
-    command = shlex.join(
-        [sys.executable, *command_words(["sweeps", "run", *options, "--gpus", "all",
-                                         "--stop-after", f"{last}m"])]
-    )  # fmt: skip
-    where = [] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]
-    return "\n".join([
+    run = [sys.executable, *command_words(["sweeps", "run"])]
+    lines = [
         "#!/bin/bash",
-        *lines,
+        *(f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None),
         "#SBATCH --requeue",
         "",
         "# Submit it again to go on with what is not done.",
-        *where,
-        # Slurm's signals reach the program itself, which then writes and folds what it has.
-        f'exec {command} --shard "$SLURM_ARRAY_TASK_ID/{nodes}"',
-    ]) + "\n"  # fmt: skip
+        *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
+        # Slurm's signals then reach the program itself, which writes and folds what it has.
+        f"exec {shlex.join(run)} \\",
+        f"    {shlex.join(options)} \\",
+        f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {last}m',
+    ]
+    return "\n".join(lines) + "\n"

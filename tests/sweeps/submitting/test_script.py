@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,16 +33,18 @@ def test_a_script_asks_for_what_the_options_say() -> None:
     assert flags == {
         "job-name": "rooftile", "array": "1-4", "nodes": "1", "ntasks": "1", "gpus-per-node": "8",
         "cpus-per-task": "48", "time": "30", "partition": "h100", "account": "me", "requeue": "",
-        "output": "/shared/results/.submitted/output/%A_%a.log",
+        "output": "rooftile-%A_%a.log",
     }  # fmt: skip
-    command = text.splitlines()[-1]
-    assert command.startswith(f"exec {sys.executable} ")
-    assert "run square --budget 300s --results /shared/results --device gpu" in command
-    assert command.endswith('--gpus all --stop-after 27m --shard "$SLURM_ARRAY_TASK_ID/4"')
+    words = shlex.split(text.replace("\\\n", "").splitlines()[-1])
+    assert words == [
+        "exec", sys.executable, "-m", "sweeps", "run", "square", "--budget", "300s", "--results",
+        "/shared/results", "--device", "gpu", "--gpus", "all", "--shard", "$SLURM_ARRAY_TASK_ID/4",
+        "--stop-after", "27m",
+    ]  # fmt: skip
 
 
 def test_what_is_not_asked_for_is_the_cluster_s_default() -> None:
-    text = sbatch_script(["--device", "cpu"], Resources(0, 4, 5), 1, "/out")
+    text = sbatch_script(["--device", "cpu"], Resources(0, 4, 5), 1)
     for word in ("partition", "account", "gpus-per-node"):
         assert f"--{word}" not in text
     assert "--cpus-per-task=1\n" in text
@@ -48,8 +52,23 @@ def test_what_is_not_asked_for_is_the_cluster_s_default() -> None:
 
 def test_a_path_with_a_space_stays_one_word() -> None:
     assert "'/a b/results'" in sbatch_script(
-        ["--results", "/a b/results"], Resources(8, 4, 30), 2, "x"
+        ["--results", "/a b/results"], Resources(8, 4, 30), 2
     )
+
+
+def on_the_page() -> str:
+    """The script that sweeps/README.md shows."""
+    page = (ROOT / "sweeps" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
+    return str(block)
+
+
+def test_the_page_shows_what_its_command_prints() -> None:
+    page = (ROOT / "sweeps" / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"python -m sweeps submit (--print .*(?:\\\n.*)?)", page)
+    text = printed(*shlex.split(command.replace("\\\n", "")))
+    text = text.replace(sys.executable, "python").replace(str(ROOT), "/shared/rooftile")
+    assert text == on_the_page()
 
 
 @pytest.mark.xdist_group("slurm")
@@ -60,13 +79,12 @@ def test_a_real_slurm_of_four_nodes_with_eight_gpus_accepts_it(
     folder = tmp_path_factory.mktemp("m")
     with made_up_cluster(folder, nodes=4, gpus=8) as conf:
 
-        def judged(*more: str) -> subprocess.CompletedProcess[str]:
+        def judged(text: str) -> subprocess.CompletedProcess[str]:
             script = folder / "job.sh"
-            script.write_text(printed("--nodes", "4", "--partition", PARTITION, "--account", "me",
-                                      "--time", "30", *more), encoding="utf-8")  # fmt: skip
+            script.write_text(text.replace("partition=gpu", f"partition={PARTITION}"))
             return subprocess.run(["sbatch", "--test-only", str(script)], env=variables(conf),
                                   capture_output=True, text=True, check=False)  # fmt: skip
 
-        accepted = judged("--gpus-per-node", "8")
+        accepted = judged(on_the_page())
         assert accepted.returncode == 0, accepted.stderr
-        assert judged("--gpus-per-node", "9").returncode != 0
+        assert judged(on_the_page().replace("node=8", "node=9")).returncode != 0
