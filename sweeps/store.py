@@ -241,16 +241,22 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             if not line:
                 continue
-            try:
-                event = json.loads(line)
-                fault = fault_of_event(event)
-            except ValueError:
-                fault = "it is no JSON"
-            if fault:
+            event, fault = parse_event(line)
+            if event is None:
                 damaged.append(f"{path.name} line {number} is damaged and left out: {fault}.")
             else:
                 events.append(event)
     return events, damaged
+
+
+def parse_event(line: bytes) -> tuple[Event | None, str]:
+    """The event of a line of a sample file; None, and why, where the line is damaged."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None, "it is no JSON"
+    fault = fault_of_event(event)
+    return (None, fault) if fault else (event, "")
 
 
 def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -46,9 +46,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Time some cases of a folder's table again.
 
     Returns:
-        ``cases``, ``ratio`` (time now over time then, geometric mean), ``lo`` and ``hi`` (95 % by
-        the order statistics of the cases' ratios; null under six), ``same`` (whether the machine
-        is as fast as it was) and ``sentence``.
+        What :func:`judge_ratios` returns, of time now over time then, and ``sentence``.
 
     Raises:
         UserError: there is no table.
@@ -68,22 +66,36 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         for subject in subjects:
             bench.sampler.sample(subject)
     ratios = [median(s.samples) / then[s.key] for s in subjects if s.samples]
-    return judge_ratios(ratios)
+    return {**judge_ratios(ratios), "sentence": _sentence(ratios)}
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """What the anchors' ratios of time now to time then say; see :func:`time_again`."""
+    """What the ratios of cases' times at one moment or place to those at another say.
+
+    Returns:
+        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95 % interval; None under six
+        cases), ``same`` (whether the ratio is within :data:`TOLERANCE`; None without cases) and
+        ``apart`` (whether it is beyond that, and the interval leaves no doubt that times differ).
+    """
     if not ratios:
-        return {"cases": 0, "ratio": None, "lo": None, "hi": None, "same": None,
-                "sentence": "Nothing that was recorded could be timed again."}  # fmt: skip
-    ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    interval = median_interval(ratios) or (None, None)
+        return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0, "apart": False}
+    ratio = median(ratios)
+    lo, hi = median_interval(ratios) or (None, None)
     same = abs(math.log(ratio)) <= math.log1p(TOLERANCE)
+    certain = lo is not None and hi is not None and not lo <= 1 <= hi
+    return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same,
+            "apart": not same and certain}  # fmt: skip
+
+
+def _sentence(ratios: Sequence[float]) -> str:
+    """How fast the machine is now, for reading."""
+    judged = judge_ratios(ratios)
+    ratio = judged["ratio"]
+    if ratio is None:
+        return "Nothing that was recorded could be timed again."
     how = (
         "the same machine at the same speed"
-        if same
+        if judged["same"]
         else f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than when it was recorded"
     )
-    sentence = f"{len(ratios)} cases timed again take {ratio:.3f}× the time: {how}."
-    return {"cases": len(ratios), "ratio": ratio, "lo": interval[0], "hi": interval[1],
-            "same": same, "sentence": sentence}  # fmt: skip
+    return f"{len(ratios)} cases timed again take {ratio:.3f}× the time: {how}."

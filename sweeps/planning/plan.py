@@ -89,7 +89,7 @@ class PlanEntry:
                 case = Case.from_columns(row)
                 _ = case.id  # which text that is half a character has none
                 return cls(case, row["expected_s"], shard=row.get("shard"))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             fault = "a case of the plan in run.json has no sizes of its operation"
         raise UserError(f"{fault}; {_FRESH}")
 

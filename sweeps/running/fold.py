@@ -82,6 +82,17 @@ class History:
         return checked and finished([s["s"] for s in best])
 
     @property
+    def weight(self) -> tuple[bool, bool, int, bool]:
+        """Which of two workers' histories of one case counts: the greater.
+
+        A result that was found to be wrong stays wrong; then a time counts before none, and of two
+        times the one with more samples.
+        """
+        failed = self.outcome is not None
+        wrong = self.outcome is not None and self.outcome["status"] == "wrong"
+        return wrong, not failed and bool(self.trusted), len(self.trusted), failed
+
+    @property
     def unnamed(self) -> bool:
         """Whether it has a time and no attempt was made to name its kernels."""
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
@@ -117,11 +128,18 @@ class History:
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
-    """Sort events by case. The canary is a case like any other."""
-    known: dict[str, History] = defaultdict(History)
+    """Sort events by case. The canary is a case like any other.
+
+    Of a case that several workers timed, as in a merged recording, the history of one counts
+    (:attr:`History.weight`; the first, of equals), and nothing of another's enters it.
+    """
+    known: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
-        known[event["case"]].add(event)
-    return known
+        known[event["case"]][event["worker"]].add(event)
+    return {
+        case: max(by_worker.values(), key=lambda history: history.weight)
+        for case, by_worker in known.items()
+    }
 
 
 def spent_seconds(events: Iterable[Event]) -> float:

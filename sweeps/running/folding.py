@@ -32,7 +32,12 @@ from sweeps.store import (
     write_table,
 )
 
-_MOST_DAMAGED = 0.1  # of the sample lines: a table of the others would not be of the run
+_MOST_DAMAGED = 0.1  # of the sample lines
+
+
+def too_damaged(events: int, damaged: int) -> bool:
+    """Whether so many of a run's sample lines are damaged that the others are not of the run."""
+    return damaged > max(1, _MOST_DAMAGED * (events + damaged))
 
 
 def fold(folder: Path) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def fold(folder: Path) -> dict[str, Any]:
         record = read_run(folder)
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
-        if len(damaged) > max(1, _MOST_DAMAGED * (len(events) + len(damaged))):
+        if too_damaged(len(events), len(damaged)):
             raise UserError(
                 f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table is "
                 f"left as it was; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "

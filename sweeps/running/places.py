@@ -24,6 +24,7 @@ from sweeps.store import write_json, write_whole
 from sweeps.timing.telemetry import nvml_handle, open_nvml
 
 _SALT = ".salt"
+_PLACES = Path("samples", "places.json")
 _SAME = 0.02  # of a limit: boards report theirs rounded
 _LIMITS = {
     "power_limit_w": "a power limit of {:.0f} W",
@@ -48,15 +49,18 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     Raises:
         UserError: its power or clocks are limited in another way than those of the run.
     """
-    path = folder / "samples" / "places.json"
-    places: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        places = [dict(place) for place in json.loads(path.read_text(encoding="utf-8"))["places"]]
+    places = read_places(folder)
     salt = _salt(results)
     here = _hashed(salt, socket.gethostname())
     card = here if device.gpu is None else _hashed(salt, _identity(device))
     settings = _settings(device)
-    _refuse_other_settings(settings, places)
+    if apart := limits_apart(settings, places):
+        raise UserError(
+            f"this GPU has {apart[0]} and the run was begun with {apart[1]}; leave this GPU out, "
+            f"measure it into another --results, or use {USE_FRESH} to keep the run aside and "
+            "start anew.",
+            exit_code=1,
+        )
     known = [place for place in places if place["id"] == card]
     if not known:
         taken = {place["gpu"] for place in places}
@@ -65,9 +69,31 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
         nodes = list(dict.fromkeys([*(place["host"] for place in places), here]))
         known = [{"gpu": number, "id": card, "host": here, "node": nodes.index(here), **settings}]
         places += known
-        write_json(path, {"places": places})
+        write_json(folder / _PLACES, {"places": places})
     shown = [{name: value for name, value in p.items() if name != "host"} for p in places]
     return known[0]["gpu"], sorted(shown, key=lambda place: place["gpu"])
+
+
+def read_places(folder: Path) -> list[dict[str, Any]]:
+    """The places of the run in a folder as its nodes tell them apart: what :func:`arrive` returns,
+    with ``host``, a hash of the node's name; none where that is not recorded.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        text = (folder / _PLACES).read_text(encoding="utf-8")
+        return [dict(place) for place in json.loads(text)["places"]]
+    return []
+
+
+def limits_apart(
+    settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
+) -> tuple[str, str] | None:
+    """What a GPU is limited to and what the other places are, if that differs; None if not."""
+    for name, words in _LIMITS.items():
+        now = settings.get(name)
+        then = next((place[name] for place in places if place.get(name)), None)
+        if now and then and abs(now / then - 1) > _SAME:
+            return words.format(now), words.format(then)
+    return None
 
 
 def _salt(results: Path) -> str:
@@ -112,18 +138,3 @@ def _settings(device: Device) -> dict[str, float | None]:
             extra = [getattr(nvml, word) for word in arguments]
             settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
     return settings
-
-
-def _refuse_other_settings(
-    settings: Mapping[str, float | None], places: Sequence[Mapping[str, Any]]
-) -> None:
-    for name, words in _LIMITS.items():
-        now = settings[name]
-        then = next((place[name] for place in places if place.get(name)), None)
-        if now and then and abs(now / then - 1) > _SAME:
-            raise UserError(
-                f"this GPU has {words.format(now)} and the run was begun with "
-                f"{words.format(then)}; leave this GPU out, measure it into another --results, or "
-                f"use {USE_FRESH} to keep the run aside and start anew.",
-                exit_code=1,
-            )

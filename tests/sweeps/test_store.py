@@ -275,10 +275,8 @@ def test_a_case_of_which_every_sample_shows_gaps_is_an_error_with_the_reason() -
 
 def test_facts_that_come_later_are_added() -> None:
     (entry,) = planned(1)
-    facts = [
-        {"event": "facts", "case": entry.case.id, "facts": {"rel_error": 1e-7}},
-        {"event": "facts", "case": entry.case.id, "facts": {"kernel": "gemm"}},
-    ]
+    event = {"event": "facts", "case": entry.case.id, "worker": "1/1"}
+    facts = [{**event, "facts": {"rel_error": 1e-7}}, {**event, "facts": {"kernel": "gemm"}}]
     (row,) = fold_rows("run", [entry], [*facts, sample(entry.case.id, 1e-6)])
     assert (row["rel_error"], row["kernel"]) == (1e-7, "gemm")
 

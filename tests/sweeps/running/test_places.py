@@ -82,7 +82,8 @@ def test_on_another_gpu_unfinished_series_begin_anew() -> None:
     assert begun_elsewhere(entries, known) == [ids[0]]
     moved = histories([*events, {"event": "moved", "case": ids[0], "worker": "1/2"}])
     assert moved[ids[0]] == History()
-    done = {case: histories([{"event": "too-long", "case": case}])[case] for case in ids}
+    too_long = {"event": "too-long", "worker": "1/2"}
+    done = {case: histories([{**too_long, "case": case}])[case] for case in ids}
     assert begun_elsewhere(entries, done) == []
     where = [{"event": "place", "at": at, "place": place} for at, place in ((2.0, 5), (1.0, 3))]
     assert (last_place(where), last_place([])) == (5, None)
