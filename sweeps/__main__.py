@@ -294,6 +294,39 @@ def run_command(
         print_json({"machine": record["machine"]["slug"], "folder": str(folder), **told})
 
 
+@app.command("merge")
+def merge_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of recordings.")],
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", help="Folder to make; merged/<machine> in the results if none."),
+    ] = None,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Make one recording of several of one machine: of several nodes, or several days."""
+    from sweeps.merging.merge import merge
+    from sweeps.running.health import health_sentence
+
+    merged = merge(folders, into, results)
+    folder, record = merged.folder, merged.record
+    for sentence in merged.sentences:
+        note(sentence)
+    report_counts(record)
+    note(health_sentence(record["health"]))
+    ask = f"{command('analysis report')} takes --machine {folder.name} --results {folder.parent}"
+    note(f"The merged recording is in {folder}, with merged.md; {ask}.")
+    if json:
+        told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
+        comparisons = [
+            {"one": str(folders[c.one]), "other": str(folders[c.other]), "verdict": c.verdict,
+             **c.judged}
+            for c in merged.comparisons
+        ]  # fmt: skip
+        told |= {"machine": record["machine"]["slug"], "folder": str(folder)}
+        print_json({**told, "comparisons": comparisons})
+
+
 @app.command("profile")
 def profile_command(
     results: ResultsOption = RESULTS,

@@ -104,6 +104,9 @@ RUN = {
         "sm_limit_mhz?": Maybe(NOT_NEGATIVE),
     }],
     "anchors?": [dict], "turns?": [COUNT],
+    "merged?": [{
+        "worker": str, "run": str, "health": Maybe({"verdict": str, "reasons": [str]}),
+    }],
     "public?": {
         "source": str, "package": str, "licence": str, "cache": str, "rows": COUNT, "how": str,
         "framework": str, "version": str,

@@ -20,7 +20,7 @@ ROOMS = {  # within a floor: nothing imports from a room to its right; "." is th
     "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
     "sweeps": (
         ".", "capture | cases | timing", "planning", "running", "health | profiling | sharing",
-        "submitting", "__main__",
+        "merging | submitting", "__main__",
     ),
     "analysis": (
         ".", "recordings", "fleet | model", "advice | rules", "audit", "validation", "plots",

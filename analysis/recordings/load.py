@@ -115,7 +115,9 @@ class Recording:
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
-        date = self.run["run"][:10]
+        # A merged recording's own run is of the moment of merging.
+        dates = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
+        date = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         return f"{self.machine.name}  ·  {versions}  ·  measured {date}"
 
 

@@ -88,6 +88,7 @@ def health(
         *_of_ticks(events, planned),
         *(_of_ceilings(record, machine, ok) if machine else ()),
         *_of_host(events, machine),
+        *_of_merged(record),
     ]
     bad = sorted((f for f in found if f[0] != "quiet"), key=lambda f: -VERDICTS.index(f[0]))
     return {"verdict": bad[0][0] if bad else "quiet", "reasons": [reason for _, reason in bad]}
@@ -213,3 +214,14 @@ def _of_host(events: Sequence[Event], machine: Machine | None) -> Iterator[Findi
     others = max((look.get("gpu_processes", 0) for look in looks), default=0)
     if others:
         yield "noisy", f"{others} other processes used the GPU"
+
+
+def _of_merged(record: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the recordings that this one was merged of were found to be, each by itself: one that
+    was disturbed may hide among quiet ones.
+    """
+    parts = record.get("merged", ())
+    for verdict in VERDICTS[1:]:
+        of = [part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict]
+        if of:
+            yield verdict, f"what it was merged of was {verdict} by itself: {', '.join(of)}"

@@ -191,6 +191,12 @@ def _record_to_resume(
         why = "there are samples, but not the plan that they belong to"
     else:
         record = read_run(folder)
+        if "merged" in record:
+            raise UserError(
+                f"the recording in {folder} was merged of several, and no run goes on with it; go "
+                f"on with one of those and merge them again, or use {USE_FRESH} to keep it aside "
+                "and start anew."
+            )
         why = _why_outdated(record, device)
         if not why:
             read_plan(record["plan"])  # refuses a damaged one before anything looks at it

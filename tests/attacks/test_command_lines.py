@@ -76,6 +76,8 @@ def test_every_command_line_gets_an_answer_or_a_sentence(
         line = drawn(app, draw)
         takes_results = line[0] not in ("list", "show", "plan")
         results = ["--results", str(tmp_path / "results")] if takes_results else []
-        if found := said(app, line[0], *results, *line[1:]).faults:
+        found = said(app, line[0], *results, *line[1:]).faults
+        # Any word may name the file that a command writes, and it says that name.
+        if found := [fault for fault in found if fault not in line]:
             faults.append((line, found))
     assert not faults

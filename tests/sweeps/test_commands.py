@@ -103,6 +103,28 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
+    folders = []
+    for day, sizes in (("monday", "[8, 16, 24]"), ("tuesday", "[24, 32]")):
+        (tmp_path / day).mkdir()
+        block = f'[[block]]\nm = {sizes}\nn = 64\nk = 64\ndtype = "fp32"\n'
+        answer = run_mine(tmp_path / day, f'question = "Why?"\nop = "gemm"\n{block}')
+        assert answer.returncode == 0, answer.stderr
+        folders += [str(folder) for folder in (tmp_path / day).glob("cpu-*")]
+    answer = sweeps("merge", *folders, "--into", str(tmp_path / "both"), "--json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert document["folder"] == str(tmp_path / "both")
+    assert document["counts"]["planned"] == document["counts"]["measured"] == 4
+    (comparison,) = document["comparisons"]
+    assert (comparison["one"], comparison["other"]) == tuple(folders)
+    assert (comparison["anchors"], comparison["cases"]["cases"]) == (None, 1)
+    assert "1 case was timed by several of them" in answer.stderr
+    again = sweeps("merge", *folders, "--into", str(tmp_path / "both"))
+    assert again.returncode == 2
+    assert len(again.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

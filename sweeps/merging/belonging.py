@@ -1,0 +1,96 @@
+"""Whether recordings belong together: of one machine, one software, and none of them twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from kernels.errors import UserError
+from sweeps.merging.source import Source
+from sweeps.running.places import limits_apart
+from sweeps.store import other_software
+
+_OWN = ("name", "memory_bytes", "sources")
+"""Facts that devices of one model report each for itself."""
+_MEASURED = ("peaks", "bandwidth")
+"""Facts of a CPU that every run measures anew."""
+
+
+def refuse_twice(folders: Sequence[Path]) -> None:
+    """
+    Raises:
+        UserError: there are fewer than two folders, or one is given twice.
+    """
+    if len(folders) < 2:
+        raise UserError("one recording is nothing to merge; give the folders of two or more.")
+    for one, other in combinations(folders, 2):
+        if os.path.realpath(one) == os.path.realpath(other):
+            raise UserError(f"{other} is given twice; give each recording once.")
+
+
+def refuse_strangers(sources: Sequence[Source]) -> None:
+    """
+    Raises:
+        UserError: recordings are of different machines, or of one in different settings; of
+            different software; or hold the same samples.
+    """
+    for one, other in combinations(sources, 2):
+        if why := _why_apart(one, other):
+            raise UserError(why)
+    seen: dict[tuple[str, float, float], Path] = {}
+    for source in sources:
+        moments = _moments(source)
+        for moment in moments & seen.keys():
+            raise UserError(
+                f"{seen[moment]} and {source.folder} hold the same samples, as copies of one "
+                "recording do; give each recording once."
+            )
+        seen |= dict.fromkeys(moments, source.folder)
+
+
+def _why_apart(one: Source, other: Source) -> str:
+    """Why two recordings do not belong together, as a sentence; empty if they do."""
+    if one.machine.slug != other.machine.slug:
+        return (
+            f"{one.folder} is of {one.machine.slug} and {other.folder} of {other.machine.slug}; "
+            "merge recordings of one machine."
+        )
+    for name, its, others in _other_facts(one, other):
+        return (
+            f"{one.folder} and {other.folder} are of machines that differ in {name} "
+            f"({_shown(its)} and {_shown(others)}); keep them apart."
+        )
+    if why := other_software(one.record["software"], other.record["software"]):
+        return (
+            f"{other.folder} was measured with other software than {one.folder}: {why}; measure "
+            "one of them anew with the software of the other."
+        )
+    for gpu in other.gpus:
+        if apart := limits_apart(gpu, one.gpus):
+            return (
+                f"a GPU of {other.folder} has {apart[0]} and one of {one.folder} {apart[1]}; keep "
+                "them apart."
+            )
+    return ""
+
+
+def _other_facts(one: Source, other: Source) -> Iterator[tuple[str, Any, Any]]:
+    """Facts of the machine in which two recordings differ, with both values."""
+    free = (*_OWN, *(_MEASURED if one.machine.kind == "cpu" else ()))
+    facts, others = asdict(one.machine), asdict(other.machine)
+    for name, value in facts.items():
+        if name not in free and others[name] != value:
+            yield name, value, others[name]
+
+
+def _shown(fact: Any) -> str:
+    return f"{fact:.6g}" if isinstance(fact, float) else str(fact)
+
+
+def _moments(source: Source) -> set[tuple[str, float, float]]:
+    """What no two samples have in common: the case, the moment and the time."""
+    return {(e["case"], e["at"], e["s"]) for e in source.events if e["event"] == "sample"}

@@ -1,0 +1,119 @@
+"""The run.json and the samples of a merged recording.
+
+It is like the recording of a run with shards: the i-th of N recordings is its worker ``i/N``. Its
+plan has every case once, as the first recording planned it that did.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kernels.machine import Machine
+from sweeps.merging.numbering import merged_gpus, numbers_of_gpus, renumbered
+from sweeps.merging.source import Source
+from sweeps.planning.plan import PlanEntry
+from sweeps.store import make_folder, write_run, write_whole
+
+
+def write_merged(folder: Path, sources: Sequence[Source]) -> None:
+    """Write the plan and the samples of all recordings into a new folder.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    numbers = numbers_of_gpus(sources)
+    make_folder(folder / "samples")
+    for i, (source, own) in enumerate(zip(sources, numbers, strict=True), 1):
+        lines = _lines(source, worker_name(i, len(sources)), own)
+        path = folder / "samples" / f"{i}-of-{len(sources)}.jsonl"
+        write_whole(path, b"".join(lines))
+    write_run(folder, _merged_record(sources, numbers))
+
+
+def worker_name(number: int, count: int) -> str:
+    """Of the recording with that number, from 1, among so many."""
+    return f"{number}/{count}"
+
+
+def _lines(source: Source, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
+    """The lines of a recording's samples; what is damaged stays so, and is counted."""
+    for line in source.lines:
+        if isinstance(line, bytes):
+            yield line + b"\n"
+        else:
+            event = renumbered(line, worker, numbers)
+            text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+            yield text.encode(errors="replace") + b"\n"
+
+
+def _merged_record(
+    sources: Sequence[Source], numbers: Sequence[Mapping[int, int]]
+) -> dict[str, Any]:
+    first, count = sources[0], len(sources)
+    record = {
+        **{name: first.record[name] for name in ("schema", "protocol", "software")},
+        "published": False,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": _merged_machine(sources).to_json(),
+        "merged": [
+            {"worker": worker_name(i, count), "run": source.record["run"],
+             "health": source.record.get("health")}
+            for i, source in enumerate(sources, 1)
+        ],
+        "anchors": [entry.to_json() for entry in _anchors(sources)],
+        "plan": _merged_plan(sources),
+    }  # fmt: skip
+    gpus = merged_gpus(sources, numbers)
+    return {**record, "gpus": gpus} if gpus else record
+
+
+def _merged_machine(sources: Sequence[Source]) -> Machine:
+    """The first recording's; of a CPU with the highest ceilings that any has measured."""
+    machines = [source.machine for source in sources]
+    if machines[0].kind != "cpu":
+        return machines[0]
+    dtypes = dict.fromkeys(dtype for machine in machines for dtype in machine.peaks)
+    peaks = {d: max(m.peaks[d] for m in machines if d in m.peaks) for d in dtypes}
+    bandwidth = max(machine.bandwidth for machine in machines)
+    return replace(machines[0], peaks=peaks, bandwidth=bandwidth)
+
+
+def _anchors(sources: Sequence[Source]) -> list[PlanEntry]:
+    """Every anchor once."""
+    return list({entry.case.id: entry for source in sources for entry in source.anchors}.values())
+
+
+def _merged_plan(sources: Sequence[Source]) -> dict[str, Any]:
+    plans = [source.record["plan"] for source in sources]
+    cases: dict[str, PlanEntry] = {}
+    for i, source in enumerate(sources, 1):
+        for entry in source.planned:
+            cases.setdefault(entry.case.id, replace(entry, shard=i))
+    planned = Counter(entry.case.sweep for entry in cases.values())
+    elsewhere = {name for plan in plans for name in plan["recorded_elsewhere"]}
+    return {
+        "budget_s": sum(plan["budget_s"] for plan in plans),
+        "left_s": 0.0,  # for cases that advice asks for, which no run measures here
+        "shards": len(sources),
+        "sweeps": sorted({name for plan in plans for name in plan["sweeps"]}),
+        "left_out": _left_out(sources, planned),
+        "recorded_elsewhere": sorted(elsewhere - planned.keys()),
+        "cases": [entry.to_json() for entry in cases.values()],
+    }
+
+
+def _left_out(sources: Sequence[Source], planned: Mapping[str, int]) -> dict[str, int]:
+    """By sweep, how many of its cases are in no plan, if those that had most to plan had all."""
+    whole: Counter[str] = Counter()
+    for source in sources:
+        own = Counter(entry.case.sweep for entry in source.planned)
+        for name, count in source.record["plan"]["left_out"].items():
+            whole[name] = max(whole[name], own[name] + count)
+    left = {name: count - planned.get(name, 0) for name, count in whole.items()}
+    return {name: count for name, count in left.items() if count > 0}

@@ -1,0 +1,61 @@
+"""The GPUs and nodes of several recordings, numbered anew: each has a number of its own.
+
+A GPU is known by its hash. Hashes are salted per folder of results, so that one card may have two
+in recordings of two such folders, and then counts as two; two cards never have the same one.
+Without hashes, GPUs of different recordings count as different. Nodes likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from sweeps.merging.source import Source
+from sweeps.store import Event
+
+
+def numbers_of_gpus(sources: Sequence[Source]) -> list[dict[int, int]]:
+    """For each recording, the new number of each of its GPUs; a GPU keeps its own if it is free."""
+    taken: dict[Hashable, int] = {}
+    numbers = []
+    for i, source in enumerate(sources):
+        # The places beside its samples have hashes even where run.json was to show none.
+        known = (*source.gpus, *source.places)
+        ids = {place["gpu"]: place["id"] for place in known if "id" in place}
+        used = {e["gpu"] for e in source.events if e.get("gpu") is not None}
+        own = {}
+        for gpu in sorted(used | {place["gpu"] for place in source.gpus}):
+            card: Hashable = ids.get(gpu, (i, gpu))
+            if card not in taken:
+                others = set(taken.values())
+                taken[card] = gpu if gpu not in others else max(others) + 1
+            own[gpu] = taken[card]
+        numbers.append(own)
+    return numbers
+
+
+def merged_gpus(
+    sources: Sequence[Source], numbers: Sequence[Mapping[int, int]]
+) -> list[dict[str, Any]]:
+    """What run.json shows of all GPUs, in the order of their new numbers."""
+    nodes: dict[Hashable, int] = {}
+    merged: dict[int, dict[str, Any]] = {}
+    for i, (source, number) in enumerate(zip(sources, numbers, strict=True)):
+        hosts = {place["gpu"]: place.get("host") for place in source.places}
+        for gpu in source.gpus:
+            new = number[gpu["gpu"]]
+            host: Hashable = hosts.get(gpu["gpu"]) or (i, gpu["node"])
+            if new not in merged:
+                node = nodes.setdefault(host, len(nodes))
+                merged[new] = {**gpu, "gpu": new, "node": node}
+    return [merged[new] for new in sorted(merged)]
+
+
+def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
+    """An event as the merged recording has it."""
+    event = {**event, "worker": worker}
+    if event.get("gpu") is not None:
+        event["gpu"] = numbers[event["gpu"]]
+    if event["event"] == "place":  # of a CPU's run it is a node, which nothing is known by
+        event["place"] = numbers.get(event["place"], event["place"])
+    return event

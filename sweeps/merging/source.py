@@ -1,0 +1,122 @@
+"""A recording that is to be merged with others, read and checked by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.documents import COUNT, misfit
+from kernels.errors import UserError
+from kernels.machine import Machine
+from sweeps.planning.plan import PlanEntry, read_plan
+from sweeps.running.folding import too_damaged
+from sweeps.running.places import read_places
+from sweeps.schema import SCHEMA
+from sweeps.store import Event, parse_event, read_run, refuse_if_running
+from sweeps.timing.sampler import PROTOCOL
+
+_LOG = "1-of-1.jsonl"
+_PLACE = {"gpu": COUNT, "id?": str, "host?": str}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recording without shards.
+
+    ``lines`` are those of its samples: the event, or the bytes of a line that is damaged.
+    ``places`` are its GPUs as far as their hashes are kept beside the samples: ``gpu`` and, where
+    known, ``id`` and ``host``.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    machine: Machine
+    planned: Sequence[PlanEntry]
+    anchors: Sequence[PlanEntry]
+    lines: Sequence[Event | bytes]
+    places: Sequence[Mapping[str, Any]]
+
+    @property
+    def events(self) -> list[Event]:
+        """Its events, in the order in which they were written."""
+        return [line for line in self.lines if isinstance(line, dict)]
+
+    @property
+    def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """The GPUs that its run.json shows; none of a CPU."""
+        of: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
+        return of
+
+
+def read_source(folder: Path) -> Source:
+    """Read a recording that is to be merged; nothing in its folder changes.
+
+    Raises:
+        UserError: it is none, cannot be merged, is damaged, or is written at the moment.
+    """
+    if not os.path.exists(folder / "run.json"):
+        raise UserError(f"{folder} has no run.json; give the folder of a recording.")
+    refuse_if_running(folder)
+    record = read_run(folder)
+    if why := _why_not(folder, record):
+        raise UserError(f"{folder} {why}")
+    try:
+        machine = Machine.from_json(record["machine"])
+        planned = read_plan(record["plan"])
+        anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    return Source(
+        folder, record, machine, planned, anchors, _read_lines(folder / "samples" / _LOG),
+        [place for place in read_places(folder) if not misfit(place, _PLACE)],
+    )  # fmt: skip
+
+
+def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
+    """Why a recording cannot be merged, as the end of a sentence; empty if it can."""
+    if "merged" in record:
+        return "was merged of several recordings itself; give those instead of it."
+    if "public" in record:
+        return "is an imported table, which has no samples; give recordings of runs."
+    if record["plan"].get("shards", 1) > 1:
+        return (
+            "was measured in shards, which are one recording already; give recordings that were "
+            "measured without them."
+        )
+    logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
+    if not logs:
+        return (
+            "has no samples, as a published recording has none; give the folder in which it was "
+            "measured."
+        )
+    if logs != {_LOG}:
+        return f"has samples other than {_LOG}; move the others away."
+    if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
+        return (
+            f"was measured in another way (schema {record['schema']} and protocol "
+            f"{record['protocol']}, and this is {SCHEMA} and {PROTOCOL}); measure it anew."
+        )
+    return ""
+
+
+def _read_lines(path: Path) -> list[Event | bytes]:
+    lines: list[Event | bytes] = []
+    faults = []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line:
+            event, fault = parse_event(line)
+            lines.append(line if event is None else event)
+            faults += [f"line {number}: {fault}"] if event is None else []
+    if too_damaged(len(lines) - len(faults), len(faults)):
+        raise UserError(
+            f"{len(faults)} of {len(lines)} lines of {path} are damaged ({faults[0]}); restore "
+            "the file, or leave this recording out."
+        )
+    return lines
