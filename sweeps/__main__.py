@@ -307,12 +307,13 @@ def merge_command(
     """Make one recording of several of one machine: of several nodes, or several days."""
     from sweeps.merging.merge import merge
     from sweeps.running.health import health_sentence
+    from sweeps.running.tally import counts_sentence
 
     merged = merge(folders, into, results)
     folder, record = merged.folder, merged.record
     for sentence in merged.sentences:
         note(sentence)
-    report_counts(record)
+    note(counts_sentence(record))
     note(health_sentence(record["health"]))
     ask = f"{command('analysis report')} takes --machine {folder.name} --results {folder.parent}"
     note(f"The merged recording is in {folder}, with merged.md; {ask}.")

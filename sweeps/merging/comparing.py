@@ -15,7 +15,7 @@ from typing import Any
 from sweeps.cases.case import Case
 from sweeps.health.anchors import TOLERANCE, judge_ratios
 from sweeps.merging.source import Source
-from sweeps.running.anchor_set import ALONE, anchor_rows
+from sweeps.schema import ALONE
 from sweeps.running.fold import histories
 from sweeps.timing.statistics import median
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sweeps.planning.plan import PlanEntry
 from sweeps.progress import Reporter
 from sweeps.running.tally import Tally
-from sweeps.schema import fault_of_event
-from sweeps.store import Event, samples_path
+from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
@@ -49,11 +47,8 @@ class Follower:
         whole = new.rpartition(b"\n")[0]
         self._read[shard] += len(whole) + 1 if whole else 0
         for line in whole.split(b"\n"):
-            try:
-                event = json.loads(line)
-            except ValueError:  # it is counted when the run is folded
-                continue
-            if not fault_of_event(event):
+            event, _ = parse_event(line)
+            if event is not None:  # damaged ones are counted when the run is folded
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:

@@ -51,9 +51,7 @@ def test_what_is_not_asked_for_is_the_cluster_s_default() -> None:
 
 
 def test_a_path_with_a_space_stays_one_word() -> None:
-    assert "'/a b/results'" in sbatch_script(
-        ["--results", "/a b/results"], Resources(8, 4, 30), 2
-    )
+    assert "'/a b/results'" in sbatch_script(["--results", "/a b/results"], Resources(8, 4, 30), 2)
 
 
 def on_the_page() -> str:
