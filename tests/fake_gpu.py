@@ -4,7 +4,8 @@ The device's time is simulated (:mod:`fake_cuda`): kernels take what the estimat
 takes nothing, and the clock rises from idle to work. NVML, the driver's wait, the profiler (which
 loses its first records), CUDA graphs and Triton's compiler are made up too. Nothing is computed:
 results are called right. Sweeps have few cases (:mod:`few_cases`). Everything else is the real
-program, processes and files included.
+program, processes and files included. ``MADE_UP_GPUS`` is how many GPUs the node has, which differ
+in speed by several percent.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ PROPERTIES = SimpleNamespace(
     pci_bus_id=0x3B, pci_device_id=0,
 )  # fmt: skip
 _LOST_RECORDS = 5
+GPUS = int(os.environ.get("MADE_UP_GPUS", "1"))
+SPEEDS = (1.0, 0.97, 1.02, 0.985)
+"""Of the node's GPUs, over and over."""
 
 
 class Device(FakeCuda):
@@ -138,12 +142,26 @@ def put(owner: Any, **replaced: Any) -> None:
         setattr(owner, name, value)
 
 
+chosen = 0  # the GPU that this process uses
+
+
+def choose(index: int) -> None:
+    global chosen
+    chosen = index
+
+
+def properties_of(index: int) -> SimpleNamespace:
+    """Of one of the node's GPUs, which only its UUID and its address tell from the others."""
+    own = {"uuid": f"{PROPERTIES.uuid}-{index}", "pci_bus_id": PROPERTIES.pci_bus_id + index}
+    return SimpleNamespace(**{**vars(PROPERTIES), **own})
+
+
 def install_torch() -> None:
     """What stands for ``torch.cuda``, the profiler, and products outside of any implementation."""
     replaced: dict[str, Any] = {
-        "is_available": lambda: True, "device_count": lambda: 1,
-        "get_device_properties": lambda index: PROPERTIES, "get_device_name": lambda: "NVIDIA H200",
-        "get_arch_list": lambda: ["sm_80", "sm_90"], "set_device": lambda index: None,
+        "is_available": lambda: True, "device_count": lambda: GPUS,
+        "get_device_properties": properties_of, "get_device_name": lambda: "NVIDIA H200",
+        "get_arch_list": lambda: ["sm_80", "sm_90"], "set_device": choose,
         "mem_get_info": lambda index: (1 << 32, 1 << 37), "empty_cache": lambda: None,
         "Event": device.Event, "_sleep": device._sleep, "synchronize": device.synchronize,
         "current_stream": lambda: SimpleNamespace(cuda_stream=7, wait_stream=lambda other: None),
@@ -202,7 +220,8 @@ def install_rooftile() -> None:
     def seconds_of(problem: Any) -> float:
         if problem not in known:
             known[problem] = max(expected_seconds([problem], h200)[0], 2e-6)
-        return known[problem] * noise.lognormvariate(0.0, 0.003)
+        slowness = 1 / SPEEDS[chosen % len(SPEEDS)]
+        return known[problem] * slowness * noise.lognormvariate(0.0, 0.003)
 
     def prepare(self: Any, problem: Any, sets: Sequence[Any], config: Any = None) -> Launch:
         def bare(index: int) -> Any:

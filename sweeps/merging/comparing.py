@@ -15,8 +15,9 @@ from typing import Any
 from sweeps.cases.case import Case
 from sweeps.health.anchors import TOLERANCE, judge_ratios
 from sweeps.merging.source import Source
-from sweeps.schema import ALONE
+from sweeps.running.anchor_set import anchor_rows
 from sweeps.running.fold import histories
+from sweeps.schema import ALONE
 from sweeps.timing.statistics import median
 
 ANCHORS, CASES = "anchors", "cases"
