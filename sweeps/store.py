@@ -233,11 +233,16 @@ class SampleLog:
         self.close()
 
 
-def read_events(folder: Path) -> tuple[list[Event], list[str]]:
-    """All events of a run, shard by shard, and a sentence for every line that is damaged."""
+def read_events(
+    folder: Path, shard: tuple[int, int] | None = None
+) -> tuple[list[Event], list[str]]:
+    """The events of a run, of all shards or of one, and a sentence for every damaged line."""
     events: list[Event] = []
     damaged: list[str] = []
-    for path in sorted((folder / "samples").glob("*.jsonl")):
+    every = sorted((folder / "samples").glob("*.jsonl"))
+    for path in every if shard is None else [samples_path(folder, shard)]:
+        if not path.exists():  # the shard has not begun
+            continue
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             if not line:
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,18 @@ from sweeps.running.steadiness import canary_report, machine_speeds, repeats_rep
 from sweeps.running.tally import count_by_sweep
 from sweeps.store import (
     folding,
+    planning,
     read_events,
     read_run,
     write_anchors,
     write_confirmed,
+    write_json,
     write_rounds,
     write_run,
     write_table,
 )
 
+_FOLDED = Path("samples", "folded.json")  # how much of each file the last fold has read
 _MOST_DAMAGED = 0.1  # of the sample lines
 
 
@@ -40,10 +45,19 @@ def too_damaged(events: int, damaged: int) -> bool:
     return damaged > max(1, _MOST_DAMAGED * (events + damaged))
 
 
-def fold(folder: Path) -> dict[str, Any]:
-    """Fold all shards' samples into the table and the counts of run.json; returns run.json."""
+def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
+    """Fold all shards' samples into the table and the counts of run.json; returns run.json.
+
+    Args:
+        folder: the run's.
+        written: files of samples that the caller has finished; where all that is in them is folded
+            already, nothing is done. So many nodes that end together fold once or twice.
+    """
     with folding(folder):
         record = read_run(folder)
+        if written is not None and _is_folded(folder, written):
+            return record
+        sizes = _sizes((folder / "samples").glob("*.jsonl"))
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
         if too_damaged(len(events), len(damaged)):
@@ -62,18 +76,39 @@ def fold(folder: Path) -> dict[str, Any]:
         if rows_of_anchors := anchor_rows(record["run"], anchors, events, record.get("gpus", ())):
             write_anchors(folder, rows_of_anchors)
         statuses = [row["status"] for row in rows]
-        record["counts"] = {
-            "planned": len(planned),
-            "measured": statuses.count("ok"),
-            "not_reached": len(planned) - len(rows),
-            **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
-            "damaged_lines": len(damaged),
+        folded = {
+            "counts": {
+                "planned": len(planned),
+                "measured": statuses.count("ok"),
+                "not_reached": len(planned) - len(rows),
+                **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
+                "damaged_lines": len(damaged),
+            },
+            "sweeps": count_by_sweep(planned, rows, known),
+            "spent_s": round(spent_seconds(events), 3),
+            "checking_s": round(checking_seconds(events), 3),
+            "canary": canary_report(events),
+            "repeats": repeats_report(known),
         }
-        record["sweeps"] = count_by_sweep(planned, rows, known)
-        record["spent_s"] = round(spent_seconds(events), 3)
-        record["checking_s"] = round(checking_seconds(events), 3)
-        record["canary"] = canary_report(events)
-        record["repeats"] = repeats_report(known)
-        record["health"] = health(record, machine, planned, rows, events, speeds.values())
-        write_run(folder, record)
+        folded["health"] = health(
+            {**record, **folded}, machine, planned, rows, events, speeds.values()
+        )
+        # Other nodes may have planned or joined the run meanwhile: what they wrote stays.
+        with planning(folder):
+            record = {**read_run(folder), **folded}
+            write_run(folder, record)
+        write_json(folder / _FOLDED, {"sizes": sizes})
         return record
+
+
+def _sizes(paths: Iterable[Path]) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+
+def _is_folded(folder: Path, written: Iterable[Path]) -> bool:
+    """Whether the last fold has read all that is in some files of samples."""
+    try:
+        sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
+        return all(sizes.get(name) == size for name, size in _sizes(written).items())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False

@@ -20,7 +20,8 @@ from kernels.device import Device
 from kernels.errors import UserError
 from kernels.program import USE_FRESH
 from sweeps.claim import claimed
-from sweeps.store import write_json, write_whole
+from sweeps.running.request import Request
+from sweeps.store import read_run, write_json, write_run, write_whole
 from sweeps.timing.telemetry import nvml_handle, open_nvml
 
 _SALT = ".salt"
@@ -72,6 +73,29 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
         write_json(folder / _PLACES, {"places": places})
     shown = [{name: value for name, value in p.items() if name != "host"} for p in places]
     return known[0]["gpu"], sorted(shown, key=lambda place: place["gpu"])
+
+
+def take_part(folder: Path, request: Request, device: Device) -> int:
+    """Let a device take part in the run of a folder; returns its number there.
+
+    Call it while nobody else plans in that folder: GPUs are named in its run.json.
+
+    Args:
+        folder: the run's.
+        request: whose results they are, and whether GPUs are told apart.
+        device: where samples will be taken.
+
+    Raises:
+        UserError: its power or clocks are limited in another way than those of the run.
+    """
+    number, places = arrive(folder, request.results, device)
+    if device.gpu is not None:
+        hidden = set() if request.identify else {"id"}
+        gpus = [{name: v for name, v in gpu.items() if name not in hidden} for gpu in places]
+        record = read_run(folder)
+        if record.get("gpus") != gpus:
+            write_run(folder, {**record, "gpus": gpus})
+    return number
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_na
 from sweeps.planning.plan import PlanEntry, make_plan, read_plan
 from sweeps.running.anchor_set import anchor_cases, sustained_seconds
 from sweeps.running.fold import spent_seconds
-from sweeps.running.places import arrive
+from sweeps.running.places import take_part
 from sweeps.running.request import Request
 from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
@@ -98,18 +98,14 @@ def begin(
             # Its budget was planned without: what is left for advice comes on top.
             record["plan"]["left_s"] = request.left(record["plan"]["budget_s"])
             write_run(folder, record)
-        place, places = arrive(folder, request.results, device)
-        if device.gpu is not None:
-            hidden = set() if request.identify else {"id"}
-            gpus = [{k: v for k, v in gpu.items() if k not in hidden} for gpu in places]
-            if record.get("gpus") != gpus:
-                record["gpus"] = gpus
-                write_run(folder, record)
+        place = take_part(folder, request, device)
     plan = record["plan"]
     planned = every = read_plan(plan)
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
-    budget, events = plan["budget_s"], read_events(folder)[0]
+    # Of a run with shards, the first measures what advice asks for.
+    shard = (1, plan["shards"]) if own else request.shard
+    budget, events = plan["budget_s"], read_events(folder, shard)[0]
     if own:
         machine = Machine.from_json(record["machine"])
         ids = {case.id for cases in own.values() for case in cases(machine)}
@@ -118,8 +114,6 @@ def begin(
     else:
         # What advice was measured for comes on top of the plan's budget.
         budget += _confirming_seconds(plan, events)
-    # Of a run with shards, the first measures what advice asks for.
-    shard = (1, plan["shards"]) if own else request.shard
     return Run(
         folder=folder,
         planned=[entry for entry in planned if entry.shard in (None, shard[0])],

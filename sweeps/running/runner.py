@@ -80,12 +80,11 @@ def confirm(
 def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
     """What starts the processes of a run, which is folded afterwards."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
-        events, damaged = read_events(run.folder)
+        events, damaged = read_events(run.folder, run.shard)
         for sentence in damaged:
             note(sentence)
-        mine = [event for event in events if event["worker"] == run.worker]
         try:
-            yield _Supervisor(run, log, mine, reporter, note)
+            yield _Supervisor(run, log, events, reporter, note)
         finally:
             if run.neighbours is None and (run.folder / "run.json").exists():
                 # A second Ctrl-C must not stop the folding halfway.

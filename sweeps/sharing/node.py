@@ -25,7 +25,7 @@ from sweeps.progress import Reporter
 from sweeps.running.child import how_it_died
 from sweeps.running.folding import fold
 from sweeps.running.moving import last_place
-from sweeps.running.places import arrive
+from sweeps.running.places import take_part
 from sweeps.running.request import Request
 from sweeps.running.resume import begin
 from sweeps.running.runner import carry_out
@@ -34,7 +34,15 @@ from sweeps.sharing.following import Follower, report
 from sweeps.sharing.gates import Gates
 from sweeps.sharing.interference import interference
 from sweeps.sharing.worker import Job, work
-from sweeps.store import Event, folder_for, planning, read_events, read_run, write_run
+from sweeps.store import (
+    Event,
+    folder_for,
+    planning,
+    read_events,
+    read_run,
+    samples_path,
+    write_run,
+)  # fmt: skip
 
 _LOOK_SECONDS = 1.0
 _MOST_DEATHS = 2  # of workers, in one shard: another GPU tries once
@@ -144,7 +152,8 @@ class _Parent:
             # A second Ctrl-C must not stop the folding halfway.
             with undisturbed():
                 self._stop_all()
-                fold(self._folder)
+                fold(self._folder, [samples_path(self._folder, (s, self._total))
+                                    for s in self._shards])  # fmt: skip
         if self._due:
             raise UserError(
                 f"{len(self._due)} of {len(self._shards)} shares are not finished "
@@ -177,7 +186,7 @@ class _Parent:
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
-                    places[gpu] = arrive(self._folder, self._request.results, device)[0]
+                    places[gpu] = take_part(self._folder, self._request, device)
                 except UserError as error:
                     self._note(f"{self._called(gpu)} is left out: {error}")
         return places

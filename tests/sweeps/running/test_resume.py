@@ -258,7 +258,7 @@ def test_a_gpu_run_plans_all_dtypes_and_triton(
     """As far as a machine without a GPU can go: the plan of an H200."""
     h200 = Device(known_machine("nvidia-h200"), "cuda:0", 0)
     monkeypatch.setattr(start, "select_device", lambda kind, gpu: h200)
-    monkeypatch.setattr(start, "arrive", lambda folder, results, device: (0, []))
+    monkeypatch.setattr(start, "take_part", lambda folder, request, device: 0)
     monkeypatch.setattr(device_module, "nvidia_driver", lambda: "580.159.03")
     run = begin(Request(results=tmp_path), quiet)
     assert run.folder.name == "nvidia-h200"
