@@ -213,7 +213,9 @@ def run_command(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
     results: ResultsOption = RESULTS,
-    shard: Annotated[str, typer.Option(help="I/N: the I-th of N shares, from 1.")] = "1/1",
+    shard: Annotated[
+        str, typer.Option(help="I/N: the I-th of N shares, from 1; with --gpus, of N nodes.")
+    ] = "1/1",
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -261,6 +263,8 @@ def run_command(
     )  # fmt: skip
     if gpus and gpu:
         raise UserError("--gpu names one GPU and --gpus several; give one of them.")
+    if gpus and add:
+        raise UserError("--add is for one GPU: leave --gpus out, or name all sweeps at first.")
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
     note_broken()

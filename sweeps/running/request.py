@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sweeps.planning.choice import sweep_name
 
@@ -33,6 +37,16 @@ class Request:
     """Share of the budget that is left for measuring what advice asks for."""
     identify: bool = True
     """Whether run.json tells GPUs apart by a hash."""
+    fresh_since: float | None = None
+    """Moment since 1970 from which a run is fresh: one of several nodes that ask for a fresh run
+    begins it, and the others go on with that."""
+
+    def sets_aside(self, record: Mapping[str, Any]) -> bool:
+        """Whether the run of a run.json is kept aside, because a fresh one was asked for."""
+        if self.fresh and self.fresh_since is not None:
+            begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+            return begun.timestamp() < math.floor(self.fresh_since)
+        return self.fresh
 
     @property
     def measuring(self) -> float | None:

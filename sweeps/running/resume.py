@@ -40,6 +40,7 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
+_ASKED = "a fresh run was asked for"
 _LEAST_WITH_ANCHORS = 60.0  # seconds of a budget
 
 CasesOf = Callable[[Machine], Sequence[Case]]
@@ -100,7 +101,8 @@ def begin(
             write_run(folder, record)
         place = take_part(folder, request, device)
     plan = record["plan"]
-    planned = every = read_plan(plan)
+    planned = read_plan(plan)
+    every = [entry for entry in planned if entry.case.sweep != CONFIRM]
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in sweeps]
     # Of a run with shards, the first measures what advice asks for.
@@ -125,7 +127,7 @@ def begin(
             "number": place,
         },
         shard=shard,
-        whole=len(planned) == len(every),
+        whole=len([entry for entry in planned if entry.case.sweep != CONFIRM]) == len(every),
         place=place,
         anchors=[] if own else [PlanEntry.from_json(row) for row in record.get("anchors", ())],
         anchor_options={"seconds": sustained_seconds(plan["budget_s"])},
@@ -179,12 +181,13 @@ def _record_to_resume(
     planned = (folder / "run.json").exists()
     if not planned and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
-    if request.fresh:
-        why = "a fresh run was asked for"
-    elif not planned:
+    if not planned:
         why = "there are samples, but not the plan that they belong to"
+    elif request.fresh and request.fresh_since is None:
+        why = _ASKED  # even if run.json cannot be read
+    elif request.sets_aside(record := read_run(folder)):
+        why = _ASKED
     else:
-        record = read_run(folder)
         if "merged" in record:
             raise UserError(
                 f"the recording in {folder} was merged of several, and no run goes on with it; go "
@@ -226,7 +229,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             "sweeps are added to runs without shards alone; use --fresh to keep the old run aside."
         )
     if request.shard[1] != shares:
-        option = f"give --shard I/{shares}" if shares > 1 else "leave --shard out"
+        option = f"give --gpus or --shard I/{shares}" if shares > 1 else "leave --shard out"
         raise UserError(
             f"the run in this folder is planned for {shares} shard(s); {option} to go on "
             "with it, or use --fresh to keep it aside and start anew."
@@ -237,6 +240,20 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             f"the run in this folder was planned with a budget of {planned:g} s, not "
             f"{request.budget:g}; leave the option out to go on with it, or use {USE_FRESH} to "
             "keep it aside and start anew."
+        )
+
+
+def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UserError: sweeps are named, and the plan of several shards is not of just those.
+    """
+    named = {sweep_name(name) for name in request.sweeps}
+    if named and named != {*plan["sweeps"]} - {CONFIRM}:
+        raise UserError(
+            f"the run in {folder} is of {', '.join(plan['sweeps'])}, and sweeps are added to runs "
+            f"of one GPU alone; name those or none, or use {USE_FRESH} to keep it aside and start "
+            "anew."
         )
 
 

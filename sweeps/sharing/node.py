@@ -7,10 +7,13 @@ series is kept, and the others begin anew there (:mod:`sweeps.running.moving`).
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +30,7 @@ from sweeps.running.folding import fold
 from sweeps.running.moving import last_place
 from sweeps.running.places import take_part
 from sweeps.running.request import Request
-from sweeps.running.resume import begin
+from sweeps.running.resume import begin, refuse_other_sweeps
 from sweeps.running.runner import carry_out
 from sweeps.schema import TOGETHER
 from sweeps.sharing.following import Follower, report
@@ -46,7 +49,9 @@ from sweeps.store import (
 
 _LOOK_SECONDS = 1.0
 _MOST_DEATHS = 2  # of workers, in one shard: another GPU tries once
-_END_SECONDS = 60.0  # for a worker that was told to end, to write its last lines
+_END_SECONDS = 20.0  # for workers that were told to end, to write their last lines
+_START_SECONDS = 1200.0  # for a worker's first word: many of them may wait for one plan
+_ANCHOR_SECONDS = 60.0  # where less is left, anchors are not timed
 
 
 def share(
@@ -55,6 +60,7 @@ def share(
     node: tuple[int, int],
     reporter: Reporter,
     note: Callable[[str], None],
+    begun: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Carry out a node's shards of a run with several GPUs; returns the run's folder.
 
@@ -66,6 +72,7 @@ def share(
         node: which of how many nodes this is, counted from 1.
         reporter: told how far all workers are.
         note: told what happens.
+        begun: told the folder of the run once it is planned.
 
     Raises:
         UserError: the run cannot be begun, or some shards are not finished because of failures.
@@ -77,6 +84,7 @@ def share(
     of_node = total // node[1]
     shards = range((node[0] - 1) * of_node + 1, node[0] * of_node + 1)
     run = begin(replace(request, shard=(shards[0], total), gpu=first), note)
+    begun(run.folder)
     if total == node[1] and len(gpus) == 1:
         carry_out(run, reporter, note)
     else:
@@ -89,17 +97,19 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     """One for each GPU; in a run that is there, as many as it has.
 
     Raises:
-        UserError: so many nodes and GPUs cannot share them.
+        UserError: so many nodes and GPUs cannot share them, or it is of other sweeps.
     """
-    if request.fresh or not (folder / "run.json").exists():
+    if not (folder / "run.json").exists() or request.sets_aside(record := read_run(folder)):
         return nodes * gpus
-    shards = int(read_run(folder)["plan"].get("shards", 1))
+    shards = int(record["plan"].get("shards", 1))
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
-            f"the run in {folder} is planned for {shards} shard(s), which {nodes * gpus} GPUs "
-            f"cannot share; leave --gpus out to go on with it, or use {USE_FRESH} to keep it "
+            f"the run in {folder} is planned for {shards} GPU(s), which {nodes} node(s) of {gpus} "
+            f"cannot share; go on with as many as it was begun with, or use {USE_FRESH} to keep it "
             "aside and start anew."
         )
+    if shards > 1:
+        refuse_other_sweeps(folder, request, record["plan"])
     return shards
 
 
@@ -111,6 +121,8 @@ class _Worker:
     connection: Connection
     gpu: int
     shard: int
+    started: float = field(default_factory=time.monotonic)
+    spoke: bool = False
     is_over: bool = False
     failure: str = ""
 
@@ -134,6 +146,7 @@ class _Parent:
         self._follower = Follower(folder, read_plan(plan), shards, total)
         self._shards = shards
         self._workers: dict[int, _Worker] = {}  # by GPU
+        self._places: dict[int, int] = {}  # the number within the run of each GPU that takes part
         self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
         self._due: deque[int] = deque()  # shards that nobody carries out
         self._deaths: Counter[int] = Counter()  # by shard
@@ -146,6 +159,7 @@ class _Parent:
                 self._start_all()
                 while self._workers:
                     self._hear()
+                    self._kill_silent()
                     self._follower.look()
                     report([self._follower], self._reporter, self._budget)
         finally:
@@ -154,7 +168,7 @@ class _Parent:
                 self._stop_all()
                 fold(self._folder, [samples_path(self._folder, (s, self._total))
                                     for s in self._shards])  # fmt: skip
-        if self._due:
+        if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {len(self._shards)} shares are not finished "
                 f"({self._failure}); the same command goes on with them.",
@@ -162,34 +176,55 @@ class _Parent:
             )
 
     def _start_all(self) -> None:
-        places = self._arrive()
+        self._follower.look()
+        open_ = self._follower.unfinished(self._budget)
+        if not open_:
+            return
+        self._take_part()
         by_worker: dict[str, list[Event]] = defaultdict(list)
         for event in read_events(self._folder)[0]:
             by_worker[event["worker"]].append(event)
-        last = {shard: last_place(by_worker[self._name(shard)]) for shard in self._shards}
-        chosen = _assigned(places, last)
-        self._due.extend(shard for shard in self._shards if shard not in chosen.values())
+        last = {shard: last_place(by_worker[self._name(shard)]) for shard in open_}
+        chosen = _assigned(self._places, last)
+        self._due.extend(shard for shard in open_ if shard not in chosen.values())
         # Either all GPUs time the anchors, or they have done so in an earlier call.
-        anchors = len(chosen) > 1 and not all(
-            last[shard] == places[gpu]
-            and any(event.get("phase") == TOGETHER for event in by_worker[self._name(shard)])
-            for gpu, shard in chosen.items()
+        anchors = (
+            len(chosen) > 1
+            and self._seconds_left() > _ANCHOR_SECONDS
+            and not all(
+                last[shard] == self._places[gpu]
+                and any(event.get("phase") == TOGETHER for event in by_worker[self._name(shard)])
+                for gpu, shard in chosen.items()
+            )
         )
-        self._idle.update(dict.fromkeys(gpu for gpu in places if gpu not in chosen))
-        self._gates = Gates(chosen, lambda: self._must_take_turns([*chosen.values()], places))
+        self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in chosen))
+        self._gates = Gates(chosen, lambda: self._must_take_turns([*chosen.values()]))
         for gpu, shard in chosen.items():
             self._start(gpu, shard, anchors)
 
-    def _arrive(self) -> dict[int, int]:
-        """The number within the run of each GPU that may take part in it."""
-        places = {}
+    def _seconds_left(self) -> float:
+        """Until this call must end."""
+        stop_at = self._request.stop_at
+        return math.inf if stop_at is None else stop_at - time.monotonic()
+
+    def _take_part(self) -> None:
+        """Let the GPUs take part that are limited as the run's are.
+
+        Raises:
+            UserError: most of them are not.
+        """
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
-                    places[gpu] = take_part(self._folder, self._request, device)
+                    self._places[gpu] = take_part(self._folder, self._request, device)
                 except UserError as error:
                     self._note(f"{self._called(gpu)} is left out: {error}")
-        return places
+        if 2 * len(self._places) < len(self._gpus):
+            raise UserError(
+                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs are limited "
+                f"otherwise than the run's; name those that agree, with {USE_FRESH}.",
+                exit_code=1,
+            )
 
     def _name(self, shard: int) -> str:
         """A shard's name in the rows."""
@@ -217,6 +252,7 @@ class _Parent:
             except (EOFError, ConnectionResetError):
                 self._ended(worker)
                 continue
+            worker.spoke = True
             match kind:
                 case "wait":
                     self._let_go(self._gates.arrive(worker.gpu, text))
@@ -230,7 +266,16 @@ class _Parent:
 
     def _let_go(self, gpus: list[int]) -> None:
         for gpu in gpus:
-            self._workers[gpu].connection.send("go")
+            # One that has died meanwhile is noticed when it is heard next.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._workers[gpu].connection.send("go")
+
+    def _kill_silent(self) -> None:
+        """End workers that cannot begin, for which all others would wait: a GPU may be lost."""
+        for worker in self._workers.values():
+            if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
+                worker.failure = f"it did not begin within {_START_SECONDS / 60:.0f} minutes"
+                worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
         """A worker has ended: a GPU that has nothing to do goes on with what is left."""
@@ -253,39 +298,45 @@ class _Parent:
     def _hand_out(self) -> None:
         """Give shards that nobody carries out to GPUs that have nothing to do."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MOST_DEATHS]:
-            # A GPU whose process failed is asked again only if there is no other.
-            gpu = next(iter(self._idle), None if self._workers else next(iter(self._gpus)))
-            if gpu is None:
+            if self._seconds_left() <= 0:
                 return
+            # A GPU whose worker failed is asked again only if there is no other.
+            free = [*self._idle] or ([] if self._workers else [*self._places])
+            if not free:
+                return
+            gpu = free[0]
             self._due.remove(shard)
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
                 self._note(f"Its cases go on with {self._called(gpu)}.")
             self._start(gpu, shard, anchors=False)
 
-    def _must_take_turns(self, shards: list[int], places: Mapping[int, int]) -> bool:
+    def _must_take_turns(self, shards: list[int]) -> bool:
         """Whether the anchors show that the GPUs slow one another down; recorded if so."""
         events = read_events(self._folder)[0]
         change = interference(events, [self._name(shard) for shard in shards])
         if change is None or not change.slowed:
             return False
+        who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
-            f"Working together slows the {'workers' if _is_cpu(self._gpus) else 'GPUs'} down: "
-            f"anchors take {change.ratio:.2f} times as long ({change.lo:.2f} to {change.hi:.2f}). "
-            "They take turns."
+            f"Working together slows the {who} down: anchors take {change.ratio:.2f} times as long "
+            f"({change.lo:.2f} to {change.hi:.2f}). They take turns, which takes {len(shards)} "
+            "times as long as the budget."
         )
         with planning(self._folder):
             record = read_run(self._folder)
-            nodes = {p["node"] for p in record.get("gpus", ()) if p["gpu"] in places.values()}
+            mine = {*self._places.values()}
+            nodes = {place["node"] for place in record.get("gpus", ()) if place["gpu"] in mine}
             record["turns"] = sorted({*record.get("turns", ()), *(nodes or {0})})
             write_run(self._folder, record)
         return True
 
     def _stop_all(self) -> None:
+        until = time.monotonic() + _END_SECONDS
         for worker in self._workers.values():
             worker.process.terminate()
         for worker in self._workers.values():
-            worker.process.join(_END_SECONDS)
+            worker.process.join(max(0.0, until - time.monotonic()))
             worker.process.kill()
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CLUSTERS = ("slurm", "local", "debug")
 
+JOB_NAME = "rooftile"
+
 SIGNAL_SECONDS = 120
 """How long before its time limit a job is told to end: it has its samples to write and to fold."""
 
@@ -40,6 +42,8 @@ class Resources:
     minutes: int
     partition: str | None = None
     account: str | None = None
+    exclusive: bool = False
+    """Whether no other job may share the node."""
 
 
 class Cluster:
@@ -94,8 +98,9 @@ class Cluster:
         self._jobs.update({str(job.job_id): job for job in jobs})
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
-    def living(self, ids: Sequence[str]) -> set[str]:
-        """Those of some jobs that wait or run. In ``debug``, they are carried out first.
+    def living(self, ids: Sequence[str]) -> dict[str, str]:
+        """Those of some jobs that wait or run, and why each waits, if it does. In ``debug``, they
+        are carried out first.
 
         Raises:
             UserError: Slurm does not answer.
@@ -106,8 +111,8 @@ class Cluster:
         if self.kind == "debug":
             for job in mine.values():
                 job.exception()  # carries it out; unlike result(), it starts no debugger
-            return set()
-        return {number for number, job in mine.items() if not job.done()}
+            return {}
+        return {number: "" for number, job in mine.items() if not job.done()}
 
     def cancel(self) -> None:
         """End the jobs that depend on this process: those of this machine."""
@@ -120,6 +125,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     of_slurm = {
         "slurm_partition": resources.partition,
         "slurm_account": resources.account,
+        "slurm_exclusive": resources.exclusive or None,
         "slurm_signal_delay_s": SIGNAL_SECONDS,
         "slurm_array_parallelism": 1000,
         "slurm_additional_parameters": {
@@ -129,28 +135,29 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
         },
     }
     return {
-        "name": "rooftile",
+        "name": JOB_NAME,
         "nodes": 1,
         "tasks_per_node": 1,
         "timeout_min": resources.minutes,
         "gpus_per_node": resources.gpus_per_node or None,
-        "cpus_per_task": max(1, resources.cpus_per_gpu * resources.gpus_per_node),
+        "cpus_per_task": resources.cpus_per_gpu * resources.gpus_per_node or None,
         **(of_slurm if kind == "slurm" else {}),
     }
 
 
-def living_in_slurm(ids: Sequence[str]) -> set[str]:
-    """Those of some jobs that ``squeue`` knows: waiting, running or coming to an end.
+def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
+    """Those of some jobs that ``squeue`` knows to be ours: why each waits; empty if it does not.
 
     Raises:
         UserError: it does not answer.
     """
     if not ids:
-        return set()
+        return {}
     arrays = sorted({number.split("_")[0] for number in ids})
     try:
         answer = subprocess.run(
-            ["squeue", "--noheader", "--array", f"--jobs={','.join(arrays)}", "--format=%i"],
+            ["squeue", "--noheader", "--array", "--me", f"--name={JOB_NAME}",
+             f"--jobs={','.join(arrays)}", "--format=%i|%t|%r"],
             capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -158,4 +165,5 @@ def living_in_slurm(ids: Sequence[str]) -> set[str]:
     # It fails for a single job that has ended long ago, and knows nothing of it.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue does not answer: {answer.stderr.strip()}", exit_code=1)
-    return {*answer.stdout.split()} & {*ids}
+    found = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)
+    return {number: why if state == "PD" else "" for number, state, why in found if number in ids}

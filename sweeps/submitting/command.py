@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +25,17 @@ def submit_command(
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=1000)] = 8,
     cpus_per_gpu: Annotated[
-        int, typer.Option("--cpus-per-gpu", min=1, max=1000, help="One launches, others compile.")
+        int,
+        typer.Option("--cpus-per-gpu", min=1, max=1000, help="Cores; all but two compile kernels."),
     ] = 4,
+    exclusive: Annotated[
+        bool, typer.Option("--exclusive", help="Let no other job share a node.")
+    ] = False,
     partition: Annotated[str | None, typer.Option("--partition")] = None,
     account: Annotated[str | None, typer.Option("--account")] = None,
     minutes: Annotated[
         int | None,
-        typer.Option("--time", min=1, help="Minutes of a job; from the budget if not given."),
+        typer.Option("--time", min=5, help="Minutes of a job; from the budget if not given."),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Measuring time of each GPU: 10m, 2h.")] = None,
     results: Annotated[
@@ -58,24 +63,34 @@ def submit_command(
     from sweeps.submitting.submission import submit
 
     # Jobs are started in another folder than this one.
+    if device not in ("gpu", "cpu"):
+        raise UserError(f"--device takes gpu or cpu where jobs are submitted, not {device!r}.")
+    # Jobs are started in another folder than this one.
     chosen = tuple(
         ",".join(str(Path(name).resolve()) if is_file(name) else name for name in group.split(","))
         for group in names or ()
     )
     choose_sweeps(Request(chosen).sweeps)  # a misspelt one is said here, not on every node
-    seconds = parse_seconds(budget) or DEFAULT_BUDGET["cpu" if device == "cpu" else "gpu"]
+    seconds = parse_seconds(budget)
+    expected = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
+    gpus = 0 if device == "cpu" else gpus_per_node
     resources = Resources(
-        0 if device == "cpu" else gpus_per_node, cpus_per_gpu,
-        minutes or round(2 * seconds / 60) + _STARTING_MINUTES, partition, account,
-    )  # fmt: skip
+        gpus, cpus_per_gpu, minutes or round(expected), partition, account, exclusive
+    )
     if print_:
+        if fresh:
+            raise UserError("--fresh is for a submission; add it to the script where it is needed.")
         options = [
-            *chosen, "--budget", f"{seconds:g}s", "--results", str(results.resolve()),
-            "--device", device, *([] if gpu_ids else ["--no-gpu-ids"]),
+            *chosen, *(["--budget", budget] if budget else []),
+            "--results", str(results.resolve()), "--device", device,
+            *([] if gpu_ids else ["--no-gpu-ids"]),
         ]  # fmt: skip
         print(sbatch_script(options, resources, nodes), end="")
         return
-    request = Request(chosen, seconds, results, fresh=fresh, device=device, identify=gpu_ids)
+    request = Request(
+        chosen, seconds, results, fresh=fresh, device=device, identify=gpu_ids,
+        fresh_since=time.time(),
+    )  # fmt: skip
     try:
         with LiveReporter() as live:
             outcome = submit(request, nodes, cluster, resources, live, note)
@@ -91,4 +106,5 @@ def submit_command(
         print_json({"folders": [str(folder) for folder in outcome.folders],
                     "missing": list(outcome.missing)})  # fmt: skip
     if outcome.missing:
-        raise UserError("Not everything is done; the same command goes on with it.", exit_code=1)
+        same = "the same command without --fresh" if fresh else "the same command"
+        raise UserError(f"Not everything is done; {same} goes on with it.", exit_code=1)

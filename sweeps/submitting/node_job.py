@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from kernels.cli import note
 from kernels.errors import UserError
 from sweeps.progress import LiveReporter
 from sweeps.running.request import Request
-from sweeps.store import folder_for, make_folder, write_json
+from sweeps.store import make_folder, write_json
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -64,25 +66,31 @@ class NodeJob:
 
     request: Request
     nodes: int
+    gpus: int
+    """How many of the visible GPUs it uses at most."""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES, where submitit would replace it."""
 
     def __call__(self, number: int) -> None:
         """Carry out the shares of a node, counted from 1. What goes wrong stands in its note."""
+        if self.visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         from sweeps.sharing.gpus import ALL, choose_gpus
         from sweeps.sharing.node import share
 
-        node, results, folder = (number, self.nodes), self.request.results, None
+        node, results = (number, self.nodes), self.request.results
         try:
-            gpus = choose_gpus(ALL, self.request.device)
-            folder = folder_for(results, next(iter(gpus.values())).machine.slug)
-            NodeNote(folder, "").write(results, node)
+            gpus = dict(itertools.islice(choose_gpus(ALL, self.request.device).items(), self.gpus))
             with LiveReporter() as live:
-                share(self.request, gpus, node, live, note)
+                share(self.request, gpus, node, live, note,
+                      lambda folder: NodeNote(folder, "").write(results, node))  # fmt: skip
         except KeyboardInterrupt:
             note("Stopped. What was measured is kept.")
             sys.exit(130)
         except UserError as error:
             note(str(error))
-            NodeNote(folder, str(error)).write(results, node)
+            before = NodeNote.read(results, node)
+            NodeNote(before.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
         """What is called after a requeue; submitit asks for it before it ends this process."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kernels.program import FOLDER, command_words
-from sweeps.submitting.clusters import Resources
+from sweeps.submitting.clusters import JOB_NAME, Resources
 
 _CLOSING_MINUTES = 3  # to write the last samples and fold, before Slurm's limit
 
@@ -22,12 +22,12 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     """
     gpus = resources.gpus_per_node
     flags = {
-        "job-name": "rooftile",
+        "job-name": JOB_NAME,
         "array": f"1-{nodes}",
         "nodes": 1,
         "ntasks": 1,
         "gpus-per-node": gpus or None,
-        "cpus-per-task": max(1, gpus * resources.cpus_per_gpu),
+        "cpus-per-task": gpus * resources.cpus_per_gpu or None,
         "time": resources.minutes,
         "partition": resources.partition,
         "account": resources.account,
@@ -38,6 +38,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None),
+        *(["#SBATCH --exclusive"] if resources.exclusive else []),
         "#SBATCH --requeue",
         "",
         "# Submit it again to go on with what is not done.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,16 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.errors import UserError
+from sweeps.claim import Claim
 from sweeps.planning.plan import read_plan
 from sweeps.progress import Reporter
 from sweeps.running.folding import fold
 from sweeps.running.request import Request
+from sweeps.running.resume import refuse_other_sweeps
 from sweeps.sharing.following import Follower, report
-from sweeps.store import make_folder, read_run, refuse_if_running, set_aside, write_json
+from sweeps.store import make_folder, read_run, write_json
 from sweeps.submitting.clusters import Cluster, Resources
 from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 
 _LOOK_SECONDS = 2.0
+_LIST = "jobs.json"
+_MOST_UNANSWERED = 30  # times in a row that a cluster's controller may say nothing
 _LOOKS = 5  # before a cluster's controller, which answers many, is asked about the jobs
 
 
@@ -54,31 +59,49 @@ def submit(
         KeyboardInterrupt: after folding.
     """
     request = replace(request, results=request.results.resolve())
-    make_folder(jobs_folder(request.results))
-    cluster = Cluster(kind, jobs_folder(request.results) / "output", resources)
-    return _Submission(request, nodes, cluster, reporter, note).carry_out()
+    folder = jobs_folder(request.results)
+    make_folder(folder)
+    cluster = Cluster(kind, folder / "output", resources)
+    claim = Claim(
+        folder / _LIST, f"another submission follows the run in {request.results}; wait for it."
+    )
+    try:
+        work = NodeJob(
+            request, nodes, max(1, resources.gpus_per_node),
+            os.environ.get("CUDA_VISIBLE_DEVICES") if kind == "local" else None,
+        )  # fmt: skip
+        return _Submission(work, cluster, reporter, note).carry_out()
+    finally:
+        claim.release()
 
 
 class _Submission:
+    """The jobs of all nodes, until none is left."""
+
     def __init__(
-        self, request: Request, nodes: int, cluster: Cluster, reporter: Reporter,
-        note: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self._request = request
-        self._results = request.results
-        self._nodes = range(1, nodes + 1)
+        self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
+    ) -> None:
+        self._work = work
+        self._request = work.request
+        self._results = work.request.results
+        self._nodes = range(1, work.nodes + 1)
         self._cluster = cluster
         self._reporter = reporter
         self._note = note
-        self._runs = {number: _NodeRun(self._results, (number, nodes)) for number in self._nodes}
-        self._list = jobs_folder(self._results) / f"jobs-of-{nodes}.json"
-        self._ids = self._known_jobs()
+        self._said: set[str] = set()
+        self._unanswered = 0
+        self._runs = {number: _NodeRun(self._results, (number, work.nodes))
+                      for number in self._nodes}  # fmt: skip
+        self._ids: dict[int, str] = {}
 
     def carry_out(self) -> Outcome:
-        self._look()
-        living = self._living()
+        living = self._find_jobs()
         if self._request.fresh:
-            self._set_aside(living)
+            for run in self._runs.values():
+                run.forget()
+        self._look()
+        for run in self._runs.values():
+            run.refuse_other_sweeps(self._request)
         budget = self._request.measuring or 0.0
         due = [n for n in self._nodes if n not in living and self._runs[n].is_open(budget)]
         if living:
@@ -88,7 +111,7 @@ class _Submission:
         try:
             while due or living:
                 due = self._submit_some(due, living)
-                living = self._follow()
+                living = self._follow(living)
         except KeyboardInterrupt:
             self._cluster.cancel()
             raise
@@ -98,36 +121,45 @@ class _Submission:
                 fold(folder)
         return Outcome(tuple(self._folders), tuple(self._missing(budget)))
 
-    def _known_jobs(self) -> dict[int, str]:
-        """The jobs of an earlier call."""
-        with suppress(OSError, ValueError, KeyError, AttributeError):
-            document = json.loads(self._list.read_text(encoding="utf-8"))
-            if document["cluster"] == self._cluster.kind == "slurm":
-                return {int(node): str(job) for node, job in document["jobs"].items()}
-        return {}
+    def _find_jobs(self) -> set[int]:
+        """The nodes whose jobs of an earlier call still wait or run.
 
-    def _living(self) -> set[int]:
-        jobs = self._cluster.living([*self._ids.values()])
-        return {node for node, job in self._ids.items() if job in jobs}
+        Raises:
+            UserError: there are some, and they do other work than this call's would.
+        """
+        jobs: dict[int, str] = {}
+        nodes = 0
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            listed = json.loads((jobs_folder(self._results) / _LIST).read_text(encoding="utf-8"))
+            nodes, jobs = int(listed["nodes"]), {int(n): str(j) for n, j in listed["jobs"].items()}
+        if self._cluster.kind != "slurm" or not jobs:
+            return set()
+        living = self._cluster.living([*jobs.values()])
+        self._ids = {node: job for node, job in jobs.items() if job in living}
+        if self._ids and (self._request.fresh or nodes != len(self._nodes)):
+            raise UserError(
+                f"{len(self._ids)} jobs of an earlier submission of {nodes} node(s) still wait or "
+                f"run ({', '.join(self._ids.values())}); wait for them, or cancel them."
+            )
+        return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
         """Submit all, or one at a time where all would share one machine; returns what is left."""
-        at_once = len(due) if self._cluster.kind == "slurm" else not living
-        now, later = due[:at_once], due[at_once:]
+        alone = self._cluster.kind != "slurm"
+        count = len(due) if not alone else 0 if living else 1
+        now, later = due[:count], due[count:]
         if now:
-            submitted = self._cluster.submit(NodeJob(self._job_request, len(self._nodes)), now)
+            submitted = self._cluster.submit(self._work, now)
             self._ids.update(submitted)
-            jobs = {str(node): job for node, job in sorted(self._ids.items())}
-            write_json(self._list, {"cluster": self._cluster.kind, "jobs": jobs})
+            if not alone:
+                jobs = {str(node): job for node, job in sorted(self._ids.items())}
+                write_json(jobs_folder(self._results) / _LIST,
+                           {"nodes": len(self._nodes), "jobs": jobs})  # fmt: skip
             whose = f"node{'s' if len(now) > 1 else ''} {', '.join(map(str, now))}"
             self._note(f"Submitted {whose} of {len(self._nodes)}: {', '.join(submitted.values())}.")
         return later
 
-    @property
-    def _job_request(self) -> Request:
-        return replace(self._request, fresh=False)  # what was there is set aside by now
-
-    def _follow(self) -> set[int]:
+    def _follow(self, living: set[int]) -> set[int]:
         """Show how far the nodes are, and after a while ask which jobs are left."""
         for _ in range(_LOOKS if self._cluster.kind == "slurm" else 1):
             time.sleep(_LOOK_SECONDS)
@@ -135,7 +167,25 @@ class _Submission:
             followers = [run.follower for run in self._runs.values() if run.follower]
             if followers:
                 report(followers, self._reporter, max(run.budget for run in self._runs.values()))
-        return self._living()
+        try:
+            jobs = self._cluster.living([*self._ids.values()])
+        except UserError as error:
+            # A controller that is busy or starts anew is no reason to leave jobs of hours alone.
+            self._unanswered += 1
+            if self._unanswered > _MOST_UNANSWERED:
+                raise
+            self._say_once(str(error))
+            return living or {*self._ids}  # none is known to live right after submitting
+        self._unanswered = 0
+        for node, job in self._ids.items():
+            if why := jobs.get(job):
+                self._say_once(f"Node {node} of {len(self._nodes)} waits: {why}.")
+        return {node for node, job in self._ids.items() if job in jobs}
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._note(text)
 
     def _look(self) -> None:
         for run in self._runs.values():
@@ -147,25 +197,14 @@ class _Submission:
         found = Counter(run.folder for run in self._runs.values() if run.folder is not None)
         return [folder for folder, _ in found.most_common()]
 
-    def _set_aside(self, living: set[int]) -> None:
-        if living:
-            raise UserError(
-                f"{len(living)} jobs of an earlier call still wait or run; cancel them before "
-                "a fresh run."
-            )
-        for folder in self._folders:
-            refuse_if_running(folder)
-            self._note(f"A fresh run was asked for; the old one is kept in {set_aside(folder)}.")
-        for run in self._runs.values():
-            run.forget()
-
     def _missing(self, budget: float) -> Iterator[str]:
         """A sentence for each node that is not done, and for each that measured another machine."""
         first = next(iter(self._folders), None)
+        early = f"its job ended too early; what it said is in {jobs_folder(self._results)}/output."
         for number, run in self._runs.items():
             of = f"Node {number} of {len(self._nodes)}"
             if run.is_open(budget):
-                yield f"{of} is not done: {run.failure or 'its job ended too early.'}"
+                yield f"{of} is not done: {run.failure or early}"
             elif run.folder != first:
                 yield (
                     f"{of} has another GPU than most: what it measured is in {run.folder}, and "
@@ -213,11 +252,18 @@ class _NodeRun:
         self.follower = None if shards % nodes else Follower(folder, planned, of_node, shards)
 
     def is_open(self, budget: float) -> bool:
-        """Whether a job would advance the node's shares with so many seconds for each."""
+        """Whether a job would advance the node's shares, with so many seconds for each."""
         follower = self.follower
         return follower is None or bool(follower.unfinished(max(budget, self.budget)))
 
+    def refuse_other_sweeps(self, request: Request) -> None:
+        """
+        Raises:
+            UserError: other sweeps are asked for than those of the run.
+        """
+        if self.folder is not None:
+            refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])
+
     def forget(self) -> None:
-        """What an earlier job said."""
+        """Forget what an earlier job said."""
         NodeNote.path(self._results, self._node).unlink(missing_ok=True)
-        self.look()

@@ -53,7 +53,8 @@ class HostWatch:
         used, stolen, everything = (b - a for a, b in zip(before[1], self._last[1], strict=True))
         if everything <= 0:
             return None
-        own = sum(ticks - before[2].get(pid, 0) for pid, ticks in self._last[2].items())
+        # The ticks of one that has ended are now among those of the process that reaped it.
+        own = sum(self._last[2].values()) - sum(before[2].values())
         return HostUse(seconds, stolen / everything, max(0, used - own) / everything)
 
     def _read(self) -> tuple[float, tuple[int, int, int] | None, dict[int, int]]:

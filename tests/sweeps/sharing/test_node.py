@@ -142,11 +142,15 @@ def test_another_number_of_gpus_is_refused_where_it_cannot_share(tmp_path: Path)
     answer = subprocess.run([*one, "--gpus", "0,1"], cwd=ROOT, capture_output=True, text=True,
                             check=False)  # fmt: skip
     assert answer.returncode == 2
-    assert "is planned for 1 shard(s), which 2 GPUs cannot share" in answer.stderr
+    assert "is planned for 1 GPU(s), which 1 node(s) of 2 cannot share" in answer.stderr
     both = subprocess.run([*one, "--gpus", "0", "--gpu", "1"], cwd=ROOT, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert both.returncode == 2
     assert "give one of them" in both.stderr
+    more = subprocess.run([*one, "--gpus", "0,1", "--add"], cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert more.returncode == 2
+    assert "--add is for one GPU" in more.stderr
 
 
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:

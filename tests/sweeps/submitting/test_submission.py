@@ -52,6 +52,21 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     assert other.returncode == 1
     for node in (1, 2, 3):
         assert f"Node {node} of 3 is not done: the run in {folder} is planned" in other.stderr
+    # Other sweeps are refused at once, and a fresh run is begun by the first node alone.
+    wrong = submit(tmp_path, "--cluster", "debug", "square", "--nodes", "2")
+    assert wrong.returncode == 2
+    assert f"the run in {folder} is of mine, and sweeps are added to runs" in wrong.stderr
+    fresh = submit(tmp_path, "--cluster", "debug", "--fresh", *common)
+    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.stderr.count("a fresh run was asked for; the old run is kept in") == 1
+    assert len([*folder.glob("runs/*/run.json")]) == 1
+
+
+def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    answer = submit(tmp_path, "square", "--cluster", "debug", "--budget", "0.001s")
+    assert answer.returncode == 1
+    assert "Node 1 of 1 is not done: no case of square fits a budget of 0.001 s" in answer.stderr
+    assert "cannot be read" not in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -60,6 +75,8 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
         (["--cluster", "pbs"], "--cluster takes slurm, local, debug, not 'pbs'."),
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget takes a time"),
+        (["--device", "tpu"], "--device takes gpu or cpu where jobs are submitted, not 'tpu'."),
+        (["--print", "--fresh"], "--fresh is for a submission"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
@@ -88,14 +105,14 @@ def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
         done = subprocess.CompletedProcess([], code, out, err)
         monkeypatch.setattr("subprocess.run", lambda *_, **__: done)
 
-    answers(0, "12_0\n12_3\n15_1\n")
-    assert living_in_slurm(["12_0", "12_1", "15_1"]) == {"12_0", "15_1"}
+    answers(0, "12_0|R|None\n12_3|PD|Resources\n15_1|PD|launch failed | held\n\n")
+    assert living_in_slurm(["12_0", "12_1", "15_1"]) == {"12_0": "", "15_1": "launch failed | held"}
     answers(1, "", "slurm_load_jobs error: Invalid job id specified")
-    assert living_in_slurm(["12_0"]) == set()
+    assert living_in_slurm(["12_0"]) == {}
     answers(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(UserError, match="squeue does not answer: .*Unable to contact"):
         living_in_slurm(["12_0"])
-    assert living_in_slurm([]) == set()
+    assert living_in_slurm([]) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"folder": 1}', '"x"', "\xff"])
