@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -33,11 +34,12 @@ class Child:
         """A new one."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=work, args=(theirs, order), name="rooftile-worker", daemon=True
-        )
+        process = context.Process(target=work, args=(theirs,), name="rooftile-worker", daemon=True)
         process.start()
         theirs.close()  # an open copy here would hide the child's death from recv()
+        # Not as an argument: handing over a large one never ends if the child dies before it reads.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            ours.send(order)
         return cls(process, ours)
 
     def sends_in_time(self) -> bool:

@@ -41,9 +41,14 @@ class Request:
     """Moment since 1970 from which a run is fresh: one of several nodes that ask for a fresh run
     begins it, and the others go on with that."""
 
+    @property
+    def sets_all_aside(self) -> bool:
+        """Whether any run is kept aside, also one whose run.json cannot be read."""
+        return self.fresh and self.fresh_since is None
+
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
         """Whether the run of a run.json is kept aside, because a fresh one was asked for."""
-        if self.fresh and self.fresh_since is not None:
+        if self.fresh_since is not None and self.fresh:
             begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
             return begun.timestamp() < math.floor(self.fresh_since)
         return self.fresh

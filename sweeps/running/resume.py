@@ -40,7 +40,6 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-_ASKED = "a fresh run was asked for"
 _LEAST_WITH_ANCHORS = 60.0  # seconds of a budget
 
 CasesOf = Callable[[Machine], Sequence[Case]]
@@ -183,10 +182,8 @@ def _record_to_resume(
         return None, ""
     if not planned:
         why = "there are samples, but not the plan that they belong to"
-    elif request.fresh and request.fresh_since is None:
-        why = _ASKED  # even if run.json cannot be read
-    elif request.sets_aside(record := read_run(folder)):
-        why = _ASKED
+    elif request.sets_all_aside or request.sets_aside(record := read_run(folder)):
+        why = "a fresh run was asked for"
     else:
         if "merged" in record:
             raise UserError(

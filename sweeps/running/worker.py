@@ -52,8 +52,9 @@ BESIDE: dict[str, Callable[..., None]] = {
 """What else a process does with the planned cases."""
 
 
-def work(connection: Connection, order: Order) -> None:
-    """Entry point of the child. Sends ("event", …), ("visit", ids, seconds) and an end.
+def work(connection: Connection) -> None:
+    """Entry point of the child. Sent an :class:`Order`, it sends ("event", …), ("visit", ids,
+    seconds) and an end.
 
     After ("wait", phase) it waits for a message. The end is ("end", why), ("failed", sentence)
     where nothing could be started, or ("poisoned", sentence) where the device's context broke.
@@ -63,6 +64,7 @@ def work(connection: Connection, order: Order) -> None:
     # acts on them, and ends this process.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    order: Order = connection.recv()
 
     # Library code in a launch may fork this process, and the copy must not send on this pipe.
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))

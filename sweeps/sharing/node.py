@@ -99,7 +99,10 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     Raises:
         UserError: so many nodes and GPUs cannot share them, or it is of other sweeps.
     """
-    if not (folder / "run.json").exists() or request.sets_aside(record := read_run(folder)):
+    if not (folder / "run.json").exists() or request.sets_all_aside:
+        return nodes * gpus
+    record = read_run(folder)
+    if request.sets_aside(record):
         return nodes * gpus
     shards = int(record["plan"].get("shards", 1))
     if shards % nodes or (shards == nodes and gpus > 1):

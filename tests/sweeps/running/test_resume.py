@@ -187,7 +187,7 @@ def test_another_pytorch_or_protocol_starts_anew(
 
 def test_the_shards_of_a_plan_are_named(tmp_path: Path) -> None:
     begin(request(tmp_path, shard=(1, 2)), quiet)
-    with pytest.raises(UserError, match="give --shard I/2"):
+    with pytest.raises(UserError, match="give --gpus or --shard I/2"):
         begin(request(tmp_path), quiet)
 
 
