@@ -28,20 +28,18 @@ class Change:
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
-def interference(events: Sequence[Event], workers: Sequence[str]) -> Change | None:
+def interference(events: Sequence[Event]) -> Change | None:
     """What working together changes; None where fewer than six anchors tell.
 
     Of each anchor, the median over the GPUs counts; of those, the median.
 
     Args:
-        events: of the run.
-        workers: the shards that were measured together, by their names.
+        events: of the shards that were measured together.
     """
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
     for event in of_latest(events):
-        if event["worker"] in workers:
-            seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
+        seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
     ratios = defaultdict(list)
     for (case, _), times in seconds.items():
         if {ALONE, TOGETHER} <= times.keys():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -184,10 +184,8 @@ class _Parent:
         if not open_:
             return
         self._take_part()
-        by_worker: dict[str, list[Event]] = defaultdict(list)
-        for event in read_events(self._folder)[0]:
-            by_worker[event["worker"]].append(event)
-        last = {shard: last_place(by_worker[self._name(shard)]) for shard in open_}
+        events = {shard: self._events(shard) for shard in open_}
+        last = {shard: last_place(events[shard]) for shard in open_}
         chosen = _assigned(self._places, last)
         self._due.extend(shard for shard in open_ if shard not in chosen.values())
         # Either all GPUs time the anchors, or they have done so in an earlier call.
@@ -196,7 +194,7 @@ class _Parent:
             and self._seconds_left() > _ANCHOR_SECONDS
             and not all(
                 last[shard] == self._places[gpu]
-                and any(event.get("phase") == TOGETHER for event in by_worker[self._name(shard)])
+                and any(event.get("phase") == TOGETHER for event in events[shard])
                 for gpu, shard in chosen.items()
             )
         )
@@ -229,9 +227,8 @@ class _Parent:
                 exit_code=1,
             )
 
-    def _name(self, shard: int) -> str:
-        """A shard's name in the rows."""
-        return f"{shard}/{self._total}"
+    def _events(self, shard: int) -> list[Event]:
+        return read_events(self._folder, (shard, self._total))[0]
 
     def _called(self, gpu: int) -> str:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
@@ -316,8 +313,7 @@ class _Parent:
 
     def _must_take_turns(self, shards: list[int]) -> bool:
         """Whether the anchors show that the GPUs slow one another down; recorded if so."""
-        events = read_events(self._folder)[0]
-        change = interference(events, [self._name(shard) for shard in shards])
+        change = interference([event for shard in shards for event in self._events(shard)])
         if change is None or not change.slowed:
             return False
         who = "workers" if _is_cpu(self._gpus) else "GPUs"

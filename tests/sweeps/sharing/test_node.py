@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing import Pipe, current_process
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import read_plan
 from sweeps.planning.series import series_of
 from sweeps.process import descendants
-from sweeps.sharing.node import _assigned
+from sweeps.sharing.node import _assigned, _Parent, _Worker
 from sweeps.store import read_events, read_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -161,3 +162,13 @@ def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
     # Another GPU in its place begins with what nobody has begun.
     assert _assigned({0: 0, 5: 5}, {1: 0, 2: 1, 3: None}) == {0: 1, 5: 3}
     assert _assigned({0: 0, 1: 1, 2: 2}, {1: None}) == {0: 1}
+
+
+def test_a_worker_that_died_at_a_gate_ends_nothing_when_it_is_let_go() -> None:
+    ours, theirs = Pipe()
+    theirs.close()
+    parent = _Parent.__new__(_Parent)
+    parent._workers = {0: _Worker(current_process(), ours, 0, 1)}
+    parent._let_go([0])  # what it left is handed out when its end is heard
+    with pytest.raises(EOFError):
+        ours.recv()
