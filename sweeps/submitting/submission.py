@@ -145,13 +145,13 @@ class _Submission:
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
         """Submit all, or one at a time where all would share one machine; returns what is left."""
-        alone = self._cluster.kind != "slurm"
-        count = len(due) if not alone else 0 if living else 1
+        shared = self._cluster.kind == "slurm"  # several at once each have a node of their own
+        count = len(due) if shared else int(not living)
         now, later = due[:count], due[count:]
         if now:
             submitted = self._cluster.submit(self._work, now)
             self._ids.update(submitted)
-            if not alone:
+            if shared:
                 jobs = {str(node): job for node, job in sorted(self._ids.items())}
                 write_json(jobs_folder(self._results) / _LIST,
                            {"nodes": len(self._nodes), "jobs": jobs})  # fmt: skip
