@@ -66,6 +66,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     return path.parent, shard, said
 
 
+@pytest.mark.long
 def test_what_a_killed_worker_leaves_another_one_finishes(killed: tuple[Path, str, str]) -> None:
     folder, _shard, said = killed
     assert "ended before its share did (killed by SIGKILL)." in said
@@ -76,6 +77,7 @@ def test_what_a_killed_worker_leaves_another_one_finishes(killed: tuple[Path, st
     assert {*ends.values()} <= {"done", "budget"}
 
 
+@pytest.mark.long
 def test_no_case_is_lost_and_none_comes_twice(killed: tuple[Path, str, str]) -> None:
     folder, _, _ = killed
     record = read_run(folder)
@@ -93,6 +95,7 @@ def test_no_case_is_lost_and_none_comes_twice(killed: tuple[Path, str, str]) -> 
             assert event["worker"] == shards[event["case"]]
 
 
+@pytest.mark.long
 def test_series_are_whole(killed: tuple[Path, str, str]) -> None:
     record = read_run(killed[0])
     shard = {entry.case.id: entry.shard for entry in read_plan(record["plan"])}
@@ -106,6 +109,7 @@ def test_series_are_whole(killed: tuple[Path, str, str]) -> None:
     assert {shard for _, shard in of_series} == {1, 2}
 
 
+@pytest.mark.long
 def test_each_worker_timed_its_anchors_alone_and_beside_the_other(
     killed: tuple[Path, str, str],
 ) -> None:
@@ -122,6 +126,7 @@ def test_each_worker_timed_its_anchors_alone_and_beside_the_other(
     assert max(alone)[0] < min(e["at"] for e in events if e["phase"] == "together")
 
 
+@pytest.mark.long
 def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> None:
     folder, _, _ = killed
     before = {path.name: path.read_bytes() for path in (folder / "samples").glob("*.jsonl")}
