@@ -26,12 +26,13 @@ _SPARED_CORES = 2  # one launches, one reads sensors and keeps the files
 
 
 def compilers(machine: Machine, cores: int | None = None) -> int:
-    """Processes that may compile beside a run, on a host of so many cores or on this one.
+    """Processes that may compile beside a run: on so many cores, or on those that this process may
+    use, which a batch system may have limited.
 
     Each has a context on the GPU, whose memory the run wants for itself.
     """
     contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
-    spare = (cores or os.cpu_count() or 1) - _SPARED_CORES
+    spare = (cores or len(os.sched_getaffinity(0))) - _SPARED_CORES
     return max(0, min(_MAX_PROCESSES, spare, contexts))
 
 
@@ -61,7 +62,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     host's cores. Without a GPU, with two cores and on a small card nothing is started: the run
     compiles each chunk itself.
     """
-    cores = max(1, (os.cpu_count() or 1) // workers)
+    cores = max(1, len(os.sched_getaffinity(0)) // workers)
     machine, gpu = where.get("machine"), where.get("gpu")
     first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
     wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
