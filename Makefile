@@ -28,7 +28,7 @@ python = set -f; py=$$("$$PYTHON" -c 'import sys; v = sys.version_info; sys.exit
 on_device = $${DEVICE:+--device "$$DEVICE"} $${GPU:+--gpu "$$GPU"}
 on_gpus = $(on_device) $${GPUS:+--gpus "$$GPUS"}
 # Whose tests do more, or only then something, with the option --long.
-long_tests = tests/attacks tests/sweeps/sharing tests/sweeps/submitting tests/kernels/triton tests/analysis/recorder tests/test_readme.py
+long_tests = tests/attacks tests/sweeps/sharing tests/sweeps/submitting tests/sweeps/test_commands.py tests/kernels/triton tests/analysis/recorder tests/test_readme.py
 of_machine = $${MACHINE:+--machine "$$MACHINE"}
 fresh = $${FRESH:+--fresh}
 budget = $${BUDGET:+--budget "$$BUDGET"}

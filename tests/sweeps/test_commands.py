@@ -103,6 +103,7 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.long
 def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
     folders = []
     for day, sizes in (("monday", "[8, 16, 24]"), ("tuesday", "[24, 32]")):

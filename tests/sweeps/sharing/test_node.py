@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
 from multiprocessing import Pipe, current_process
 from pathlib import Path
 
 import pytest
 from filelock import SoftFileLease
 
+from kernels.errors import UserError
 from kernels.machine import Machine
 from sweeps.cases.spec import all_sweeps
 from sweeps.claim import SUFFIX
@@ -24,8 +27,9 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import read_plan
 from sweeps.planning.series import series_of
 from sweeps.process import descendants
-from sweeps.sharing.node import _assigned, _Parent, _Worker
-from sweeps.store import read_events, read_run
+from sweeps.running.request import Request
+from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker
+from sweeps.store import read_events, read_run, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 300.0  # seconds, far more than any machine needs
@@ -141,22 +145,41 @@ def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> N
         assert b'"event":"anchor"' not in now[len(text) :]
 
 
-def test_another_number_of_gpus_is_refused_where_it_cannot_share(tmp_path: Path) -> None:
-    one = [sys.executable, "-m", "sweeps", "run", "square", "--device", "cpu", "--budget", "1s",
-           "--results", str(tmp_path)]  # fmt: skip
-    subprocess.run(one, cwd=ROOT, check=True, capture_output=True)
-    answer = subprocess.run([*one, "--gpus", "0,1"], cwd=ROOT, capture_output=True, text=True,
-                            check=False)  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--gpus", "0", "--gpu", "1"], "give one of them"),
+        (["square", "--gpus", "0,1", "--add"], "--add is for one GPU"),
+    ],
+)
+def test_options_that_exclude_each_other_are_a_sentence(options: list[str], sentence: str) -> None:
+    answer = subprocess.run([sys.executable, "-m", "sweeps", "run", *options], cwd=ROOT,
+                            capture_output=True, text=True, check=False)  # fmt: skip
     assert answer.returncode == 2
-    assert "is planned for 1 GPU(s), which 1 node(s) of 2 cannot share" in answer.stderr
-    both = subprocess.run([*one, "--gpus", "0", "--gpu", "1"], cwd=ROOT, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert both.returncode == 2
-    assert "give one of them" in both.stderr
-    more = subprocess.run([*one, "--gpus", "0,1", "--add"], cwd=ROOT, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert more.returncode == 2
-    assert "--add is for one GPU" in more.stderr
+    assert sentence in answer.stderr
+
+
+def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None:
+    asked = Request(results=tmp_path)
+    assert _count_shards(tmp_path, asked, nodes=4, gpus=8) == 32
+    plan = {"shards": 8, "sweeps": ["cache", "square"], "cases": []}
+    record = {"schema": 1, "protocol": 1, "run": "2026-11-23T12:00:00Z", "machine": None,
+              "software": {}, "plan": plan}  # fmt: skip
+    write_run(tmp_path, record)
+    assert _count_shards(tmp_path, asked, nodes=1, gpus=3) == 8
+    assert _count_shards(tmp_path, asked, nodes=4, gpus=2) == 8
+    for nodes, gpus in ((3, 8), (8, 2)):
+        with pytest.raises(UserError, match=r"is planned for 8 GPU\(s\), which .* cannot share"):
+            _count_shards(tmp_path, asked, nodes, gpus)
+    with pytest.raises(UserError, match="is of cache, square, and sweeps are added to runs of one"):
+        _count_shards(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
+    # A fresh run has its own; of several nodes, only one older than the submission is set aside.
+    noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
+    fresh = Request(results=tmp_path, fresh=True)
+    assert _count_shards(tmp_path, fresh, nodes=1, gpus=2) == 2
+    for moment, shards in ((noon - 60, 8), (noon + 60, 4)):
+        asked = replace(fresh, fresh_since=moment)
+        assert _count_shards(tmp_path, asked, nodes=2, gpus=2) == shards
 
 
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
