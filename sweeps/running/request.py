@@ -48,10 +48,13 @@ class Request:
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
         """Whether the run of a run.json is kept aside, because a fresh one was asked for."""
-        if self.fresh_since is not None and self.fresh:
+        if not self.fresh or self.fresh_since is None:
+            return self.fresh
+        try:
             begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-            return begun.timestamp() < math.floor(self.fresh_since)
-        return self.fresh
+        except ValueError:  # damaged: no node has just begun it
+            return True
+        return begun.timestamp() < math.floor(self.fresh_since)
 
     @property
     def measuring(self) -> float | None:

@@ -246,9 +246,10 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
         UserError: sweeps are named, and the plan of several shards is not of just those.
     """
     named = {sweep_name(name) for name in request.sweeps}
-    if named and named != {*plan["sweeps"]} - {CONFIRM}:
+    planned = [name for name in plan["sweeps"] if name != CONFIRM]
+    if named and named != {*planned}:
         raise UserError(
-            f"the run in {folder} is of {', '.join(plan['sweeps'])}, and sweeps are added to runs "
+            f"the run in {folder} is of {', '.join(planned)}, and sweeps are added to runs "
             f"of one GPU alone; name those or none, or use {USE_FRESH} to keep it aside and start "
             "anew."
         )

@@ -180,6 +180,8 @@ def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None
     for moment, shards in ((noon - 60, 8), (noon + 60, 4)):
         asked = replace(fresh, fresh_since=moment)
         assert _count_shards(tmp_path, asked, nodes=2, gpus=2) == shards
+    write_run(tmp_path, {**record, "run": "once"})
+    assert _count_shards(tmp_path, asked, nodes=2, gpus=2) == 4
 
 
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:

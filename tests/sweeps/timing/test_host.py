@@ -53,6 +53,27 @@ def test_what_others_used_is_not_what_we_used(tmp_path: Path) -> None:
     assert use.others == pytest.approx(0.4)
 
 
+def test_what_a_process_used_that_ended_is_counted_once(tmp_path: Path) -> None:
+    """Its ticks go to the one that reaped it; another has begun meanwhile."""
+    proc = FakeProc(tmp_path)
+    alive = [7, 8]
+
+    def tick(pid: int, own: int, reaped: int = 0) -> None:
+        (tmp_path / str(pid)).mkdir(exist_ok=True)
+        fields = " ".join(["S", *"0" * 10, str(own), "0", str(reaped), "0", "0"])
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) {fields}\n", encoding="ascii")
+
+    tick(8, own=400)
+    watch = HostWatch(lambda: alive, tmp_path, lambda: proc.seconds)
+    alive[:] = [7, 9]
+    proc.go_on(10.0, ours=5.0, theirs=4.0)
+    tick(7, own=200, reaped=600)  # of which process 8 had 400 before
+    tick(9, own=100)
+    use = watch.look()
+    assert use is not None
+    assert use.others == pytest.approx(0.2)
+
+
 def test_nothing_is_said_where_the_system_or_a_process_is_gone(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     watch = proc.watch()
