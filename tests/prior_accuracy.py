@@ -2,7 +2,8 @@
 
     python tests/prior_accuracy.py [--machine SLUG ...]
 
-plays six GPUs by vLLM's collection of each, which no prior has seen, and three by their own table
+plays six GPUs by vLLM's collection of each, which no prior has seen; on top of their other
+collections and all of their siblings', and of their own alone. Three are played by their own table
 with siblings' as priors. Each line of tests/recordings/prior.jsonl is one validation; those that
 are there are not made again.
 """
@@ -32,8 +33,8 @@ GPUS = {
     "nvidia-l40s": ("bf16", "fp8"), "nvidia-rtx-pro-6000": ("bf16", "fp8"),
 }  # fmt: skip
 SIBLINGS = {
-    "nvidia-h100-sxm": "nvidia-h200", "nvidia-h200": "nvidia-h100-sxm",
-    "nvidia-b200": "nvidia-gb200,nvidia-gb300,nvidia-b300",
+    "nvidia-h100-sxm": ("nvidia-h200",), "nvidia-h200": ("nvidia-h100-sxm",),
+    "nvidia-b200": ("nvidia-gb200", "nvidia-gb300", "nvidia-b300"),
 }  # fmt: skip
 COUNTS = (0, 256, 2048)
 
@@ -42,18 +43,21 @@ def cases(tables: list[Table]) -> Iterator[dict[str, Any]]:
     """What is judged, in the order of its worth; ``prior`` is empty for none."""
     by_vllm = {t.slug: t for t in tables if t.framework.lower() == "vllm"}
     chosen = choose_tables(tables)
+    near = {slug: ",".join([slug, *SIBLINGS.get(slug, ())]) for slug in GPUS}
     for slug, count in itertools.product(GPUS, COUNTS):
-        yield case(by_vllm[slug], slug, "bf16", "rows", count)
+        yield case(by_vllm[slug], near[slug], "bf16", "rows", count)
     # A100's own table is SGLang's: TensorRT-LLM's is other software there, too.
     a100 = "nvidia-a100-sxm-80gb"
     other = next(t for t in tables if t.slug == a100 and t.framework.lower() == "trtllm")
     for count in COUNTS:
         yield case(other, a100, "bf16", "rows", count)
     for slug, count in itertools.product(SIBLINGS, COUNTS):
-        yield case(chosen[slug], SIBLINGS[slug], "bf16", "rows", count)
+        yield case(chosen[slug], ",".join(SIBLINGS[slug]), "bf16", "rows", count)
+    for slug, count in itertools.product(SIBLINGS, COUNTS[1:]):
+        yield case(by_vllm[slug], slug, "bf16", "rows", count)
     for (slug, dtypes), holdout in itertools.product(GPUS.items(), ("rows", "levels")):
         for dtype, count in itertools.product(dtypes, COUNTS):
-            yield case(by_vllm[slug], slug, dtype, holdout, count)
+            yield case(by_vllm[slug], near[slug], dtype, holdout, count)
     for slug, count in itertools.product(GPUS, COUNTS[1:]):
         yield case(by_vllm[slug], "", "bf16", "rows", count)
 

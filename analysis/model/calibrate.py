@@ -55,7 +55,7 @@ class Calibration:
 def calibrate(
     machine: Machine,
     rows: pd.DataFrame,
-    priors: Mapping[str, Sequence[tuple[Prior, ...]]] | None = None,
+    priors: Mapping[str, tuple[Prior, ...]] | None = None,
 ) -> Calibration:
     """Fit every group of the measured rows; all of them must be ``ok``.
 
@@ -77,7 +77,7 @@ def calibrate_query(
     folds: int = 3,
     starts: Callable[[str], Constants] | None = None,
     algorithms: Sequence[str] | None = None,
-    priors: Mapping[str, Sequence[tuple[Prior, ...]]] | None = None,
+    priors: Mapping[str, tuple[Prior, ...]] | None = None,
 ) -> Calibration:
     """Fit every group of a query to its measured seconds.
 
@@ -89,8 +89,8 @@ def calibrate_query(
         starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
         algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
             Fits use it; predictions never do.
-        priors: what others' tables say, by dtype: sets of collections, of which the best is taken,
-            or none: as held-back rows are predicted best.
+        priors: others' collections, by dtype: they are used where held-back rows are predicted
+            better with them than without.
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
@@ -102,9 +102,9 @@ def calibrate_query(
         dtype = group.split()[-1]
         start = starts(dtype) if starts else default_constants(machine.generation, dtype)
         ways = [Way(start)]
-        sets = (priors or {}).get(dtype, ())
-        if group == f"{LIBRARY} gemm {dtype}":
-            ways += [Way.of(machine, dtype, one) for one in sets]
+        theirs = (priors or {}).get(dtype, ())
+        if theirs and group == f"{LIBRARY} gemm {dtype}":
+            ways.append(Way.of(machine, dtype, theirs))
         way, pieces = _best_way(machine, query, seconds, known, rows, fold, ways)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], way)
         # Where a fold had too few rows for a residual, no held-out error tells what one is worth.

@@ -95,8 +95,9 @@ class Inputs:
         guess = self.estimate(constants)
         log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
         if offsets is not None:
-            columns, deviations = offsets.at(self.problems)
-            log_ratio, spread = offsets.together(columns), offsets.spread(deviations)
+            said = offsets.at(self)
+            columns = said.columns
+            log_ratio, spread = offsets.together(said), offsets.spread(said)
         if residual is not None:
             more, own = residual.predict(self.features(constants, guess, columns))
             log_ratio, spread = log_ratio + more, spread * own
@@ -148,7 +149,7 @@ class Inputs:
         Args:
             constants: those of the estimate.
             guess: :meth:`estimate` by them.
-            offsets: a column for each collection (:func:`analysis.model.prior.columns_of`).
+            offsets: a column for each collection (:class:`analysis.model.prior.Said`).
         """
         s, machine = self.shapes, self.machine
         flops = 2 * s.batch * s.m * s.n * s.k * s.density

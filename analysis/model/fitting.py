@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from analysis.model.features import Inputs
-from analysis.model.prior import LIBRARY, Offsets, Prior, columns_of
+from analysis.model.prior import LIBRARY, WHOLE, Growth, Offsets, Prior, Said
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.residual import Residual, fit_residual
@@ -20,7 +20,6 @@ from kernels.constants import (
     Constants,
     foreign_constants,
     physical_bounds,
-    scaled_constants,
 )
 from kernels.estimate import ALGORITHMS, Array
 from kernels.machine import Machine
@@ -57,8 +56,11 @@ class Way:
     @classmethod
     def of(cls, machine: Machine, dtype: str, priors: tuple[Prior, ...]) -> Self:
         """On top of some collections, from the first one's constants as they are on a machine."""
-        first = priors[0]
-        return cls(scaled_constants(first.constants, first.machine, machine, dtype), priors)
+        return cls(priors[0].constants_on(machine, dtype), priors)
+
+    def own(self, machine: Machine) -> list[bool]:
+        """Of each collection, whether it is of the machine itself."""
+        return [prior.machine.slug == machine.slug for prior in self.priors]
 
 
 class Fitted(NamedTuple):
@@ -86,32 +88,61 @@ def fit_group(
     """
     modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
     modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
-    constants, _, offsets = unmeasured(way)
-    columns = columns_of(way.priors, query.problems)[0] if way.priors and len(seconds) else None
+    constants, _, offsets = unmeasured(machine, way)
+    said, own = None, way.own(machine)
+    if way.priors and len(seconds):
+        said = Said.by(way.priors, Inputs.of(machine, query))
     if len(modelled):
         inputs = Inputs.of(machine, query.take(modelled), known[modelled])
-        of_modelled = np.empty((len(modelled), 0)) if columns is None else columns[modelled]
-        constants, weights = _solved(inputs, seconds[modelled], way.start, of_modelled)
-        offsets = Offsets(way.priors, tuple(weights)) if way.priors else None
+        regressors = np.empty((len(modelled), 0))
+        if said is not None:
+            regressors = said.take(modelled).regressors(own)
+        constants, weights = _solved(
+            inputs, seconds[modelled], way.start, regressors, len(way.priors)
+        )
+        offsets = Offsets.of(way.priors, own, weights) if way.priors else None
     if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return Fitted(constants, None, offsets)
     # The trees must not be told the algorithm: no prediction will know it either.
     inputs = Inputs.of(machine, query)
     guess = inputs.estimate(constants)
     left = np.log(seconds / guess.time)
-    if offsets is not None and columns is not None:
-        left = left - offsets.together(columns)
-    features = inputs.features(constants, guess, columns)
+    if offsets is not None and said is not None:
+        left = left - offsets.together(said)
+    features = inputs.features(constants, guess, None if said is None else said.columns)
     return Fitted(constants, fit_residual(features, left, shrunk=bool(way.priors)), offsets)
 
 
-def unmeasured(way: Way) -> Fitted:
-    """What the first collection alone says, without a row of one's own."""
-    weights = tuple(float(i == 0) for i in range(len(way.priors)))
-    return Fitted(way.start, None, Offsets(way.priors, weights) if way.priors else None)
+def unmeasured(machine: Machine, way: Way) -> Fitted:
+    """What others say without a row of one's own: the mean of the :func:`leaders`."""
+    if not way.priors:
+        return Fitted(way.start, None)
+    leading = leaders(machine, [prior.machine for prior in way.priors])
+    return Fitted(way.start, None, Offsets.mean(way.priors, leading))
 
 
-def fit_prior(machine: Machine, source: str, gemms: Sequence[Gemm], seconds: Array) -> Prior:
+def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
+    """Positions of the collections that answer without a row of one's own.
+
+    That is the first of the machine itself, else the first of each sibling.
+
+    Args:
+        machine: the one that is asked about.
+        machines: whose each collection is.
+    """
+    slugs = [each.slug for each in machines]
+    if machine.slug in slugs:
+        return [slugs.index(machine.slug)]
+    return [slugs.index(slug) for slug in dict.fromkeys(slugs)]
+
+
+def fit_prior(
+    machine: Machine,
+    source: str,
+    gemms: Sequence[Gemm],
+    seconds: Array,
+    growth: Growth = WHOLE,
+) -> Prior:
     """What a collection says: constants fitted to a sample of its rows, and trees from all.
 
     Args:
@@ -119,12 +150,13 @@ def fit_prior(machine: Machine, source: str, gemms: Sequence[Gemm], seconds: Arr
         source: whose it is, in words.
         gemms: the rows' products, all of one dtype.
         seconds: their times, with operands from the cache where they fit it.
+        growth: how many trees, of how many rows.
     """
     query, dtype = Query.plain(gemms, LIBRARY, warm=True), gemms[0].dtype
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
     start, _ = foreign_constants(machine, dtype)
     constants = fit_constants(Inputs.of(machine, query.take(sample)), seconds[sample], start)
-    return Prior.grown(machine, source, gemms, seconds, constants)
+    return Prior.grown(machine, source, gemms, seconds, constants, growth)
 
 
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
@@ -135,11 +167,11 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         seconds: their measured times.
         start: where to begin, and what to stay near.
     """
-    return _solved(inputs, seconds, start, np.empty((len(seconds), 0)))[0]
+    return _solved(inputs, seconds, start, np.empty((len(seconds), 0)), 0)[0]
 
 
 def _solved(
-    inputs: Inputs, seconds: Array, start: Constants, columns: Array
+    inputs: Inputs, seconds: Array, start: Constants, regressors: Array, collections: int
 ) -> tuple[Constants, Sequence[float]]:
     """Constants, and the weights of others' tables, that make the log ratios small together.
 
@@ -147,17 +179,18 @@ def _solved(
         inputs: cases of one group.
         seconds: their measured times.
         start: where to begin, and what to stay near.
-        columns: what each collection says at each case; the weights begin and stay near equal ones.
+        regressors: what each weight (columns) is multiplied by in each case.
+        collections: how many they are of; the weights begin and stay near equal parts of one.
     """
     names = list(BOUNDS) if len(seconds) >= MIN_ROWS else ["compute", "dram", "launch"]
-    count, tables = len(names), columns.shape[1]
+    count, weights = len(names), regressors.shape[1]
     begin = [_to_fit_scale(name, getattr(start, name)) for name in names]
-    origin = np.array([*begin, *np.full(tables, 1 / max(tables, 1))])
-    near, noise = (_NEAR_THEIRS, _NOISE_LEFT) if tables else (_NEAR, _NOISE)
-    pull = np.array([near] * count + [_NEAR_WEIGHT] * tables)
+    origin = np.array([*begin, *np.full(weights, 1 / max(collections, 1))])
+    near, noise = (_NEAR_THEIRS, _NOISE_LEFT) if weights else (_NEAR, _NOISE)
+    pull = np.array([near] * count + [_NEAR_WEIGHT] * weights)
     bounds = physical_bounds(inputs.machine)
     limits = [[_to_fit_scale(n, bound) for bound in bounds[n]] for n in names]
-    low, high = np.array(limits + [list(_WEIGHTS)] * tables).T
+    low, high = np.array(limits + [list(_WEIGHTS)] * weights).T
 
     def constants(x: Array) -> Constants:
         fitted = {name: _from_fit_scale(name, value) for name, value in zip(names, x, strict=True)}
@@ -165,7 +198,7 @@ def _solved(
 
     def residuals(x: Array) -> Array:
         guess = inputs.estimate(constants(x[:count])).time
-        errors = np.log(guess / seconds) + columns @ x[count:]
+        errors = np.log(guess / seconds) + regressors @ x[count:]
         return np.concatenate([errors, pull * (x - origin)])
 
     def slopes(x: Array) -> Array:
@@ -175,7 +208,7 @@ def _solved(
         settled = inputs.settled(inputs.estimate(constants(x)))
         log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
         of_constants = (log_time[1:] - log_time[0]).T / _STEP
-        return np.vstack([np.hstack([of_constants, columns]), np.diag(pull)])
+        return np.vstack([np.hstack([of_constants, regressors]), np.diag(pull)])
 
     steps = _STEP * np.eye(count)
     # The solver refuses to begin on a bound.

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.model.fitting import fit_prior
-from analysis.model.prior import LIBRARY, Prior
+from analysis.model.fitting import fit_prior, leaders
+from analysis.model.prior import COARSE, LIBRARY, WHOLE, Growth, Prior
 from analysis.model.residual import MIN_ROWS, can_grow
 from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
-from analysis.recordings.tables import ENOUGH, gemms_of
+from analysis.recordings.tables import gemms_of
 from kernels.cli import note
 from kernels.errors import UserError
 from kernels.estimate import Array
@@ -56,9 +56,23 @@ class Collection:
         gemms = list(itertools.compress(self.gemms, known))
         return replace(self, gemms=gemms, seconds=self.seconds[known])
 
-    def fitted(self) -> Prior:
-        """As a prior."""
-        return fit_prior(self.machine, self.source, self.gemms, self.seconds)
+    def fitted(self, growth: Growth) -> Prior:
+        """As a prior, with so many trees."""
+        return fit_prior(self.machine, self.source, self.gemms, self.seconds, growth)
+
+
+def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Prior, ...]:
+    """Collections as priors of a machine: its own first; of siblings beside them, coarser trees.
+
+    Those that are left with hardly any rows are left out.
+    """
+    known = [each for each in collections if len(each.gemms) >= MIN_ROWS]
+    known.sort(key=lambda each: each.machine.slug != machine.slug)
+    leading = leaders(machine, [each.machine for each in known])
+    return tuple(
+        each.fitted(WHOLE if i in leading or each.machine.slug == machine.slug else COARSE)
+        for i, each in enumerate(known)
+    )
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
@@ -67,11 +81,11 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 
 
-def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[Prior, ...]]]:
-    """What others' imported tables say about a recording's machine: by dtype, sets to choose from.
+def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, tuple[Prior, ...]]:
+    """What others' imported tables say about a recording's machine, by dtype.
 
-    The first set is of the machine itself, the second of its generation's others. None of them has
-    seen a shape of the recording. A published recording must not depend on what was imported, and
+    They are of the machine itself and of its generation's others. None of them has seen a shape of
+    the recording. A published recording must not depend on what was imported, and
     others' tables say the same with and without it.
 
     Args:
@@ -85,34 +99,30 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, list[tuple[
     results = recording.folder.parent
     if results.name == PLACE:
         results = results.parent
-    found: dict[str, list[tuple[Prior, ...]]] = {}
+    found: dict[str, tuple[Prior, ...]] = {}
     of_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
     for dtype, theirs in THEIRS.items():
         own = rows[of_library & (rows["dtype"] == dtype)]
         if not 0 < len(own) <= _MOST_ROWS:
             continue
         shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
-        sets = (
-            tuple(one.fitted() for c in each if len((one := c.without(shapes)).gemms) >= MIN_ROWS)
-            for each in _near(results, recording.machine, theirs)
-        )
-        if known := [each for each in sets if each]:
+        near = [each.without(shapes) for each in _near(results, recording.machine, theirs)]
+        if known := fitted_all(recording.machine, near):
             found[dtype] = known
     return found
 
 
-def _near(results: Path, machine: Machine, dtype: str) -> Iterator[list[Collection]]:
-    """The machine's own collections, then its siblings' first ones."""
-    own = _collections(results, machine, dtype)
-    most = max((len(c.gemms) for c in own), default=0)
-    yield [c for c in own if len(c.gemms) >= ENOUGH * most]
+def _near(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
+    """The machine's collections and its siblings'."""
     siblings = [
         other
         for other in known_machines().values()
         if other.generation == machine.generation and other.slug != machine.slug
     ]
-    firsts = (_collections(results, sibling, dtype)[:1] for sibling in siblings)
-    yield [c for each in firsts for c in each][:_MOST_SIBLINGS]
+    known = (_collections(results, sibling, dtype) for sibling in siblings)
+    imported = itertools.islice(filter(None, known), _MOST_SIBLINGS)
+    for collections in (_collections(results, machine, dtype), *imported):
+        yield from collections
 
 
 def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection]:

@@ -8,6 +8,7 @@ it would know better than those.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +21,11 @@ from analysis.model.basis import software_of
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit
-from analysis.model.fitting import Way, unmeasured
-from analysis.model.others import Collection, sizes_of
+from analysis.model.fitting import Way, leaders, unmeasured
+from analysis.model.others import Collection, fitted_all, sizes_of
 from analysis.model.predict import Model, Part, Prediction
 from analysis.model.prior import LIBRARY, Prior
 from analysis.model.query import Query
-from analysis.model.residual import MIN_ROWS
 from analysis.recordings.public import Source, read_source
 from analysis.recordings.tables import (
     Table,
@@ -41,19 +41,17 @@ from kernels.aliases import slug_meant
 from kernels.constants import foreign_constants
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
-from kernels.problem import Gemm, Problem
+from kernels.problem import Gemm
 
 _HOLDOUTS = ("rows", "levels", "folds")
 
 
-def named_collections(
-    names: str, judged: Path, machine: Machine, dtype: str
-) -> list[list[Collection]]:
-    """The collections that ``--prior`` names: a list for each name.
+def named_collections(names: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
+    """The collections that ``--prior`` names.
 
     Args:
-        names: files, or slugs, with commas between. The machine's own slug means all other tables
-            of it that the package has, another's the one that its recording would be made of.
+        names: files, or slugs, with commas between. A slug means all tables that the package has of
+            that machine, the one that its recording would be made of first.
         judged: the file that is judged, which no prior may be.
         machine: its machine.
         dtype: whose rows are wanted.
@@ -61,7 +59,8 @@ def named_collections(
     Raises:
         UserError: a name is none of a collection, or of what is judged.
     """
-    return [_named(name.strip(), judged, machine, dtype) for name in names.split(",")]
+    each = (_named(name.strip(), judged, machine, dtype) for name in names.split(","))
+    return list(itertools.chain.from_iterable(each))
 
 
 def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
@@ -82,8 +81,7 @@ def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collec
     chosen = choose_tables(tables)
     slug = slug_meant(name, chosen)
     wanted = [chosen[slug]]
-    if slug == machine.slug:
-        wanted += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
+    wanted += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
     found = [_of_table(t, dtype) for t in wanted if t.path.resolve() != judged.resolve()]
     found = [collection for collection in found if len(collection.gemms)]
     if not found:
@@ -98,7 +96,7 @@ def _of_table(table: Table, dtype: str) -> Collection:
 def validate_with_prior(
     source: Source,
     machine: Machine,
-    named: Sequence[Sequence[Collection]],
+    named: Sequence[Collection],
     calibrate: int | None = 256,
     seed: int = 0,
     holdout: str = "rows",
@@ -108,8 +106,8 @@ def validate_with_prior(
     Args:
         source: the rows that play the machine's own.
         machine: their machine.
-        named: others' collections, a list for each that was named. Calibration chooses one of the
-            lists, or none; without a row it is the first list's first collection.
+        named: others' collections. Calibration uses them if they help; without a row the machine's
+            first one answers, or the first of each sibling.
         calibrate: how many rows are measured; 0 for none, None for all that the hold-out leaves.
         seed: breaks ties in the choice of rows, and chooses what is withheld.
         holdout: ``rows``: a fifth of the shapes is withheld. ``levels``: as in
@@ -132,7 +130,7 @@ def validate_with_prior(
 def _validate_once(
     source: Source,
     machine: Machine,
-    named: Sequence[Sequence[Collection]],
+    named: Sequence[Collection],
     calibrate: int | None,
     seed: int,
     holdout: str,
@@ -156,24 +154,24 @@ def _validate_once(
     levels = []
     if holdout == "levels":
         levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
-    known = [[c.without(gone, levels) for c in each] for each in named]
-    sets = [tuple(c.fitted() for c in each if len(c.gemms) >= MIN_ROWS) for each in known]
-    if not all(sets):
+    if not count:
+        named = [named[i] for i in leaders(machine, [each.machine for each in named])]
+    priors = fitted_all(machine, [each.without(gone, levels) for each in named])
+    if named and not priors:
         raise UserError("a prior has too few shapes beside those that are judged; name another.")
     if count:
         model = calibrate_query(
             machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
-            priors={source.dtype: sets},
+            priors={source.dtype: priors},
         ).model  # fmt: skip
-    elif sets:
-        asked = source.take(tested).problems
-        fit = _unmeasured(machine, source.dtype, sets[0], asked)
+    elif priors:
+        fit = _unmeasured(machine, source.dtype, priors, query.take(tested))
         model = Model(machine, {str(query.groups()[0]): fit})
     else:
         raise UserError("without rows and without a prior there is nothing to judge.")
     held_back, held_query = source.take(tested), query.take(tested)
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
-    names = [prior.name for each in sets for prior in each]
+    names = [prior.name for prior in priors]
     return Validation(
         machine=machine, source=source, seed=seed, holdout=holdout, calibrated=chosen,
         tested=held_back, prediction=model.predict(held_query), model=model, constants_from="",
@@ -181,17 +179,15 @@ def _validate_once(
     )  # fmt: skip
 
 
-def _unmeasured(
-    machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Sequence[Problem]
-) -> Fit:
+def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Query) -> Fit:
     """Others' tables alone: their intervals are those of other software, typically at some shapes.
 
     That range is learned in units of a typical spread.
     """
-    constants, _, offsets = unmeasured(Way.of(machine, dtype, priors))
+    constants, _, offsets = unmeasured(machine, Way.of(machine, dtype, priors))
     usual = 1.0
     if offsets is not None:
-        usual = float(np.median(offsets.spread(offsets.at(asked)[1])))
+        usual = float(np.median(offsets.spread(offsets.at(Inputs.of(machine, asked)))))
     software = software_of(machine.slug, dtype)
     return Fit(
         constants, offsets=offsets, aligned_only=True, layout="nt",

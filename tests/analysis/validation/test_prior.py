@@ -11,7 +11,7 @@ from command_line import analysis
 from synthetic import H100, model_law, random_sizes
 
 from analysis.model.others import Collection, sizes_of
-from analysis.model.prior import Prior
+from analysis.model.prior import Growth, Prior
 from analysis.recordings.public import read_source
 from analysis.validation.holdout import FOLDS
 from analysis.validation.prior import named_collections, validate_with_prior
@@ -64,9 +64,9 @@ def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
 
     plain = Collection.fitted
 
-    def fitted(collection: Collection) -> Prior:
+    def fitted(collection: Collection, growth: Growth) -> Prior:
         seen.append(set(map(tuple, sizes_of(collection.gemms).tolist())))
-        return plain(collection)
+        return plain(collection, growth)
 
     monkeypatch.setattr(Collection, "fitted", fitted)
     named = named_collections(str(other), judged, H100, "bf16")
