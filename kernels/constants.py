@@ -97,8 +97,9 @@ def default_constants(generation: str, dtype: str) -> Constants:
 def shipped_fits() -> dict[str, Any]:
     """What the command ``ship`` wrote: constants of single machines, and how sure they are.
 
-    Keys: ``software``, the range of other software's errors on all machines; ``machines``, by slug
-    that range there, what the constants were fitted to, and the fits by group, as in
+    Keys: ``software``, the range of other software's errors on all machines; ``generation``, that
+    of constants carried over from another machine of the generation; ``machines``, by slug the
+    range of software there, what the constants were fitted to, and the fits by group, as in
     calibration.json.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())

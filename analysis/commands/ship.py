@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
+from analysis.model.generation import DTYPE
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
 from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from kernels.cli import JsonOption, note, print_json
@@ -31,6 +32,7 @@ def ship_command(
     as_json: JsonOption = False,
 ) -> None:
     """Fit the shipped constants to the imported tables, and judge answers on other software."""
+    from analysis.validation.generation import carried_collections, judge_generation
     from analysis.validation.software import (
         advised_moves,
         judge_model,
@@ -55,8 +57,10 @@ def ship_command(
             for dtype in DTYPES.values()
             if len(read_rows(table, dtype))
         }
+    fits = {slug: by_dtype[DTYPE].fit for slug, by_dtype in shipped.items()}
+    carried = carried_collections(fits, tables)
     if write is not None:
-        write_whole(write, _shipped_text(chosen, shipped, collections))
+        write_whole(write, _shipped_text(chosen, shipped, collections, carried))
     judged = {
         "model": judge_model(collections),
         "shipped": [
@@ -65,6 +69,7 @@ def ship_command(
             for dtype, one in fits.items()
             for row in judge_shipped(one)
         ],
+        "generation": judge_generation(fits, carried),
         "advice": judge_moves(moves),
     }
     if as_json:
@@ -72,6 +77,7 @@ def ship_command(
         return
     print(_errors_text("model", judged["model"]))
     print(_errors_text("shipped", judged["shipped"]))
+    print(_errors_text("generation", judged["generation"]))
     for row in judged["advice"]:
         print(
             f"to {row['question']}: of {row['moves']} moves {row['faster']:.0%} are faster with "
@@ -95,7 +101,7 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
 
 def _shipped_text(
     chosen: Mapping[str, Table], shipped: Mapping[str, Mapping[str, ShippedFit]],
-    collections: Sequence[Collection],
+    collections: Sequence[Collection], carried: Sequence[Collection],
 ) -> str:  # fmt: skip
     """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
     from analysis.validation.software import group_in, software_range
@@ -103,6 +109,7 @@ def _shipped_text(
     document = {
         "source": next(iter(chosen.values())).package,
         "software": software_range(collections).to_json(),
+        "generation": software_range(carried).to_json(),
         "machines": {
             slug: {
                 "source": chosen[slug].source,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.model.fit import UNCALIBRATED, UNCALIBRATED_PAIR, Fit, SoftwareRange
+from analysis.model.generation import DTYPE, GROUP, carried_fit, nearest_sibling, sibling_pairs
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
 from analysis.recordings.imported import FILE, folder_of, is_complete
@@ -23,7 +24,6 @@ from kernels.program import command
 from sweeps.cases.case import CONFIRM
 
 _FEW = 19  # rows, below which an interval is as wide as without any
-_DTYPE = "bf16"  # whose constants are named where there is nothing else
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
     fit = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
     return {
         "slug": slug, "name": basis.model.machine.name, "basis": basis.kind,
-        "rows": fit and fit.rows, "source": basis.source, "median": fit and fit.median,
+        "rows": (fit and fit.rows) or None, "source": basis.source, "median": fit and fit.median,
         "mean": fit and fit.mean, "p95": fit and fit.p95,
     }  # fmt: skip
 
@@ -158,10 +158,8 @@ def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
         basis = _of_recording(published)
     elif is_complete(folder_of(results, machine.slug)):
         basis = _of_recording(folder_of(results, machine.slug))
-    elif machine.slug in known_machines():
-        basis = _of_constants(known_machine(machine.slug))
     else:
-        basis = Basis(Model(machine), *_generation(machine, _DTYPE))
+        basis = _of_constants(known_machines().get(machine.slug, machine))
     if why_unusable(folder):
         return replace(basis, folder=None)
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
@@ -211,7 +209,7 @@ def for_any_software(model: Model) -> Model:
     return Model(model.machine, fits)
 
 
-def software_of(slug: str, dtype: str = _DTYPE) -> SoftwareRange:
+def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     """How far software lies apart on a machine: as on all machines, or as there if that is more.
 
     It was learned from bf16. Each framework quantises for fp8 in its own way: of that, no more is
@@ -228,15 +226,31 @@ def software_of(slug: str, dtype: str = _DTYPE) -> SoftwareRange:
 def _of_constants(machine: Machine) -> Basis:
     shipped = shipped_fits()["machines"].get(machine.slug)
     if shipped is None:
-        return Basis(Model(machine), *_generation(machine, _DTYPE))
+        return _of_generation(machine)
     model = model_from_json(machine, shipped)
     fit = max(model.fits.values(), key=lambda fit: fit.rows)
     source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {shipped['source']}"
     return Basis(model, "shipped", f"{source}, warm", warm=True)
 
 
+def _of_generation(machine: Machine) -> Basis:
+    """By a sibling's shipped constants where one is like it, else to a factor of two."""
+    shipped = shipped_fits()
+    there = nearest_sibling(machine, shipped["machines"])
+    if there is None:
+        return Basis(Model(machine), *_generation(machine, DTYPE))
+    fit = model_from_json(there, shipped["machines"][there.slug]).fits[GROUP]
+    learned = SoftwareRange(**shipped["generation"])
+    model = Model(machine, {GROUP: carried_fit(fit, there, machine, learned)})
+    source = (
+        f"constants of {there.name}, scaled, warm; interval learned from "
+        f"{len(sibling_pairs(shipped['machines']))} pairs of GPUs of one generation"
+    )
+    return Basis(model, "generation", source, warm=True)
+
+
 def _generation(machine: Machine, dtype: str) -> tuple[str, str]:
-    """The kind and the source of answers by constants of a generation."""
+    """The kind and the source of answers by constants of a whole generation."""
     origin = measured_on(machine.generation, dtype)
     if origin is None:
         return "none", "constants of no machine of its generation, a factor of two either way"

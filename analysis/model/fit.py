@@ -38,8 +38,9 @@ shapes that were seen (``coverage_90_seen`` in tests/recordings/software.json)."
 class SoftwareRange:
     """Nine in ten log ratios of other software's times to predictions, over their spreads.
 
-    As in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours. A
-    spread counts as at least :data:`MIN_SOFTWARE_SPREAD`.
+    Also of constants carried over from another machine of the generation
+    (:mod:`analysis.validation.generation`). As in :class:`Fit`: ``pair_low`` and ``pair_high`` are
+    of the time ratios of two neighbours. A spread counts as at least :data:`MIN_SOFTWARE_SPREAD`.
     """
 
     low: float

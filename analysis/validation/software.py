@@ -22,7 +22,9 @@ from analysis.model.calibrate import pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
 from analysis.model.fitting import fit_constants
+from analysis.model.generation import DTYPE, GROUP
 from analysis.model.predict import Model, model_from_json
+from analysis.model.prior import LIBRARY
 from analysis.model.query import Query
 from analysis.recordings.imported import VALIDATION
 from analysis.recordings.tables import Table, gemms_of, read_rows
@@ -36,15 +38,12 @@ from sweeps.store import write_whole
 FITTED_ROWS = 1500
 """Rows of a table that shipped constants are fitted to; the others judge them."""
 
-_LIBRARY, _DTYPE = "cublas", "bf16"
-
 
 def group_in(dtype: str) -> str:
     """The group of the library's products in a dtype."""
-    return f"{_LIBRARY} gemm {dtype}"
+    return f"{LIBRARY} gemm {dtype}"
 
 
-GROUP = group_in(_DTYPE)
 _TAIL = 0.05
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
@@ -58,7 +57,8 @@ class Collection:
     ``pair_errors`` those of the time ratios of neighbouring shapes (see
     :func:`analysis.model.calibrate.pair_errors`) that promise a gain. ``repeated`` are the errors
     of the table's own time of the very shape, if it has one. ``seen`` has the log ratios and
-    spreads of predictions by the model that answers, which was fitted to all shapes.
+    spreads of predictions by the model that answers, which was fitted to all shapes. ``origin`` is
+    the machine whose constants predict, empty if it is the collection's own.
     """
 
     slug: str
@@ -69,6 +69,7 @@ class Collection:
     pair_errors: Array
     repeated: Errors | None = None
     seen: tuple[Array, Array] | None = None
+    origin: str = ""
 
     @classmethod
     def of(
@@ -98,13 +99,16 @@ def _share_inside(relative: Array, software: SoftwareRange) -> float:
 
 
 def software_range(collections: Sequence[Collection]) -> SoftwareRange:
-    """The range of nine in ten errors; every machine weighs as much, on it every collection."""
+    """The range of nine in ten errors.
+
+    Every machine weighs as much, by the constants of each other machine; on it every collection.
+    """
 
     def ends(parts: Sequence[Array]) -> tuple[float, float]:
-        slugs = [c.slug for c in collections]
+        owners = [(c.origin, c.slug) for c in collections]
         weights = [
-            np.full(len(part), 1 / slugs.count(slug) / max(len(part), 1))
-            for slug, part in zip(slugs, parts, strict=True)
+            np.full(len(part), 1 / owners.count(owner) / max(len(part), 1))
+            for owner, part in zip(owners, parts, strict=True)
         ]
         values, weight = np.concatenate(parts), np.concatenate(weights)
         low, high = np.quantile(values, [_TAIL, 1 - _TAIL], weights=weight, method="inverted_cdf")
@@ -143,7 +147,7 @@ def _held_back(folder: Path) -> pd.DataFrame:
     fit = calibration["groups"][GROUP]
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
-    rows = rows[rows["dtype"] == _DTYPE]
+    rows = rows[rows["dtype"] == DTYPE]
     # Each row's interval leaves out its own error, which moves it by one rank of thousands.
     spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
@@ -161,16 +165,16 @@ def _compared(model: Model, predictions: pd.DataFrame, table: Table) -> Collecti
     names = ("there_us", "measured_us", "time_us")
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
     spreads = rows["spread"].to_numpy()
-    query, fit = _query(rows), model.fits[GROUP]
+    query, fit = warm_query(rows), model.fits[GROUP]
     one = Collection.of(table.slug, table.source, query, predicted, seconds, spreads)
     guess, spread = Inputs.of(model.machine, query).predict(fit.constants, fit.residual)
     seen = np.log(seconds / guess.time), np.maximum(spread, MIN_SOFTWARE_SPREAD)
     return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
 
 
-def _query(rows: pd.DataFrame) -> Query:
+def warm_query(rows: pd.DataFrame) -> Query:
     """The shapes as others time them: operands from the cache where they fit it."""
-    return Query.plain(gemms_of(rows), _LIBRARY, True)
+    return Query.plain(gemms_of(rows), LIBRARY, True)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class ShippedFit:
 
 
 def shipped_fit(
-    machine: Machine, table: Table, tables: Iterable[Table], dtype: str = _DTYPE
+    machine: Machine, table: Table, tables: Iterable[Table], dtype: str = DTYPE
 ) -> ShippedFit:
     """Constants fitted to a sample of a table, judged on its other rows and other collections.
 
@@ -198,11 +202,11 @@ def shipped_fit(
         chosen[source][order[: FITTED_ROWS // len(pooled)]] = True
     sample = pd.concat([rows_of[source][chosen[source]] for source in pooled], ignore_index=True)
     start, _ = foreign_constants(machine, dtype)
-    inputs = Inputs.of(machine, _query(sample))
+    inputs = Inputs.of(machine, warm_query(sample))
     constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
 
     def judged(source: str, part: pd.DataFrame) -> Collection:
-        query, seconds = _query(part), part["time_us"].to_numpy() * 1e-6
+        query, seconds = warm_query(part), part["time_us"].to_numpy() * 1e-6
         predicted = Inputs.of(machine, query).estimate(constants).time
         spreads = np.full(len(part), MIN_SOFTWARE_SPREAD)  # all alike, as without trees
         return Collection.of(machine.slug, source, query, predicted, seconds, spreads)
@@ -232,7 +236,7 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
         "source": table.source,
         "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
-        "other": [_row(one, software) for one in other_collections(folder, table, tables)],
+        "other": [judged_row(one, software) for one in other_collections(folder, table, tables)],
     }
     write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
@@ -254,7 +258,7 @@ def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
     That is the one of all other machines, joined with that of the machine's other collections, as
     answers have it (:func:`analysis.model.basis.software_of`).
     """
-    return [_row(one, _range_without(one, collections)) for one in collections]
+    return [judged_row(one, _range_without(one, collections)) for one in collections]
 
 
 def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
@@ -266,12 +270,13 @@ def _range_without(one: Collection, collections: Sequence[Collection]) -> Softwa
 def judge_shipped(shipped: ShippedFit) -> list[dict[str, Any]]:
     """Each collection's errors, and its coverage by the interval of the machine's others."""
     return [
-        _row(one, software_range([c for c in shipped.collections if c is not one]))
+        judged_row(one, software_range([c for c in shipped.collections if c is not one]))
         for one in shipped.collections
     ]
 
 
-def _row(one: Collection, software: SoftwareRange) -> dict[str, Any]:
+def judged_row(one: Collection, software: SoftwareRange) -> dict[str, Any]:
+    """One collection's errors, and its coverage by an interval."""
     row = {
         "machine": one.slug, "source": one.source, **asdict(one.errors),
         "coverage_90": one.covered(software), "median_width": one.width(software),

@@ -1,0 +1,137 @@
+"""Constants carried over to a GPU that nobody measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import record
+
+from analysis.model.basis import Basis, find_basis, machine_rows
+from analysis.model.fit import UNCALIBRATED, SoftwareRange
+from analysis.model.generation import GROUP, carried_fit, nearest_sibling
+from kernels.constants import shipped_fits
+from kernels.machine import known_machine
+from kernels.problem import Conv, Gemm, Problem
+from sweeps.cases.case import CONFIRM, Case
+
+MEASURED = list(shipped_fits()["machines"])
+LARGE = Gemm(4096, 4096, 4096, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("slug", "origin"),
+    [
+        ("nvidia-h800", "nvidia-h100-sxm"),  # not the H200, whose memory is another
+        ("nvidia-a100-sxm-40gb", "nvidia-a100-sxm-80gb"),
+        ("nvidia-rtx-pro-6000-workstation", "nvidia-rtx-pro-6000"),
+        ("nvidia-b200", "nvidia-b300"),  # never itself
+        ("nvidia-l4", None),  # a third of an L40S's peak and bandwidth
+        ("nvidia-geforce-rtx-4090", None),  # half of its peak
+        ("nvidia-h20", None),
+        ("nvidia-h100-pcie", None),
+        ("nvidia-t4", None),  # alone in its generation
+    ],
+)
+def test_constants_come_from_the_nearest_machine_of_the_generation_if_one_is_near(
+    slug: str, origin: str | None
+) -> None:
+    there = nearest_sibling(known_machine(slug), MEASURED)
+    assert (there and there.slug) == origin
+
+
+def test_a_peak_beyond_those_that_were_learned_from_is_too_far() -> None:
+    h100 = replace(known_machine("nvidia-h100-sxm"), slug="a-sibling")
+    assert nearest_sibling(h100, MEASURED) is not None
+    # Bandwidths were seen to differ by 1.4, peaks by 1.1 alone.
+    slow = replace(h100, peaks={"bf16": h100.peak("bf16") / 1.3})
+    assert nearest_sibling(slow, MEASURED) is None
+    assert nearest_sibling(replace(h100, bandwidth=h100.bandwidth * 1.3), MEASURED) is not None
+    assert nearest_sibling(replace(h100, peaks={"fp32": 1e13}), MEASURED) is None
+    # With one machine of each generation nothing was learned.
+    assert nearest_sibling(h100, ["nvidia-h100-sxm", "nvidia-b200"]) is None
+
+
+def ends(basis: Basis, problem: Problem) -> tuple[float, float, float]:
+    """Seconds predicted, and the logs of the interval's ends over it."""
+    p = basis.model.predict(basis.query([problem]))
+    time = p.estimate.time[0]
+    return float(time), float(np.log(p.lo[0] / time)), float(np.log(p.hi[0] / time))
+
+
+def test_a_machine_without_measurements_answers_like_its_sibling_less_surely(
+    tmp_path: Path,
+) -> None:
+    here, there = (find_basis(slug, tmp_path) for slug in ("nvidia-h800", "nvidia-h100-sxm"))
+    assert here.of(LARGE)[0] == here.kind == "generation"
+    assert here.source.startswith("constants of NVIDIA H100 80GB HBM3, scaled, warm; ")
+    assert "factor of two" not in here.source
+    time, low, high = ends(here, LARGE)
+    its_time, its_low, its_high = ends(there, LARGE)
+    assert time == pytest.approx(its_time)  # by the datasheets they are one machine
+    assert UNCALIBRATED[0] < low < its_low
+    assert its_high < high < UNCALIBRATED[1]
+
+
+def test_no_interval_is_narrower_than_where_the_constants_were_fitted() -> None:
+    fit = find_basis("nvidia-h100-sxm", Path("nowhere")).model.fits[GROUP]
+    h100, h800 = (known_machine(slug) for slug in ("nvidia-h100-sxm", "nvidia-h800"))
+    narrow = carried_fit(fit, h100, h800, SoftwareRange(-0.01, 0.01, -0.01, 0.01))
+    assert (narrow.low, narrow.pair_high) == (fit.low, fit.pair_high)
+    wide = carried_fit(fit, h100, h800, SoftwareRange(-0.5, 0.4, -0.3, 0.2))
+    assert (wide.low, wide.high, wide.pair_low, wide.pair_high) == (-0.5, 0.4, -0.3, 0.2)
+    assert (wide.rows, wide.median) == (0, None)  # nobody measured it
+
+
+def test_less_bandwidth_costs_what_is_bound_by_it(tmp_path: Path) -> None:
+    tall = Gemm(16, 16384, 16384, "bf16")
+    slugs = ("nvidia-a100-sxm-80gb", "nvidia-a100-sxm-40gb")
+    (large, _, _), (small, _, _) = (ends(find_basis(slug, tmp_path), tall) for slug in slugs)
+    wide, narrow = (known_machine(slug).bandwidth for slug in slugs)
+    assert small / large == pytest.approx(wide / narrow, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Gemm(4096, 4096, 4096, "fp16"),
+        Gemm(4096, 4096, 4096, "fp8"),
+        Gemm(4095, 4095, 4095, "bf16"),
+        Gemm(4096, 4096, 4096, "bf16", layout="nn"),
+        Conv.parse("32,64,56,56,64,3,3,1,1,1,1,bf16"),
+    ],
+    ids=str,
+)
+def test_what_no_pair_tells_remains_a_factor_of_two(tmp_path: Path, problem: Problem) -> None:
+    basis = find_basis("nvidia-h800", tmp_path)
+    assert basis.of(problem)[1].endswith("a factor of two either way")
+    _, low, high = ends(basis, problem)
+    assert (low, high) == pytest.approx(UNCALIBRATED)
+
+
+def test_a_machine_that_is_unlike_its_generation_keeps_the_factor_of_two(tmp_path: Path) -> None:
+    basis = find_basis("nvidia-h20", tmp_path)
+    assert basis.source == "constants of NVIDIA H100 80GB HBM3, a factor of two either way"
+    assert not basis.warm
+    assert ends(basis, LARGE)[1:] == pytest.approx(UNCALIBRATED)
+
+
+def test_a_gpu_that_no_table_lists_has_siblings_too(tmp_path: Path) -> None:
+    """Questions were measured on it, so that its facts are known, and nothing else."""
+    unlisted = replace(known_machine("nvidia-h200"), slug="nvidia-h200-nvl", name="NVIDIA H200 NVL")
+    plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
+    cases = [Case(CONFIRM, LARGE, "cublas")]
+    record(tmp_path / unlisted.slug, cases, [2e-5], machine=unlisted, plan=plan)
+    basis = find_basis(unlisted.slug, tmp_path)
+    assert basis.kind == "generation"
+    assert basis.source.startswith("constants of NVIDIA H200, scaled, ")
+    assert basis.measured
+
+
+def test_machines_have_no_error_figures_of_their_siblings(tmp_path: Path) -> None:
+    rows = {row["slug"]: row for row in machine_rows(tmp_path)}
+    row = rows["nvidia-h800"]
+    assert row["basis"] == "generation"
+    assert [row[name] for name in ("rows", "median", "mean", "p95")] == [None] * 4

@@ -1,0 +1,132 @@
+"""What constants are worth on another machine of the generation."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import random_sizes
+
+from analysis.model.features import Inputs
+from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.generation import GROUP
+from analysis.model.predict import model_from_json
+from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
+from analysis.validation.generation import carried_collections, judge_generation
+from analysis.validation.software import Collection, software_range, warm_query
+from kernels.constants import shipped_fits
+from kernels.machine import known_machine, slug_of_device
+
+RECORDED = Path(__file__).parents[2] / "recordings" / "generation.json"
+HOPPER = ("nvidia-h100-sxm", "nvidia-h200")
+BLACKWELL = ("nvidia-b200", "nvidia-b300")
+
+
+def fits() -> dict[str, Fit]:
+    """The shipped ones of bf16."""
+    machines = shipped_fits()["machines"]
+    return {
+        slug: model_from_json(known_machine(slug), m).fits[GROUP] for slug, m in machines.items()
+    }
+
+
+def table(folder: Path, slug: str, factor: float, rows: int) -> Table:
+    """Times by the machine's own shipped constants, all slower by a factor, with 2 % of noise."""
+    machine = known_machine(slug)
+    assert slug_of_device(machine.name) == slug
+    sizes = pd.DataFrame(sorted(set(random_sizes(rows, 0))), columns=list("mnk"))
+    inputs = Inputs.of(machine, warm_query(sizes.assign(dtype="bf16")))
+    noise = np.exp(0.02 * np.random.default_rng(rows).standard_normal(len(sizes)))
+    frame = sizes.assign(
+        framework="TRTLLM", version="1.0", device=machine.name, gemm_dtype="bfloat16",
+        latency=inputs.estimate(fits()[slug].constants).time * factor * noise * 1e3,
+    )  # fmt: skip
+    path = folder / f"{slug}-{factor}" / "gemm_perf.parquet"
+    path.parent.mkdir(parents=True)
+    frame.to_parquet(path)
+    return read_table(path)
+
+
+def test_each_machine_is_predicted_by_every_other_one_of_its_generation(tmp_path: Path) -> None:
+    known = {slug: fit for slug, fit in fits().items() if slug in (*HOPPER, "nvidia-b200")}
+    # The two H200 differ by a factor; the B200 has no sibling here, and an L40S no constants.
+    tables = [
+        table(tmp_path, "nvidia-h100-sxm", 1.0, 300), table(tmp_path, "nvidia-h200", 1.0, 300),
+        table(tmp_path, "nvidia-h200", 1.5, 300), table(tmp_path, "nvidia-b200", 1.0, 300),
+        table(tmp_path, "nvidia-l40s", 1.0, 300),
+    ]  # fmt: skip
+    found = carried_collections(known, tables)
+    assert [(c.origin, c.slug) for c in found] == [HOPPER[::-1], HOPPER, HOPPER]
+    right, slow = (np.median(c.log_ratios) for c in found[1:])
+    assert slow - right == pytest.approx(np.log(1.5), abs=0.01)
+    assert abs(right) < 0.1  # H100's constants, scaled, are not far off an H200's own
+
+
+def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> Collection:
+    """Log ratios that scatter about 0, one machine's constants on another."""
+    sizes = pd.DataFrame(random_sizes(rows, 0), columns=list("mnk")).assign(dtype="bf16")
+    predicted = np.full(rows, 1e-5)
+    log_ratios = scatter * np.random.default_rng(rows).standard_normal(rows)
+    seconds, spreads = predicted * np.exp(log_ratios), np.full(rows, MIN_SOFTWARE_SPREAD)
+    one = Collection.of(slug, "made up", warm_query(sizes), predicted, seconds, spreads)
+    return replace(one, origin=origin)
+
+
+def test_every_pair_weighs_the_same_however_many_collections_it_has() -> None:
+    calm, wild = errors(*HOPPER, 0.02), errors(*HOPPER[::-1], 0.2)
+    once, again = (software_range([calm, *[wild] * times]) for times in (1, 4))
+    assert (again.low, again.high) == pytest.approx((once.low, once.high), rel=0.01)
+    # Two machines' constants on the same third one are two pairs.
+    other = replace(wild, slug=calm.slug)
+    assert software_range([calm, other]) == once
+
+
+def test_a_machine_is_judged_by_an_interval_that_no_pair_of_it_taught() -> None:
+    narrow = {slug: replace(fit, low=-1e-3, high=1e-3) for slug, fit in fits().items()}
+    scatter = dict.fromkeys((HOPPER, HOPPER[::-1]), 0.05) | dict.fromkeys(
+        (BLACKWELL, BLACKWELL[::-1]), 0.1
+    )
+    found = [errors(*pair, size) for pair, size in scatter.items()]
+    found.append(errors("nvidia-gb200", "nvidia-b200", 0.1))
+    rows = {(row["constants_from"], row["machine"]): row for row in judge_generation(narrow, found)}
+    # An answer is by the nearest sibling alone: GB200's constants on a B200 are not judged.
+    assert rows.keys() == scatter.keys()
+    # Hopper's pairs know 5 %, all others 10 %: without its own, each has the other's interval.
+    for (_, slug), row in rows.items():
+        assert row["coverage_90"] > 0.99 if slug in HOPPER else row["coverage_90"] < 0.85
+
+
+def test_the_recorded_coverage_is_of_all_machines_that_have_a_sibling() -> None:
+    rows = json.loads(RECORDED.read_text())
+    assert {row["machine"] for row in rows} == {
+        *HOPPER, *BLACKWELL, "nvidia-gb200", "nvidia-gb300",
+    }  # fmt: skip
+    for machine in {row["machine"] for row in rows}:
+        own = [row for row in rows if row["machine"] == machine]
+        counts = [row["rows"] for row in own]
+        assert 0.8 < np.average([row["coverage_90"] for row in own], weights=counts) < 0.97
+        assert all(row["mean"] < 0.13 for row in own)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra `public`"
+)
+def test_what_is_recorded_is_what_the_tables_give() -> None:
+    known, tables = fits(), find_tables()
+    chosen = choose_tables(tables)["nvidia-h200"]
+    (one,) = carried_collections(known, [chosen])
+    assert (one.origin, one.source) == ("nvidia-h100-sxm", chosen.source)
+    (recorded,) = (
+        row
+        for row in json.loads(RECORDED.read_text())
+        if (row["machine"], row["source"]) == (one.slug, one.source)
+    )
+    for name in ("rows", "median", "mean", "p95"):
+        assert getattr(one.errors, name) == pytest.approx(recorded[name], rel=0.02)
+    # What is shipped was learned from these rows among others.
+    assert one.covered(SoftwareRange(**shipped_fits()["generation"])) > 0.9
