@@ -13,6 +13,7 @@ rows with their facts as features, Gaussian processes and boosted trees were tri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -236,8 +237,11 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Whose collections they are, in words."""
-        return " and ".join(prior.name for prior in self.priors)
+        """Whose collections they are, in words: by name, or how many there are of each machine."""
+        if len(self.priors) <= 2:
+            return " and ".join(prior.name for prior in self.priors)
+        machines = Counter(prior.machine.slug for prior in self.priors)
+        return "public tables: " + ", ".join(f"{n} of {slug}" for slug, n in machines.items())
 
     def named_weights(self) -> dict[str, list[float]]:
         """The weights by whose collection each is."""

@@ -157,6 +157,7 @@ def test_without_a_row_or_a_collection_of_ones_own_siblings_answer_together(
     fitted = unmeasured(h200, way)
     assert fitted.offsets is not None
     assert [w[0] for w in fitted.offsets.weights] == [0.5, 0, 0.5]
+    assert fitted.offsets.source == "public tables: 2 of nvidia-h100-sxm, 1 of nvidia-h20"
     # The geometric mean of what the two first ones say.
     each = [unmeasured(h200, Way.of(h200, "bf16", (one,))) for one in (prior, other)]
     times = [asked.predict(*one)[0].time for one in each]
