@@ -22,7 +22,7 @@ MIN_GAIN = 0.01
 """A gain below one percent is not worth a changed model."""
 
 _PRICE = 0.1  # of additional FLOPs: other products of a model have the larger size, too
-_LEAST_ODDS = 1.25  # expected gain over expected loss
+_LEAST_ODDS = 1.6  # expected gain over expected loss
 _MAX_LOSS = 0.25  # which a likely gain's interval may reach
 _STANDARD = {CONFIRMED: 1.96, MEASURED: 1.96, PREDICTED: 1.645}  # errors in half an interval
 _NORMAL = NormalDist()
