@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of
 from analysis.advice.recommend import Choice, weigh
@@ -59,6 +61,26 @@ def trial_of(
     """
     question.wishes.check(problem)
     options, frame = options_of(problem, model, measured, library, question)
+    return trial_among(options, frame, model, measured, library, question, count, others)
+
+
+def trial_among(
+    options: Sequence[Problem], frame: pd.DataFrame, model: Model, measured: Measurements,
+    library: str, question: Question, count: int, others: Collection[str] = (),
+) -> Trial | None:  # fmt: skip
+    """As :func:`trial_of`, among given options, of which the first is the problem.
+
+    Args:
+        options: the problem, then other sizes of it.
+        frame: the model's prediction of each option.
+        model: the machine's model.
+        measured: what was measured there.
+        library: the implementation that predictions are for.
+        question: what is asked.
+        count: how many of the model's best guesses are candidates.
+        others: implementations that compute it as it is.
+    """
+    problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     if any(choice.evidence == CONFIRMED for choice in choices):

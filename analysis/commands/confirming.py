@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CANDIDATES = 4  # guesses that are measured for a question that is asked
 _LEAST_SECONDS = 10.0  # for them, at most: a quiet machine needs far less
-_GUESSES = 2
+GUESSES = 2
 """How many guesses of each problem a sweep is followed by. On an H100 a second one raises the mean
 gain of padding from 1.3 to 1.4 % of all shapes (``measured`` in tests/recordings/advice.json)."""
 
@@ -73,7 +73,7 @@ def confirm_command(
     if seconds is None:
         seconds = left_for_confirming(folder_for(results, slug))
     note("Looking for the guesses that promise most …")
-    trials = open_trials(analyse_machine(slug, results), _GUESSES)
+    trials = open_trials(analyse_machine(slug, results), GUESSES)
     asked = recording.products
     explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)
     cost = {

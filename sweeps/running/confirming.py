@@ -26,9 +26,12 @@ from sweeps.running.runner import carry_out, confirm
 from sweeps.store import folder_for, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
-_SAMPLES = CHECKPOINTS[1] / CHECKPOINTS[0]  # of a candidate, over those that the plan counts
 _LARGEST_SHARE = 0.5  # of the budget, for one candidate: there are few
-_PAIR_SAMPLES = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]  # of a pair, likewise
+
+CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
+"""Samples of a candidate over those that the plan counts of a case."""
+PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
+"""Samples of a pair that is timed anew, likewise."""
 
 
 def machine_here(request: Request) -> Machine:
@@ -59,7 +62,7 @@ def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, 
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}
     return {
-        way: (_SAMPLES * expected[case.id], _PAIR_SAMPLES / 2 * expected[case.id])
+        way: (CANDIDATE_COST * expected[case.id], PAIR_COST / 2 * expected[case.id])
         for way, case in cases.items()
     }
 
