@@ -26,7 +26,7 @@ _CANDIDATES = 4  # guesses that are measured for a question that is asked
 _LEAST_SECONDS = 10.0  # for them, at most: a quiet machine needs far less
 GUESSES = 2
 """How many guesses of each problem a sweep is followed by. On an H100 a second one raises the mean
-gain of padding from 1.3 to 1.4 % of all shapes (``measured`` in tests/recordings/advice.json)."""
+gain of padding from 1.2 to 1.3 % of all shapes (``measured`` in tests/recordings/advice.json)."""
 
 
 @app.command("confirm")
