@@ -22,6 +22,7 @@ from kernels.estimate import Array
 from kernels.program import command
 
 _CHUNK = 1024  # rows: their nodes in all trees stay in a cache
+_MANY_ROWS = 5000  # that take seconds to grow trees from
 _MIN_DEPTH = 6  # levels above which hardly any row has reached a leaf
 _LEAF = -1  # in place of a feature
 _MAX_FEATURES = 127  # the largest number of one signed byte
@@ -59,9 +60,12 @@ class Forest:
 
         if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
             raise ValueError(f"trees grow from rows of up to {_MAX_FEATURES} features")
+        # Handing a few rows to other cores takes longer than to grow their trees.
+        cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
-            trees, min_samples_leaf=leaf, max_features=1.0, bootstrap=False, random_state=0
-        )
+            trees, min_samples_leaf=leaf, max_features=1.0, bootstrap=False, random_state=0,
+            n_jobs=cores,
+        )  # fmt: skip
         regressor.fit(features.astype(np.float32), values)
         grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
         feature, number = (np.concatenate(parts) for parts in zip(*grown, strict=True))

@@ -82,6 +82,14 @@ def test_rows_alike_stay_together_and_growing_again_gives_the_same() -> None:
     assert _small().number.tolist() == _small().number.tolist()
 
 
+def test_all_cores_grow_the_trees_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = _small(trees=16)
+    monkeypatch.setattr("analysis.model.forest._MANY_ROWS", 1)
+    together = _small(trees=16)
+    assert together.feature.tolist() == alone.feature.tolist()
+    assert together.number.tolist() == alone.number.tolist()
+
+
 def test_trees_survive_json() -> None:
     forest, asked = _small(), np.random.default_rng(1).uniform(-1, 1, (50, 3))
     again = Forest.from_json(json.loads(json.dumps(forest.to_json())))
