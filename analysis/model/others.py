@@ -85,8 +85,8 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, tuple[Prior
     """What others' imported tables say about a recording's machine, by dtype.
 
     They are of the machine itself and of its generation's others. None of them has seen a shape of
-    the recording. A published recording must not depend on what was imported, and
-    others' tables say the same with and without it.
+    the recording. A published recording must not depend on what was imported, and others' tables
+    say the same with and without it.
 
     Args:
         recording: whose machine; its folder says where imports lie.

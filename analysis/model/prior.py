@@ -48,7 +48,7 @@ class Growth:
 
 WHOLE = Growth(64, 2)
 COARSE = Growth(16, 4)
-"""A ninth of the size, in a quarter of the time: of siblings' tables beside the machine's own."""
+"""Of siblings' tables beside the machine's own: their weights are small, and there are many."""
 
 _FIGURES = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),

@@ -33,7 +33,7 @@ _TABLE = "gemm_perf"  # as the files beside it call it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # by how well a framework's tables repeat themselves
-ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
+_ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
 """The dtypes that are read, by the tables' names, with ours."""
@@ -173,7 +173,7 @@ def choose_tables(tables: Sequence[Table]) -> dict[str, Table]:
 
 
 def _rank(table: Table, group: Sequence[Table]) -> tuple[Any, ...]:
-    enough = table.rows >= ENOUGH * max(other.rows for other in group)
+    enough = table.rows >= _ENOUGH * max(other.rows for other in group)
     name = table.framework.lower()
     order = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
     return enough, table.complete, order, version_numbers(table.version)
