@@ -1,4 +1,4 @@
-"""What others' tables are worth to a machine that was measured little; an hour on one core.
+"""What others' tables are worth to a machine that was measured little; over an hour on one core.
 
     python tests/prior_accuracy.py [--machine SLUG ...]
 
