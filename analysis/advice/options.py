@@ -63,18 +63,57 @@ def question_of(pad: str | float | None, choose: str | float | None, wishes: Wis
     return Question(kind, Question.allowance if given is None else share_of(given, kind), wishes)
 
 
+Options = tuple[list[Problem], pd.DataFrame]
+"""A problem and other sizes of it, and the model's prediction of each."""
+
+
 def options_of(
     problem: Problem, model: Model, measured: Measurements, library: str, question: Question
-) -> tuple[list[Problem], pd.DataFrame]:
+) -> Options:
     """The problem first, then other sizes of it, and the model's prediction of each.
 
     All combinations of round sizes where they are few; else all sizes of one dimension at a time,
     and the combinations of the best of these. Measured neighbours that may be named are options.
     """
+    return options_of_each({problem: library}, model, measured, question)[0]
 
-    def predict(options: Sequence[Problem]) -> pd.DataFrame:
-        return model.predict(Query.plain(options, library, measured.warm)).frame()
 
+def options_of_each(
+    problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
+) -> list[Options]:
+    """The options of each of many problems (mapped to their library).
+
+    All are predicted together: one problem after another takes longer.
+    """
+    libraries = list(problems.values())
+
+    def predicted(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
+        names = [name for name, some in zip(libraries, lists, strict=True) for _ in some]
+        query = Query.each([option for some in lists for option in some], names, measured.warm)
+        frame = model.predict(query).frame() if names else pd.DataFrame()
+        ends = itertools.accumulate(map(len, lists), initial=0)
+        return [frame.iloc[i:j].reset_index(drop=True) for i, j in itertools.pairwise(ends)]
+
+    first = [_first_options(problem, model, measured, question) for problem in problems]
+    frames = predicted([options for options, _ in first])
+    # Three sizes with fifteen values each make thousands of combinations.
+    more = [
+        [] if whole else _combinations_of_best(options, frame, question)
+        for (options, whole), frame in zip(first, frames, strict=True)
+    ]
+    found: list[Options] = []
+    for (options, _), frame, rest, of_rest in zip(
+        first, frames, more, predicted(more), strict=True
+    ):
+        both = pd.concat([frame, of_rest], ignore_index=True) if rest else frame
+        found.append(([*options, *rest], both))
+    return found
+
+
+def _first_options(
+    problem: Problem, model: Model, measured: Measurements, question: Question
+) -> tuple[list[Problem], bool]:
+    """All options where they are few, else those that change one size; and whether that is all."""
     near = [
         option for option in measured.near(problem, -question.allowance if question.choose else 0.0,
                                            question.allowance)
@@ -83,13 +122,22 @@ def options_of(
     sizes = sizes_near(problem, question.allowance, question.choose,
                        _tile_edges(model, problem.dtype), question.wishes)  # fmt: skip
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
-        options = _ordered(problem, [*near, *_combined(problem, sizes)])
-        return options, predict(options)
-    # Three sizes with fifteen values each make thousands of combinations.
+        return _ordered(problem, [*near, *_combined(problem, sizes)]), True
     one_by_one = [{d: v} for d, values in sizes.items() for v in values]
-    alone = _ordered(problem, [*near, *with_sizes(problem, one_by_one)])
-    first = predict(alone)
-    time = dict(zip(alone, first["time_us"], strict=True))
+    return _ordered(problem, [*near, *with_sizes(problem, one_by_one)]), False
+
+
+def _combinations_of_best(
+    alone: Sequence[Problem], frame: pd.DataFrame, question: Question
+) -> list[Problem]:
+    """What combines the best sizes of each dimension, without the options that change one.
+
+    Args:
+        alone: the problem, then the options that change one size, or were measured.
+        frame: the model's prediction of each.
+        question: what is asked.
+    """
+    problem, time = alone[0], dict(zip(alone, frame["time_us"], strict=True))
 
     def best(d: str) -> set[int]:
         """The problem's size in one dimension, and the best ones if only that one changes."""
@@ -98,10 +146,7 @@ def options_of(
         return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
 
     combined = _combined(problem, {d: sorted(best(d)) for d in dimensions(problem)})
-    rest = [option for option in combined if option not in time]
-    if not rest:
-        return alone, first
-    return [*alone, *rest], pd.concat([first, predict(rest)], ignore_index=True)
+    return [option for option in combined if option not in time]
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:

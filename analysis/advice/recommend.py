@@ -10,6 +10,7 @@ shapes, which is smaller than that of either time. :mod:`analysis.advice.verdict
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.advice.measurements import Measurements
-from analysis.advice.options import Question, options_of
+from analysis.advice.options import Options, Question, options_of, options_of_each
 from analysis.advice.reasons import change_text, why, why_not
 from analysis.advice.sizes import changed, dimensions, role
 from analysis.advice.verdict import (
@@ -112,7 +113,16 @@ def advise(
     """
     question = question or Question()
     question.wishes.check(problem)
-    options, frame = options_of(problem, model, measured, library, question)
+    options = options_of(problem, model, measured, library, question)
+    return _advise_among(options, model, measured, library, question)
+
+
+def _advise_among(
+    found: Options, model: Model, measured: Measurements, library: str, question: Question
+) -> Advice:
+    """As :func:`advise`, among options, of which the first is the problem."""
+    options, frame = found
+    problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_of(choices)
@@ -149,6 +159,7 @@ def advise(
     )
 
 
+_TOGETHER = 100  # problems whose options, up to thousands of each, are predicted at once
 _CLEAR = 0.05  # a gain that would be worth measuring
 
 
@@ -273,7 +284,7 @@ def _error(
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
     else:  # at least as wide as on a machine of which nothing was measured
-        fitted = fit.ratio_range(True, (max(1.0, fit.min_spread),) * 2)
+        fitted = fit.ratio_range(True, (math.hypot(fit.scale, fit.beside),) * 2)
         low, high = min(UNCALIBRATED_PAIR[0], fitted[0]), max(UNCALIBRATED_PAIR[1], fitted[1])
     if min(growth) < 1:
         low, high = min(low, -high), max(high, -low)
@@ -306,7 +317,14 @@ def advise_all(
     """Advice for each of many problems (mapped to their library): those to act on first, of them
     the largest gains.
     """
-    answers = [advise(p, model, measured, name, question) for p, name in problems.items()]
+    answers = []
+    for start in range(0, len(problems), _TOGETHER):
+        some = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
+        found = options_of_each(some, model, measured, question)
+        answers += [
+            _advise_among(options, model, measured, name, question)
+            for options, name in zip(found, some.values(), strict=True)
+        ]
     return sorted(
         answers, key=lambda a: (VERDICTS.index(a.verdict), -a.gain.value, a.problem.spec())
     )

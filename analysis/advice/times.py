@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from analysis.advice.measurements import Measurements, read_measurements, rows_near
 from analysis.model.basis import Basis
 from analysis.model.fit import Fit
@@ -86,5 +88,6 @@ def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> Measured
     if not math.isnan(known.lo):
         return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])
-    lo, hi = (known.time * math.exp(end * spread) for end in (fit.low, fit.high))
+    expected = float(fit.shift.applied(np.array(known.time)))
+    lo, hi = (expected * math.exp(end * spread) for end in (fit.low, fit.high))
     return MeasuredTime(known.time, lo, hi)

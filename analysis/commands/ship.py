@@ -11,6 +11,7 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.model.generation import DTYPE
+from analysis.model.shift import Shift
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
 from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from kernels.cli import JsonOption, note, print_json
@@ -20,7 +21,8 @@ from kernels.program import RESULTS, target
 from sweeps.store import write_whole
 
 if TYPE_CHECKING:
-    from analysis.validation.software import Collection, ShippedFit
+    from analysis.model.fit import Fit
+    from analysis.validation.software import Collection, Move, ShippedFit
 
 
 @app.command("ship")
@@ -40,36 +42,39 @@ def ship_command(
         judge_shipped,
         other_collections,
         shipped_fit,
+        sibling_shift,
+        widened_by_others,
     )
 
     tables = find_tables()
     chosen = _imported(choose_tables(tables), results)
     collections: list[Collection] = []
-    moves, shipped = [], {}
+    moves: list[Move] = []
+    shipped: dict[str, dict[str, ShippedFit]] = {dtype: {} for dtype in DTYPES.values()}
     for slug, table in chosen.items():
         note(f"{slug} …")
         folder = folder_of(results, slug)
-        collections += other_collections(folder, table, tables)
+        shift = sibling_shift(table, chosen, tables)
+        collections += other_collections(folder, table, tables, shift)
         moves += advised_moves(folder, table, tables)
         machine = known_machine(slug)
-        shipped[slug] = {
-            dtype: shipped_fit(machine, table, tables, dtype)
-            for dtype in DTYPES.values()
-            if len(read_rows(table, dtype))
-        }
-    fits = {slug: by_dtype[DTYPE].fit for slug, by_dtype in shipped.items()}
-    carried = carried_collections(fits, tables)
+        for dtype, by_slug in shipped.items():
+            if len(read_rows(table, dtype)):
+                by_slug[slug] = shipped_fit(
+                    machine, table, tables, dtype, shift if dtype == DTYPE else Shift()
+                )
+    fits = {dtype: widened_by_others(by_slug) for dtype, by_slug in shipped.items()}
+    carried = carried_collections(fits[DTYPE], tables)
     if write is not None:
-        write_whole(write, _shipped_text(chosen, shipped, collections, carried))
+        write_whole(write, _shipped_text(chosen, fits, collections, carried))
     judged = {
         "model": judge_model(collections),
         "shipped": [
             {"dtype": dtype, **row}
-            for fits in shipped.values()
-            for dtype, one in fits.items()
-            for row in judge_shipped(one)
+            for dtype, by_slug in shipped.items()
+            for row in judge_shipped(list(by_slug.values()))
         ],
-        "generation": judge_generation(fits, carried),
+        "generation": judge_generation(fits[DTYPE], carried),
         "advice": judge_moves(moves),
     }
     if as_json:
@@ -100,7 +105,7 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
 
 
 def _shipped_text(
-    chosen: Mapping[str, Table], shipped: Mapping[str, Mapping[str, ShippedFit]],
+    chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]],
     collections: Sequence[Collection], carried: Sequence[Collection],
 ) -> str:  # fmt: skip
     """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
@@ -114,9 +119,13 @@ def _shipped_text(
             slug: {
                 "source": chosen[slug].source,
                 "software": software_range([c for c in collections if c.slug == slug]).to_json(),
-                "groups": {group_in(dtype): one.fit.to_json() for dtype, one in fits.items()},
+                "groups": {
+                    group_in(dtype): by_slug[slug].to_json()
+                    for dtype, by_slug in fits.items()
+                    if slug in by_slug
+                },
             }
-            for slug, fits in shipped.items()
+            for slug in chosen
         },
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"

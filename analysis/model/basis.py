@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.model.fit import UNCALIBRATED, UNCALIBRATED_PAIR, Fit, SoftwareRange
+from analysis.model.fit import (
+    SOFTWARE_ERROR,
+    UNCALIBRATED,
+    UNCALIBRATED_PAIR,
+    Fit,
+    SoftwareRange,
+)
 from analysis.model.generation import DTYPE, GROUP, carried_fit, nearest_sibling, sibling_pairs
 from analysis.model.predict import Model, model_from_json
 from analysis.model.query import Query, group_of
+from analysis.model.shift import Shift
 from analysis.recordings.imported import FILE, folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
@@ -202,8 +209,9 @@ def _of_recording(folder: Path) -> Basis:
 
 def for_any_software(model: Model) -> Model:
     """A model of others' table, which is of one framework, for those who may run another."""
+    slug = model.machine.slug
     fits = {
-        group: fit.for_software(software_of(model.machine.slug, group.split()[-1]))
+        group: fit.for_software(software_of(slug, group.split()[-1]), shift_of(slug, group))
         for group, fit in model.fits.items()
     }
     return Model(model.machine, fits)
@@ -216,11 +224,18 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     known than of a machine without any measurement.
     """
     if dtype == "fp8":
-        return SoftwareRange(*UNCALIBRATED, *UNCALIBRATED_PAIR)
+        ends = (end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *UNCALIBRATED_PAIR))
+        return SoftwareRange(*ends)
     shipped = shipped_fits()
     software = SoftwareRange(**shipped["software"])
     here = shipped["machines"].get(slug)
     return software.joined(SoftwareRange(**here["software"])) if here else software
+
+
+def shift_of(slug: str, group: str = GROUP) -> Shift:
+    """What other software's times are expected to be on a machine, by those of its table."""
+    shipped = shipped_fits()["machines"].get(slug, {"groups": {}})
+    return Fit.from_json(shipped["groups"][group]).shift if group in shipped["groups"] else Shift()
 
 
 def _of_constants(machine: Machine) -> Basis:

@@ -1,6 +1,6 @@
 """Fit the time model to a machine's measurements, and say how wrong it is.
 
-The problems are cut into three folds. A fit to two of them predicts the third, so each row has a
+The problems are cut into folds. A fit to the others predicts each of them, so each row has a
 prediction from a fit that never saw it, and the error figures are honest. The fit that is kept
 comes from all rows.
 """
@@ -24,6 +24,7 @@ from analysis.model.fitting import Fitted, Way, fit_group
 from analysis.model.predict import Model, Part, Prediction
 from analysis.model.prior import LIBRARY, Prior
 from analysis.model.query import Query
+from analysis.model.residual import MANY_ROWS
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
@@ -32,6 +33,9 @@ from kernels.estimate import Array, Estimate
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
+_FOLDS = 3  # of few rows: each more is another fit
+_FOLDS_OF_MANY = 5  # of many rows, where a fit to two thirds is worse than the one that is kept
+_SHARE_OF_TREES = 0.75  # in each of these folds: all cost more time than they are worth
 _TAIL = 0.05  # share of the log ratios on either side of the interval
 _MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
 
@@ -47,7 +51,7 @@ class Calibration:
         """calibration.json: constants, error figures and rows used, group by group."""
         return {
             "machine": self.model.machine.slug,
-            "protocol": "three parts of the problems, each predicted by a fit to the others",
+            "protocol": "parts of the problems, each predicted by a fit to the others",
             "groups": {group: fit.to_json() for group, fit in self.model.fits.items()},
         }
 
@@ -74,7 +78,7 @@ def calibrate_query(
     machine: Machine,
     query: Query,
     seconds: Array,
-    folds: int = 3,
+    folds: int | None = None,
     starts: Callable[[str], Constants] | None = None,
     algorithms: Sequence[str] | None = None,
     priors: Mapping[str, tuple[Prior, ...]] | None = None,
@@ -85,7 +89,8 @@ def calibrate_query(
         machine: the machine that they were measured on.
         query: the cases.
         seconds: the time of one launch of each case.
-        folds: into how many folds the problems are cut, each predicted by a fit to the rest.
+        folds: into how many folds the problems are cut, each predicted by a fit to the rest;
+            three if None, of many rows five.
         starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
         algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
             Fits use it; predictions never do.
@@ -94,7 +99,6 @@ def calibrate_query(
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
-    fold = np.array([_fold_of(problem, folds) for problem in query.problems])
     fits: dict[str, Fit] = {}
     parts: list[Part] = []
     for group in dict.fromkeys(groups):
@@ -105,6 +109,8 @@ def calibrate_query(
         theirs = (priors or {}).get(dtype, ())
         if theirs and group == f"{LIBRARY} gemm {dtype}":
             ways.append(Way.of(machine, dtype, theirs))
+        number = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
+        fold = np.array([_fold_of(query.problems[int(i)], number) for i in rows])
         way, pieces = _best_way(machine, query, seconds, known, rows, fold, ways)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], way)
         # Where a fold had too few rows for a residual, no held-out error tells what one is worth.
@@ -160,12 +166,13 @@ def _best_way(
     ways: Sequence[Way],
 ) -> tuple[Way, list[_Piece]]:
     """The way to fit a group that best predicts each fold from the others, and what it predicts."""
+    share = _SHARE_OF_TREES if len(rows) > MANY_ROWS else 1.0
     found: list[tuple[Way, list[_Piece]]] = []
     for way in ways:
         pieces: list[_Piece] = []
-        for number in np.unique(fold[rows]):
-            held_out, rest = rows[fold[rows] == number], rows[fold[rows] != number]
-            fitted = fit_group(machine, query.take(rest), seconds[rest], known[rest], way)
+        for number in np.unique(fold):
+            held_out, rest = rows[fold == number], rows[fold != number]
+            fitted = fit_group(machine, query.take(rest), seconds[rest], known[rest], way, share)
             inputs = Inputs.of(machine, query.take(held_out))
             pieces.append((held_out, *inputs.predict(*fitted)))
         found.append((way, pieces))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+import numpy as np
 
 from analysis.model.prior import Offsets
 from analysis.model.residual import Residual
+from analysis.model.shift import Shift
 from kernels.constants import Constants
 from kernels.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
+from kernels.estimate import Array
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 UNCALIBRATED = (-0.7, 0.7)
@@ -27,20 +31,24 @@ NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""
 
 
-MIN_SOFTWARE_SPREAD = 1.2
-"""What a prediction's spread counts as at least, for those who run another software than the rows
-came from. The trees agree about the very shapes that they grew from, more than about others, but
-other software differs at both by about as much: with less, an interval holds too few rows at the
+SOFTWARE_ERROR = 0.05
+"""What other software than the rows came from adds to a prediction's error, as a standard deviation
+of the log ratio. Trees agree about the very shapes that they grew from, and on some machines about
+most, but other software differs at all of them: with less, an interval holds too few rows at the
 shapes that were seen (``coverage_90_seen`` in tests/recordings/software.json)."""
+
+_NORMAL = 1.645
+"""Standard deviations on either side that hold nine in ten values of a normal law."""
 
 
 @dataclass(frozen=True)
 class SoftwareRange:
     """Nine in ten log ratios of other software's times to predictions, over their spreads.
 
-    Also of constants carried over from another machine of the generation
+    A spread is the model's own error and :data:`SOFTWARE_ERROR` together: :meth:`Fit.for_software`.
+    Also of constants that are shipped, or carried over from another machine of the generation
     (:mod:`analysis.validation.generation`). As in :class:`Fit`: ``pair_low`` and ``pair_high`` are
-    of the time ratios of two neighbours. A spread counts as at least :data:`MIN_SOFTWARE_SPREAD`.
+    of the time ratios of two neighbours.
     """
 
     low: float
@@ -62,13 +70,14 @@ class SoftwareRange:
 
 _FIGURES = {
     "constants": Each(Number()), "residual": Maybe(dict), "offsets?": Maybe(dict),
+    "shift?": Maybe(dict),
     **dict.fromkeys(("low", "pair_low"), Number(-10, 0)),
     **dict.fromkeys(("high", "pair_high"), Number(0, 10)),
     **dict.fromkeys(("rows", "pairs"), COUNT),
     **dict.fromkeys(("median", "mean", "p95"), Maybe(NOT_NEGATIVE)),
     "aligned_only?": bool, "layout?": str,
     **dict.fromkeys(
-        ("min_spread?", "sum_low?", "sum_high?", "change_low?", "change_high?"), NOT_NEGATIVE
+        ("scale?", "beside?", "sum_low?", "sum_high?", "change_low?", "change_high?"), NOT_NEGATIVE
     ),
 }  # fmt: skip
 
@@ -78,7 +87,8 @@ class Fit:
     """One group's constants and what they are worth.
 
     ``offsets`` are what others' tables say of the machine, where they helped to predict held-back
-    rows, and ``residual`` has the trees of what is left.
+    rows, and ``residual`` has the trees of what is left. Whoever runs other software than the rows
+    came from gets times by ``shift``.
     ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
     prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
@@ -86,10 +96,10 @@ class Fit:
     of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
     that all rows had sizes in multiples of 16 bytes: what others cost is then assumed. ``layout``
     is that of all rows, which then are single products; empty where there are several. A spread
-    counts as at least ``min_spread``. ``sum_low`` and ``sum_high`` are by how much the interval of
-    a sum of times is wider, below and above, than their intervals make it, ``change_low`` and
-    ``change_high`` likewise after some of the times were changed for those of neighbours (see
-    :mod:`analysis.model.sums`).
+    counts ``scale`` times, and as much as ``beside`` is added in quadrature. ``sum_low`` and
+    ``sum_high`` are by how much the interval of a sum of times is wider, below and above, than
+    their intervals make it, ``change_low`` and ``change_high`` likewise after some of the times
+    were changed for those of neighbours (see :mod:`analysis.model.sums`).
     """
 
     constants: Constants
@@ -105,12 +115,14 @@ class Fit:
     p95: float | None = None
     aligned_only: bool = False
     layout: str = ""
-    min_spread: float = 0.0
+    scale: float = 1.0
+    beside: float = 0.0
     sum_low: float = 1.0
     sum_high: float = 1.0
     change_low: float = 1.0
     change_high: float = 1.0
     offsets: Offsets | None = None
+    shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
         """Whether rows like this problem were measured: as aligned, of its layout and batch."""
@@ -119,15 +131,30 @@ class Fit:
         single = isinstance(problem, Gemm) and problem.batch == 1
         return not self.layout or (single and problem.layout == self.layout)
 
-    def for_software(self, software: SoftwareRange) -> Fit:
+    def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """The same, for whoever runs another software than the rows came from."""
+        # A prediction's spread times this is the standard deviation of its error.
+        own = (self.high - self.low) / (2 * _NORMAL)
+        moved = replace(
+            self,
+            shift=shift,
+            scale=own,
+            beside=SOFTWARE_ERROR,
+            low=self.low / own,
+            high=self.high / own,
+            pair_low=self.pair_low / own,
+            pair_high=self.pair_high / own,
+        )
+        return moved.widened(software)
+
+    def widened(self, to: SoftwareRange) -> Fit:
+        """The same with intervals of at least a range."""
         return replace(
             self,
-            low=min(self.low, software.low),
-            high=max(self.high, software.high),
-            pair_low=min(self.pair_low, software.pair_low),
-            pair_high=max(self.pair_high, software.pair_high),
-            min_spread=MIN_SOFTWARE_SPREAD,
+            low=min(self.low, to.low),
+            high=max(self.high, to.high),
+            pair_low=min(self.pair_low, to.pair_low),
+            pair_high=max(self.pair_high, to.pair_high),
             # Other software is faster or slower at many shapes at once.
             sum_low=max(self.sum_low, 1.0),
             sum_high=max(self.sum_high, 1.0),
@@ -135,9 +162,13 @@ class Fit:
             change_high=max(self.change_high, 1.0),
         )
 
+    def spreads(self, of_trees: Array) -> Array:
+        """What intervals are multiples of, from the trees' spread, which typically is 1."""
+        return np.hypot(of_trees * self.scale, self.beside)
+
     def spread(self, lo: float, hi: float) -> float:
-        """The spread of a prediction, from its 90 % interval; at least ``min_spread``."""
-        return max(math.log(hi / lo) / (self.high - self.low), self.min_spread)
+        """The spread of a prediction, from its 90 % interval."""
+        return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
         """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes.
@@ -158,7 +189,9 @@ class Fit:
         residual = None if self.residual is None else self.residual.to_json()
         offsets = None if self.offsets is None else self.offsets.to_json()
         constants = self.constants.to_json()
-        return {**plain, "constants": constants, "residual": residual, "offsets": offsets}
+        shift = self.shift.to_json() if self.shift.log_seconds else None
+        fitted = {"constants": constants, "residual": residual, "offsets": offsets}
+        return {**plain, **fitted, "shift": shift}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fit:
@@ -173,4 +206,6 @@ class Fit:
         residual = data["residual"] and Residual.from_json(data["residual"])
         offsets = data.get("offsets") and Offsets.from_json(data["offsets"])
         constants = Constants.from_json(data["constants"])
-        return cls(**{**data, "constants": constants, "residual": residual, "offsets": offsets})
+        shift = Shift.from_json(data["shift"]) if data.get("shift") else Shift()
+        fitted = {"constants": constants, "residual": residual, "offsets": offsets, "shift": shift}
+        return cls(**{**data, **fitted})

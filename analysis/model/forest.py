@@ -1,9 +1,9 @@
 """Extremely randomised trees: grown by scikit-learn, kept as two arrays, evaluated in NumPy.
 
-Every tree is grown from all rows. A node tries one random cut of each feature and keeps the one
-that leaves the least squared error (Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine
-Learning 63, 2006; all features are tried at every node). Importing scikit-learn takes longer than
-a prediction, so code that only predicts never imports it.
+Every tree is grown from all rows. A node tries one random cut of each feature, or of a part of
+them, and keeps the one that leaves the least squared error (Geurts, Ernst & Wehenkel, Extremely
+randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes longer than a prediction,
+so code that only predicts never imports it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Forest:
     number: NDArray[np.float32]
 
     @classmethod
-    def grown(cls, features: Array, values: Array, trees: int, leaf: int) -> Self:
+    def grown(
+        cls, features: Array, values: Array, trees: int, leaf: int, share: float = 1.0
+    ) -> Self:
         """Grow trees; the same rows always grow the same trees.
 
         Args:
@@ -52,6 +54,7 @@ class Forest:
             values: the value to predict for each row.
             trees: how many trees.
             leaf: the minimum number of rows in a leaf.
+            share: of the features, how many each node tries, drawn anew for each.
 
         Raises:
             ValueError: the rows have more than 127 features, or one that is not finite.
@@ -63,7 +66,7 @@ class Forest:
         # Handing a few rows to other cores takes longer than to grow their trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
-            trees, min_samples_leaf=leaf, max_features=1.0, bootstrap=False, random_state=0,
+            trees, min_samples_leaf=leaf, max_features=share, bootstrap=False, random_state=0,
             n_jobs=cores,
         )  # fmt: skip
         regressor.fit(features.astype(np.float32), values)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.prior import LIBRARY
+from analysis.model.shift import Shift
 from kernels.constants import scaled_constants
 from kernels.machine import Machine, known_machine
 
@@ -73,5 +74,7 @@ def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange)
     elsewhere constants are no surer than where they were fitted.
     """
     constants = scaled_constants(fit.constants, there, here, DTYPE)
-    unseen = replace(fit, constants=constants, rows=0, pairs=0, median=None, mean=None, p95=None)
-    return unseen.for_software(learned)
+    unseen = replace(
+        fit, constants=constants, shift=Shift(), rows=0, pairs=0, median=None, mean=None, p95=None
+    )
+    return unseen.widened(learned)

@@ -8,7 +8,7 @@ measurements gets the shipped constants of its generation, and an interval that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class Model:
             fit = self.fit(group)
             inputs = Inputs.of(self.machine, query.take(where))
             guess, spread = inputs.predict(fit.constants, fit.residual, fit.offsets)
-            spread = np.maximum(spread, fit.min_spread)
+            guess = replace(guess, time=fit.shift.applied(guess.time))
+            spread = fit.spreads(spread)
             like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
             # Of what nobody measured, nothing is known better than without any measurement.
             low = np.where(like, fit.low * spread, np.minimum(fit.low * spread, UNCALIBRATED[0]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.model.features import Inputs
-from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.generation import DTYPE, carried_fit, nearest_sibling, sibling_pairs
 from analysis.recordings.tables import Table, read_rows
 from analysis.validation.software import Collection, judged_row, software_range, warm_query
@@ -36,10 +36,11 @@ def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> lis
         rows = read_rows(table, DTYPE)
         query, seconds = warm_query(rows), rows["time_us"].to_numpy() * 1e-6
         inputs = Inputs.of(known_machine(table.slug), query)
-        spreads = np.full(len(rows), MIN_SOFTWARE_SPREAD)  # all alike, as without trees
         for there, here in pairs:
             if here.slug == table.slug:
-                constants = scaled_constants(fits[there.slug].constants, there, here, DTYPE)
+                fit = fits[there.slug]
+                spreads = fit.spreads(np.ones(len(rows)))  # all alike, as without trees
+                constants = scaled_constants(fit.constants, there, here, DTYPE)
                 predicted = inputs.estimate(constants).time
                 one = Collection.of(here.slug, table.source, query, predicted, seconds, spreads)
                 found.append(replace(one, origin=there.slug))

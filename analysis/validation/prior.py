@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from analysis.model.basis import software_of
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
-from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit
+from analysis.model.fit import SOFTWARE_ERROR, Fit
 from analysis.model.fitting import Way, leaders, unmeasured
 from analysis.model.others import Collection, fitted_all, sizes_of
 from analysis.model.predict import Model, Part, Prediction
@@ -44,6 +44,7 @@ from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
 
 _HOLDOUTS = ("rows", "levels", "folds")
+_OWN_ERROR = 0.04  # standard deviation of a table's log ratios to its own model, typically
 
 
 def named_collections(names: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
@@ -180,9 +181,9 @@ def _validate_once(
 
 
 def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Query) -> Fit:
-    """Others' tables alone: their intervals are those of other software, typically at some shapes.
+    """Others' tables alone: their intervals are those of other software.
 
-    That range is learned in units of a typical spread.
+    That range is of tables whose own error is known; here it is assumed, of a typical spread.
     """
     constants, _, offsets = unmeasured(machine, Way.of(machine, dtype, priors))
     usual = 1.0
@@ -190,9 +191,9 @@ def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: 
         usual = float(np.median(offsets.spread(offsets.at(Inputs.of(machine, asked)))))
     software = software_of(machine.slug, dtype)
     return Fit(
-        constants, offsets=offsets, aligned_only=True, layout="nt",
-        low=software.low / usual, high=software.high / usual, pair_low=software.pair_low / usual,
-        pair_high=software.pair_high / usual, min_spread=MIN_SOFTWARE_SPREAD * usual,
+        constants, offsets=offsets, aligned_only=True, layout="nt", low=software.low,
+        high=software.high, pair_low=software.pair_low, pair_high=software.pair_high,
+        scale=_OWN_ERROR / usual, beside=SOFTWARE_ERROR,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ where constants are shipped) that it was not learned from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.model.basis import software_of
+from analysis.model.basis import shift_of, software_of
 from analysis.model.calibrate import pair_errors
 from analysis.model.features import Inputs
-from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.fitting import fit_constants
-from analysis.model.generation import DTYPE, GROUP
+from analysis.model.generation import DTYPE, GROUP, sibling_pairs
 from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import LIBRARY
 from analysis.model.query import Query
+from analysis.model.shift import Differing, Shift
 from analysis.recordings.imported import VALIDATION
 from analysis.recordings.tables import Table, gemms_of, read_rows
 from analysis.validation.errors import Errors
@@ -47,6 +48,8 @@ def group_in(dtype: str) -> str:
 _TAIL = 0.05
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
+_NONE = Shift()
+_NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Collection:
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> Collection:
         """Compare measured seconds with predicted ones."""
-        spreads, log_ratios = np.maximum(spreads, MIN_SOFTWARE_SPREAD), np.log(seconds / predicted)
+        log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
         return cls(slug, source, Errors.of(predicted, seconds), log_ratios, spreads, pairs)
 
@@ -121,7 +124,34 @@ def software_range(collections: Sequence[Collection]) -> SoftwareRange:
     return SoftwareRange(*times, *(ends(pairs) if any(map(len, pairs)) else times))
 
 
-def other_collections(folder: Path, table: Table, tables: Iterable[Table]) -> list[Collection]:
+def sibling_shift(table: Table, chosen: Mapping[str, Table], tables: Iterable[Table]) -> Shift:
+    """How other software differs from a table's on its machine's siblings (none of its own rows).
+
+    Args:
+        table: the one that answers rest on.
+        chosen: likewise of every machine, by slug.
+        tables: all that there are.
+    """
+    pairs = sibling_pairs(chosen)
+    siblings = [chosen[there.slug] for there, here in pairs if here.slug == table.slug]
+    alike = [sibling for sibling in siblings if sibling.framework == table.framework]
+    every = list(tables)
+    return Shift.learned(
+        [[_differing(sibling, other) for other in _beside(sibling, every)] for sibling in alike]
+    )
+
+
+def _differing(table: Table, other: Table) -> Differing:
+    """At the shapes that both have."""
+    there = _median_times(other).rename("there_us")
+    rows = pd.concat([_median_times(table), there], axis=1, join="inner")
+    seconds = rows["measured_us"].to_numpy() * 1e-6
+    return Differing(seconds, np.log(rows["there_us"] / rows["measured_us"]).to_numpy())
+
+
+def other_collections(
+    folder: Path, table: Table, tables: Iterable[Table], shift: Shift
+) -> list[Collection]:
     """The other collections of an imported table's machine, at the shapes that both have.
 
     Args:
@@ -129,11 +159,12 @@ def other_collections(folder: Path, table: Table, tables: Iterable[Table]) -> li
             neither that shape nor another collection.
         table: what it is of.
         tables: all that there are.
+        shift: how other software is expected to differ.
     """
     predictions = _held_back(folder).join(_median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
     model = model_from_json(known_machine(table.slug), calibration)
-    return [_compared(model, predictions, other) for other in _beside(table, tables)]
+    return [_compared(model, predictions, other, shift) for other in _beside(table, tables)]
 
 
 def _beside(table: Table, tables: Iterable[Table]) -> list[Table]:
@@ -158,17 +189,17 @@ def _median_times(table: Table) -> pd.Series:
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
-def _compared(model: Model, predictions: pd.DataFrame, table: Table) -> Collection:
+def _compared(model: Model, predictions: pd.DataFrame, table: Table, shift: Shift) -> Collection:
     """At the shapes that both have."""
     there = _median_times(table).rename("there_us")
     rows = predictions.join(there, on=_SIZES, how="inner")
     names = ("there_us", "measured_us", "time_us")
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
-    spreads = rows["spread"].to_numpy()
-    query, fit = warm_query(rows), model.fits[GROUP]
-    one = Collection.of(table.slug, table.source, query, predicted, seconds, spreads)
+    query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
+    expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
+    one = Collection.of(table.slug, table.source, query, expected, seconds, spreads)
     guess, spread = Inputs.of(model.machine, query).predict(fit.constants, fit.residual)
-    seen = np.log(seconds / guess.time), np.maximum(spread, MIN_SOFTWARE_SPREAD)
+    seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
     return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
 
 
@@ -186,9 +217,16 @@ class ShippedFit:
 
 
 def shipped_fit(
-    machine: Machine, table: Table, tables: Iterable[Table], dtype: str = DTYPE
+    machine: Machine,
+    table: Table,
+    tables: Iterable[Table],
+    dtype: str = DTYPE,
+    shift: Shift = _NONE,
 ) -> ShippedFit:
     """Constants fitted to a sample of a table, judged on its other rows and other collections.
+
+    They answer for any software, so all are judged by times as they are shifted, the table's too.
+    Their interval is as wide as these collections ask for.
 
     In fp8 the sample is of all the machine's collections: frameworks quantise each in its own way,
     and constants of one are a bias for the others.
@@ -205,20 +243,25 @@ def shipped_fit(
     inputs = Inputs.of(machine, warm_query(sample))
     constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
 
-    def judged(source: str, part: pd.DataFrame) -> Collection:
+    def judged(source: str, part: pd.DataFrame, fit: Fit) -> Collection:
         query, seconds = warm_query(part), part["time_us"].to_numpy() * 1e-6
-        predicted = Inputs.of(machine, query).estimate(constants).time
-        spreads = np.full(len(part), MIN_SOFTWARE_SPREAD)  # all alike, as without trees
+        predicted = fit.shift.applied(Inputs.of(machine, query).estimate(constants).time)
+        spreads = fit.spreads(np.ones(len(part)))  # all alike, as without trees
         return Collection.of(machine.slug, source, query, predicted, seconds, spreads)
 
-    collections = [judged(source, rows[~chosen[source]]) for source, rows in rows_of.items()]
-    own = collections[0].errors
-    software = software_range(collections)
-    fit = Fit(
-        constants, low=software.low, high=software.high, pair_low=software.pair_low,
-        pair_high=software.pair_high, rows=len(sample),
-        pairs=sum(len(c.pair_errors) for c in collections), median=own.median, mean=own.mean,
-        p95=own.p95, aligned_only=True, layout="nt", min_spread=MIN_SOFTWARE_SPREAD,
+    rest = {source: rows[~chosen[source]] for source, rows in rows_of.items()}
+    bare = Fit(constants, rows=len(sample), aligned_only=True, layout="nt", shift=shift)
+    own = judged(table.source, rest[table.source], bare)
+    ends = software_range([own])
+    ranged = replace(
+        bare, low=ends.low, high=ends.high, pair_low=ends.pair_low, pair_high=ends.pair_high
+    )
+    fit = ranged.for_software(_NO_RANGE, shift)
+    collections = [judged(source, rows, fit) for source, rows in rest.items()]
+    errors = own.errors
+    fit = replace(
+        fit.widened(software_range(collections)), median=errors.median, mean=errors.mean,
+        p95=errors.p95, pairs=sum(len(c.pair_errors) for c in collections),
     )  # fmt: skip
     return ShippedFit(fit, collections)
 
@@ -231,12 +274,13 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
     are widened. That range was learned from them, too: :func:`judge_model` leaves them out.
     """
     software = software_of(table.slug)
+    others = other_collections(folder, table, tables, shift_of(table.slug))
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {
         "source": table.source,
         "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
-        "other": [judged_row(one, software) for one in other_collections(folder, table, tables)],
+        "other": [judged_row(one, software) for one in others],
     }
     write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
@@ -262,17 +306,27 @@ def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
 
 
 def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
-    elsewhere = software_range([c for c in collections if c.slug != one.slug])
+    elsewhere = [c for c in collections if c.slug != one.slug]
     here = [c for c in collections if c.slug == one.slug and c is not one]
-    return elsewhere.joined(software_range(here)) if here else elsewhere
+    found = [software_range(part) for part in (elsewhere, here) if part]
+    return found[0].joined(found[-1])
 
 
-def judge_shipped(shipped: ShippedFit) -> list[dict[str, Any]]:
-    """Each collection's errors, and its coverage by the interval of the machine's others."""
-    return [
-        judged_row(one, software_range([c for c in shipped.collections if c is not one]))
-        for one in shipped.collections
-    ]
+def judge_shipped(shipped: Sequence[ShippedFit]) -> list[dict[str, Any]]:
+    """Each collection's errors, and its coverage by an interval that had not seen it.
+
+    As in :func:`judge_model`, by constants of several machines and of one dtype.
+    """
+    return judge_model([one for each in shipped for one in each.collections])
+
+
+def widened_by_others(shipped: Mapping[str, ShippedFit]) -> dict[str, Fit]:
+    """The fits by slug, with intervals as wide as other machines' collections ask for, too."""
+    fits = {}
+    for slug, one in shipped.items():
+        elsewhere = [c for each in shipped.values() for c in each.collections if c.slug != slug]
+        fits[slug] = one.fit.widened(software_range(elsewhere)) if elsewhere else one.fit
+    return fits
 
 
 def judged_row(one: Collection, software: SoftwareRange) -> dict[str, Any]:

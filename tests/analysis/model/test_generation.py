@@ -61,7 +61,7 @@ def ends(basis: Basis, problem: Problem) -> tuple[float, float, float]:
     return float(time), float(np.log(p.lo[0] / time)), float(np.log(p.hi[0] / time))
 
 
-def test_a_machine_without_measurements_answers_like_its_sibling_less_surely(
+def test_a_machine_without_measurements_answers_like_its_sibling_and_no_surer(
     tmp_path: Path,
 ) -> None:
     here, there = (find_basis(slug, tmp_path) for slug in ("nvidia-h800", "nvidia-h100-sxm"))
@@ -70,9 +70,10 @@ def test_a_machine_without_measurements_answers_like_its_sibling_less_surely(
     assert "factor of two" not in here.source
     time, low, high = ends(here, LARGE)
     its_time, its_low, its_high = ends(there, LARGE)
-    assert time == pytest.approx(its_time)  # by the datasheets they are one machine
-    assert UNCALIBRATED[0] < low < its_low
-    assert its_high < high < UNCALIBRATED[1]
+    # By the datasheets they are one machine; what other software does there, nobody has shown.
+    assert time == pytest.approx(its_time, rel=0.05)
+    assert UNCALIBRATED[0] < low < its_low + 1e-9
+    assert its_high - 1e-9 < high < UNCALIBRATED[1]
 
 
 def test_no_interval_is_narrower_than_where_the_constants_were_fitted() -> None:
@@ -80,8 +81,8 @@ def test_no_interval_is_narrower_than_where_the_constants_were_fitted() -> None:
     h100, h800 = (known_machine(slug) for slug in ("nvidia-h100-sxm", "nvidia-h800"))
     narrow = carried_fit(fit, h100, h800, SoftwareRange(-0.01, 0.01, -0.01, 0.01))
     assert (narrow.low, narrow.pair_high) == (fit.low, fit.pair_high)
-    wide = carried_fit(fit, h100, h800, SoftwareRange(-0.5, 0.4, -0.3, 0.2))
-    assert (wide.low, wide.high, wide.pair_low, wide.pair_high) == (-0.5, 0.4, -0.3, 0.2)
+    wide = carried_fit(fit, h100, h800, SoftwareRange(-5.0, 6.0, -7.0, 8.0))
+    assert (wide.low, wide.high, wide.pair_low, wide.pair_high) == (-5.0, 6.0, -7.0, 8.0)
     assert (wide.rows, wide.median) == (0, None)  # nobody measured it
 
 

@@ -13,7 +13,7 @@ import pytest
 from synthetic import random_sizes
 
 from analysis.model.features import Inputs
-from analysis.model.fit import MIN_SOFTWARE_SPREAD, Fit, SoftwareRange
+from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.generation import GROUP
 from analysis.model.predict import model_from_json
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
@@ -72,7 +72,7 @@ def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> Collecti
     sizes = pd.DataFrame(random_sizes(rows, 0), columns=list("mnk")).assign(dtype="bf16")
     predicted = np.full(rows, 1e-5)
     log_ratios = scatter * np.random.default_rng(rows).standard_normal(rows)
-    seconds, spreads = predicted * np.exp(log_ratios), np.full(rows, MIN_SOFTWARE_SPREAD)
+    seconds, spreads = predicted * np.exp(log_ratios), np.ones(rows)
     one = Collection.of(slug, "made up", warm_query(sizes), predicted, seconds, spreads)
     return replace(one, origin=origin)
 
@@ -87,7 +87,10 @@ def test_every_pair_weighs_the_same_however_many_collections_it_has() -> None:
 
 
 def test_a_machine_is_judged_by_an_interval_that_no_pair_of_it_taught() -> None:
-    narrow = {slug: replace(fit, low=-1e-3, high=1e-3) for slug, fit in fits().items()}
+    narrow = {
+        slug: replace(fit, low=-1e-3, high=1e-3, scale=1.0, beside=0.0)
+        for slug, fit in fits().items()
+    }
     scatter = dict.fromkeys((HOPPER, HOPPER[::-1]), 0.05) | dict.fromkeys(
         (BLACKWELL, BLACKWELL[::-1]), 0.1
     )

@@ -12,7 +12,7 @@ from synthetic import H100, gemm_cases, model_law, problems, random_sizes, recor
 
 from analysis.model.features import Inputs
 from analysis.model.query import Query
-from analysis.model.residual import MIN_ROWS, Residual, fit_residual
+from analysis.model.residual import MANY_ROWS, MIN_ROWS, Residual, fit_residual
 from analysis.plots.model_quality import (
     draw_staircase,
     shapes_data,
@@ -326,6 +326,23 @@ def test_one_mishap_does_not_teach_a_residual_about_its_neighbours() -> None:
     others = np.arange(300) % 30 != 0
     wrong = np.abs(found.predict(x)[0] - smooth)[others]
     assert wrong.mean() < 0.25 * np.abs(smooth).mean()
+
+
+def test_of_very_many_rows_the_few_that_are_unlike_all_near_them_are_learned() -> None:
+    rng = np.random.default_rng(0)
+    rows = MANY_ROWS + 2000
+    x = rng.uniform(0, 1, (rows, 6))
+    x[:, :2] = rng.integers(0, 20, (rows, 2))
+    # Like weights whose two sizes are powers of two: five pairs of sizes of four hundred.
+    fast = (x[:, 0] == x[:, 1]) & (x[:, 0] % 4 == 0)
+    y = 0.02 * x[:, 2] - 0.7 * fast + 0.01 * rng.standard_normal(rows)
+    found = fit_residual(x, y, share_of_trees=0.5)
+    assert found is not None
+    mean, spread = found.predict(x)
+    # Clipped as outliers, they would be predicted like all others.
+    assert mean[fast].mean() < -0.3
+    assert np.abs(mean[~fast] - y[~fast]).mean() < 0.015
+    assert 0.5 < np.median(spread) < 1.2
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from synthetic import H100, model_law, random_sizes
 
 from analysis.model.basis import find_basis
-from analysis.model.fit import MIN_SOFTWARE_SPREAD, UNCALIBRATED
+from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
 from analysis.model.query import Query
+from analysis.model.shift import Shift
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_rows, read_table
 from analysis.validation.software import (
     FITTED_ROWS,
@@ -23,10 +25,11 @@ from analysis.validation.software import (
     judge_moves,
     judge_shipped,
     shipped_fit,
+    sibling_shift,
     software_range,
 )
-from kernels.constants import physical_bounds, shipped_fits
-from kernels.machine import known_machine
+from kernels.constants import default_constants, physical_bounds, shipped_fits
+from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
 
 
@@ -62,12 +65,15 @@ def test_every_machine_weighs_as_much_however_many_rows_and_collections_it_has()
     assert again.high == pytest.approx(once.high, rel=0.01)
 
 
-def test_no_spread_counts_as_less_than_that_of_other_software() -> None:
-    sure = collection("a", 0.05, spread=0.01)
-    assert sure.spreads.min() == MIN_SOFTWARE_SPREAD
-    usual = collection("a", 0.05)
-    # A hundredth of the scatter stays small: it is not divided by a hundredth of the spread.
-    assert software_range([sure]).high < 0.1 * software_range([usual]).high
+def test_the_models_own_error_and_that_of_other_software_add_in_quadrature() -> None:
+    fit = Fit(
+        default_constants(H100.generation, "bf16"), low=-0.12 * 1.645, high=0.12 * 1.645
+    ).for_software(SoftwareRange(-1.0, 2.0, -0.5, 0.5), Shift())
+    assert fit.spreads(np.array([0.0, 1.0, 2.0])) == pytest.approx(
+        [SOFTWARE_ERROR, np.hypot(0.12, SOFTWARE_ERROR), np.hypot(0.24, SOFTWARE_ERROR)]
+    )
+    # As wide as the rows' own software makes it, and as others make it.
+    assert (fit.low, fit.high) == (pytest.approx(-1.645), 2.0)
 
 
 def table(folder: Path, framework: str, factor: float) -> Table:
@@ -92,13 +98,36 @@ def test_shipped_constants_are_as_sure_as_they_are_right_about_other_software(
     shipped = shipped_fit(H100, tables[0], tables)
     assert shipped.fit.rows == FITTED_ROWS
     assert [c.source for c in shipped.collections] == [t.source for t in tables]
-    own, slower, other = judge_shipped(shipped)
+    own, slower, other = judge_shipped([shipped])
     assert own["median"] < 0.03
     assert slower["median"] == pytest.approx(1 - 1 / 1.2, abs=0.02)
     # What is shipped covers the slower software; an interval that knows only faster one does not.
-    assert np.exp(shipped.fit.high) > 1.15
+    assert np.exp(shipped.fit.high * shipped.fit.spreads(np.ones(1))[0]) > 1.15
     assert slower["coverage_90"] < 0.7
     assert other["coverage_90"] > 0.9
+
+
+def test_siblings_say_how_other_software_differs_and_the_machine_itself_nothing(
+    tmp_path: Path,
+) -> None:
+    names = ("nvidia-b200", "nvidia-b300", "nvidia-gb200", "nvidia-gb300", "nvidia-h200")
+    tables = []
+    for name in names:
+        # On the machine that is asked about, the other framework is slower, elsewhere faster.
+        factor = 1.5 if name == "nvidia-b200" else 0.9
+        for framework, times in (("TRTLLM", 1.0), ("VLLM", factor)):
+            made = table(tmp_path / name, framework, times)
+            tables.append(replace(made, device=known_machine(name).name))
+    chosen = choose_tables(tables)
+    seconds = np.array([1e-5, 1e-3])
+    shift = sibling_shift(chosen["nvidia-b200"], chosen, tables)
+    assert np.log(shift.applied(seconds) / seconds) == pytest.approx(np.log(0.9) / 2, abs=0.01)
+    # An H200's only sibling is not among them.
+    assert sibling_shift(chosen["nvidia-h200"], chosen, tables) == Shift()
+    # What differs from another framework's table says nothing of what differs from this one's.
+    other = {name: t if name == "nvidia-b200" else tables[2 * i + 1]
+             for i, (name, t) in enumerate(chosen.items())}  # fmt: skip
+    assert sibling_shift(chosen["nvidia-b200"], other, tables) == Shift()
 
 
 def test_moves_are_judged_by_what_other_software_took(tmp_path: Path) -> None:
@@ -147,7 +176,13 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
 def test_the_shipped_constants_are_what_the_tables_give() -> None:
     tables = find_tables()
     slug = "nvidia-h200"
-    again = shipped_fit(known_machine(slug), choose_tables(tables)[slug], tables).fit
-    shipped = shipped_fits()["machines"][slug]["groups"][group_in("bf16")]
-    for name in ("median", "mean", "p95", "low", "high", "pair_low", "pair_high"):
-        assert getattr(again, name) == pytest.approx(shipped[name], rel=0.02)
+    shipped = Fit.from_json(shipped_fits()["machines"][slug]["groups"][group_in("bf16")])
+    chosen = {s: t for s, t in choose_tables(tables).items() if s in known_machines()}
+    shift = sibling_shift(chosen[slug], chosen, tables)
+    assert shift.log_ratios == pytest.approx(shipped.shift.log_ratios, abs=1e-3)
+    again = shipped_fit(known_machine(slug), chosen[slug], tables, shift=shift).fit
+    for name in ("median", "mean", "p95", "scale"):
+        assert getattr(again, name) == pytest.approx(getattr(shipped, name), rel=0.02)
+    # As wide as its own collections ask for, and as those of the other machines.
+    assert shipped.low <= again.low + 0.02
+    assert shipped.high >= again.high - 0.02

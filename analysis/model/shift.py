@@ -1,0 +1,103 @@
+"""By how much other software is faster or slower than the one that a table was measured with.
+
+Of a machine itself that is unknown until somebody measures it. But frameworks differ in much the
+same way on its siblings, GPUs of its generation: in what a launch costs them, in the values that
+operands have, and so in clocks. So their tables say what to expect, by how long a product takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from kernels.documents import Number, misfit
+from kernels.estimate import Array
+
+_EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
+_DOUBT = 3.0  # siblings that would show no difference: a machine is that far from being like them
+_SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
+
+
+class Differing(NamedTuple):
+    """Two collections of one machine: seconds of shapes in its table, and the log of the other
+    collection's over them.
+    """
+
+    seconds: Array
+    log_ratios: Array
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Expected log ratio of other software's time to a table's; without knots, none.
+
+    It is linear in the log of the table's seconds between knots, and constant beyond them.
+    """
+
+    log_seconds: tuple[float, ...] = ()
+    log_ratios: tuple[float, ...] = ()
+
+    def applied(self, seconds: Array) -> Array:
+        """Seconds on other software, from seconds as the table has or predicts them."""
+        if not self.log_seconds:
+            return seconds
+        return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
+
+    @classmethod
+    def learned(cls, siblings: Sequence[Sequence[Differing]]) -> Self:
+        """From what siblings show; the fewer there are, the less of it is believed.
+
+        The median of each range of times, in which every sibling weighs as much, and every
+        collection of one.
+
+        Args:
+            siblings: of each, its other collections.
+        """
+        siblings = [collections for collections in siblings if collections]
+        parts = [part for collections in siblings for part in collections]
+        if not parts:
+            return cls()
+        weights = [
+            np.full(len(part.seconds), 1 / len(collections) / max(len(part.seconds), 1))
+            for collections in siblings
+            for part in collections
+        ]
+        seconds, log_ratios = (np.concatenate(column) for column in zip(*parts, strict=True))
+        weight = np.concatenate(weights)
+        believed = len(siblings) / (len(siblings) + _DOUBT)
+        where = np.digitize(seconds * 1e6, _EDGES_US)
+        knots = [
+            (
+                float(np.median(np.log(seconds[rows]))),
+                believed * _median(log_ratios[rows], weight[rows]),
+            )
+            for rows in (np.flatnonzero(where == each) for each in np.unique(where))
+        ]
+        return cls(*zip(*knots, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """For kernels/shipped.json."""
+        return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a knot lacks a number, or knots are not in order.
+        """
+        if fault := misfit(data, _SHAPE):
+            raise ValueError(fault)
+        shift = cls(tuple(data["log_seconds"]), tuple(data["log_ratios"]))
+        if len(shift.log_seconds) != len(shift.log_ratios):
+            raise ValueError("a shift has as many times as ratios")
+        if list(shift.log_seconds) != sorted(shift.log_seconds):
+            raise ValueError("a shift's times are in order")
+        return shift
+
+
+def _median(values: Array, weights: Array) -> float:
+    return float(np.quantile(values, 0.5, weights=weights, method="inverted_cdf"))

@@ -1,0 +1,88 @@
+"""How other software's times are expected to differ from a table's."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from synthetic import H100
+
+from analysis.model.fit import Fit, SoftwareRange
+from analysis.model.generation import GROUP
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.model.shift import Differing, Shift
+from kernels.constants import default_constants
+from kernels.problem import Gemm
+
+TIMES = np.geomspace(2e-6, 5e-3, 4000)
+
+
+def differing(law: float, rows: int = 4000) -> Differing:
+    """A collection that is slower by a factor everywhere, as its log."""
+    return Differing(TIMES[:: 4000 // rows], np.full(rows, law))
+
+
+def test_what_three_siblings_show_is_half_believed_and_what_one_shows_a_quarter() -> None:
+    three = Shift.learned([[differing(0.08)]] * 3)
+    assert three.applied(TIMES) == pytest.approx(TIMES * math.exp(0.04))
+    one = Shift.learned([[differing(0.08)]])
+    assert one.applied(TIMES) == pytest.approx(TIMES * math.exp(0.02))
+
+
+def test_short_products_may_differ_otherwise_than_long_ones() -> None:
+    law = np.where(TIMES < 10e-6, 0.06, -0.04)
+    shift = Shift.learned([[Differing(TIMES, law)]] * 3)
+    # Within the range in which the law changes, and beyond the last median, it is interpolated.
+    far = np.array([1e-9, 3e-6, 1e-4, 1.0])
+    expected = np.array([0.03, 0.03, -0.02, -0.02])
+    assert np.log(shift.applied(far) / far) == pytest.approx(expected)
+    between = np.array([7e-6, 15e-6])
+    assert np.all(np.abs(np.log(shift.applied(between) / between)) < 0.03)
+
+
+def test_every_sibling_weighs_as_much_and_every_collection_of_one() -> None:
+    # By rows, the first machine would decide.
+    many, few = [differing(0.1), differing(0.1)], [differing(-0.1, 400)]
+    assert np.log(Shift.learned([many, few, few]).applied(TIMES) / TIMES) == pytest.approx(-0.05)
+    # Of one machine's three collections two agree; a fourth of one row changes nothing.
+    mixed = [differing(0.1), differing(0.1), differing(-0.1, 400), differing(-0.1, 1)]
+    assert np.log(Shift.learned([mixed]).applied(TIMES[:1]) / TIMES[:1]) == pytest.approx(-0.025)
+
+
+def test_without_siblings_nothing_is_shifted() -> None:
+    assert Shift.learned([]) == Shift.learned([[], []]) == Shift()
+    assert Shift().applied(TIMES) is TIMES
+
+
+def test_predictions_and_their_intervals_move_together() -> None:
+    query = Query.plain([Gemm(m, 4096, 4096, "bf16") for m in (1, 64, 4096)], "cublas", warm=True)
+    fit = Fit(default_constants(H100.generation, "bf16"), low=-0.2, high=0.1)
+    shift = Shift.learned([[differing(-0.1)]] * 3)
+    moved = fit.for_software(SoftwareRange(-0.3, 0.2, -0.1, 0.1), shift)
+    before, after = (Model(H100, {GROUP: each}).predict(query) for each in (fit, moved))
+    assert after.estimate.time == pytest.approx(before.estimate.time * math.exp(-0.05))
+    assert np.all((after.lo < after.estimate.time) & (after.estimate.time < after.hi))
+    again = Fit.from_json(json.loads(json.dumps(moved.to_json())))
+    assert again.shift == shift
+    assert again == replace(moved, constants=again.constants)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"log_seconds": [0.0]},
+        {"log_seconds": [-10.0, -11.0]},
+        {"log_ratios": [math.nan, 0.0]},
+        {"log_ratios": "0, 0"},
+        {"log_ratios": None},
+    ],
+)
+def test_a_damaged_shift_is_refused(damage: dict[str, object]) -> None:
+    sound = {"log_seconds": [-11.0, -10.0], "log_ratios": [0.01, 0.02]}
+    assert Shift.from_json(sound).to_json() == sound
+    with pytest.raises(ValueError):  # noqa: PT011
+        Shift.from_json({**sound, **damage})
