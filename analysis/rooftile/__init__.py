@@ -3,7 +3,7 @@
     >>> import rooftile
     >>> rooftile.predict("2048,2048,4096,bf16", "nvidia-h100-sxm")[["problem", "time_us", "limit"]]
                         problem    time_us    limit
-    0  2048,2048,4096,bf16,nt,1  46.309319  compute
+    0  2048,2048,4096,bf16,nt,1  46.193434  compute
 
 A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same, or
 a :class:`Gemm` or :class:`Conv`; wherever one is taken, a list of them or a DataFrame with the
@@ -65,10 +65,10 @@ def predict(
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
                         problem      machine  tflops
-    0  4096,4096,4096,bf16,nt,1  nvidia-h200   792.0
-    1  4096,4096,4096,bf16,nt,1  nvidia-b200  1507.0
-    2  4096,4224,4096,bf16,nt,1  nvidia-h200   813.0
-    3  4096,4224,4096,bf16,nt,1  nvidia-b200  1536.0
+    0  4096,4096,4096,bf16,nt,1  nvidia-h200   793.0
+    1  4096,4096,4096,bf16,nt,1  nvidia-b200  1534.0
+    2  4096,4224,4096,bf16,nt,1  nvidia-h200   814.0
+    3  4096,4224,4096,bf16,nt,1  nvidia-b200  1563.0
     """
     import pandas as pd
 

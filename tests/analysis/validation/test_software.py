@@ -162,11 +162,13 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
         fits = basis.model.fits
         dtypes = ["bf16", *(["fp8"] if "fp8" in basis.model.machine.peaks else [])]
         assert list(fits) == [group_in(dtype) for dtype in dtypes]
-        for fit in fits.values():
-            assert fit.low < 0 < fit.high < 1.5 * UNCALIBRATED[1]
+        for group, fit in fits.items():
+            # Where the trees are as sure as they typically are; only fp8 is worse than no fit.
+            typical = float(fit.spreads(np.ones(1))[0])
+            most = UNCALIBRATED[1] * (1.5 if group.endswith("fp8") else 1)
+            assert fit.low < 0 < fit.high * typical < most, (slug, group)
             for name, (low, high) in physical_bounds(basis.model.machine).items():
                 assert low <= getattr(fit.constants, name) <= high, (slug, name)
-        assert fits[group_in("bf16")].high < UNCALIBRATED[1]
         assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
 
 
