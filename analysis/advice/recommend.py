@@ -284,7 +284,7 @@ def _error(
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
     else:  # at least as wide as on a machine of which nothing was measured
-        fitted = fit.ratio_range(True, (math.hypot(fit.scale, fit.beside),) * 2)
+        fitted = fit.ratio_range(True, (fit.typical_spread,) * 2)
         low, high = min(UNCALIBRATED_PAIR[0], fitted[0]), max(UNCALIBRATED_PAIR[1], fitted[1])
     if min(growth) < 1:
         low, high = min(low, -high), max(high, -low)

@@ -54,8 +54,8 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """A row per problem, as promised of ``predict --json``.
 
     ``time_us`` is the library's measured time where this very problem was measured; ``evidence``
-    says so. Its interval then is of a second run. Others' tables have none: there it is as wide,
-    relative to the time, as that of a prediction, since another software takes another time.
+    says so. Its interval then is of a second run. Others' tables have none: there it is that of a
+    prediction, about the time that :mod:`analysis.model.shift` expects of other software.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]

@@ -96,10 +96,11 @@ class Fit:
     of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
     that all rows had sizes in multiples of 16 bytes: what others cost is then assumed. ``layout``
     is that of all rows, which then are single products; empty where there are several. A spread
-    counts ``scale`` times, and as much as ``beside`` is added in quadrature. ``sum_low`` and
-    ``sum_high`` are by how much the interval of a sum of times is wider, below and above, than
-    their intervals make it, ``change_low`` and ``change_high`` likewise after some of the times
-    were changed for those of neighbours (see :mod:`analysis.model.sums`).
+    is √((``scale`` × the trees')² + ``beside``²): for those who run other software, a standard
+    deviation of the log ratio. ``sum_low`` and ``sum_high`` are by how much the interval of a sum
+    of times is wider, below and above, than their intervals make it, ``change_low`` and
+    ``change_high`` likewise after some of the times were changed for those of neighbours (see
+    :mod:`analysis.model.sums`).
     """
 
     constants: Constants
@@ -166,6 +167,11 @@ class Fit:
         """What intervals are multiples of, from the trees' spread, which typically is 1."""
         return np.hypot(of_trees * self.scale, self.beside)
 
+    @property
+    def typical_spread(self) -> float:
+        """The spread where the trees disagree as they typically do, or where there are none."""
+        return math.hypot(self.scale, self.beside)
+
     def spread(self, lo: float, hi: float) -> float:
         """The spread of a prediction, from its 90 % interval."""
         return math.log(hi / lo) / (self.high - self.low)
@@ -203,6 +209,10 @@ class Fit:
         """
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
+        if data["low"] == data["high"]:
+            raise ValueError("an interval has two ends")
+        # Older files have this figure, always 0.
+        data = {name: value for name, value in data.items() if name != "min_spread"}
         residual = data["residual"] and Residual.from_json(data["residual"])
         offsets = data.get("offsets") and Offsets.from_json(data["offsets"])
         constants = Constants.from_json(data["constants"])

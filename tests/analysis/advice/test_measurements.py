@@ -5,7 +5,11 @@ import pandas as pd
 import pytest
 
 from analysis.advice.measurements import Measurements
+from analysis.advice.times import _measured
+from analysis.model.fit import Fit, SoftwareRange
+from analysis.model.shift import Differing, Shift
 from analysis.recordings.repetition import MeasuredTime, places_of
+from kernels.constants import default_constants
 from kernels.problem import Gemm
 
 ONE, OTHER = (Gemm(m, 4096, 4096, "bf16") for m in (4095, 4096))
@@ -39,3 +43,21 @@ def test_rows_without_a_gpu_are_of_one_place() -> None:
         {"run": "now", "worker": "1/1", "gpu": pd.array([None, np.nan], dtype="Int64")}
     )
     assert places_of(rows).nunique(dropna=False) == 1
+
+
+def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() -> None:
+    seconds = np.geomspace(1e-6, 1e-3, 100)
+    shift = Shift.learned([[Differing(seconds, np.full(100, -0.08))]] * 3)
+    known, software = MeasuredTime(1e-5, np.nan, np.nan), SoftwareRange(-1.0, 2.0, -0.5, 0.5)
+    fit = Fit(default_constants("hopper", "bf16"), low=-0.1, high=0.1).for_software(software, shift)
+    spread = 3 * fit.typical_spread
+    row = {f"{name}_us": 9.0 * np.exp(end * spread) for name, end in
+           (("lo", fit.low), ("hi", fit.high))}  # fmt: skip
+    found = _measured(known, row, fit)
+    # The time stays what it is in the table, which others' differ from by half of what is shown.
+    assert found.time == 1e-5
+    assert np.log(found.lo / 1e-5) == pytest.approx(-0.04 + fit.low * spread)
+    assert np.log(found.hi / 1e-5) == pytest.approx(-0.04 + fit.high * spread)
+    # One that was timed again and again has its own interval.
+    again = MeasuredTime(1e-5, 0.99e-5, 1.01e-5)
+    assert (_measured(again, row, fit).lo, _measured(again, row, fit).hi) == again.repetition

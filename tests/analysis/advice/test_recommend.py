@@ -10,7 +10,7 @@ from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.advice.measurements import Measurements, read_measurements
 from analysis.advice.options import Question, options_of
-from analysis.advice.recommend import _error, advise
+from analysis.advice.recommend import _error, advise, advise_all
 from analysis.advice.sizes import Wishes
 from analysis.advice.table import build_table, recommendations_markdown, write_table
 from analysis.advice.verdict import LEAVE_IT, LIKELY, MIN_GAIN
@@ -309,3 +309,22 @@ def test_what_misalignment_costs_is_said_to_be_assumed_where_no_row_has_shown_it
     answer = advise(odd, known, Measurements(times), "cublas")
     assert (answer.instead, answer.evidence) == (padded, "measured")
     assert "assumed" not in answer.reason
+
+
+def test_advice_for_many_problems_at_once_is_what_each_gets_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("analysis.advice.recommend._TOGETHER", 2)
+    model, known = certain_model(), times((ODD, 1.8e-5), (ROUND, 1.0e-5))
+    # Few options, thousands of combinations, another dtype without a fit, and only one library's.
+    asked: dict[Problem, str] = {
+        ODD: "cublas", Gemm(64, 64, 64, "bf16"): "cublas", Gemm(4099, 8191, 2053, "bf16"): "cublas",
+        Gemm(1000, 1001, 1002, "fp16"): "cublas", replace(ODD, k=2000): "triton-tiled",
+    }  # fmt: skip
+    for question in (Question("pad", 0.02), Question("choose", 0.1)):
+        together = advise_all(asked, model, known, question)
+        alone = [advise(problem, model, known, name, question) for problem, name in asked.items()]
+        assert len(together) == len(alone)
+        assert {a.problem: a for a in together} == {a.problem: a for a in alone}
+        assert any(a.evidence == "measured" for a in together)
+    assert advise_all({}, model, known, Question()) == []

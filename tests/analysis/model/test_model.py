@@ -12,7 +12,7 @@ from synthetic import H100, gemm_cases, model_law, problems, random_sizes, recor
 
 from analysis.model.calibrate import _fold_of, _leave_one_out_ranges, _range, calibrate
 from analysis.model.features import Inputs
-from analysis.model.fit import UNCALIBRATED
+from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.fitted import analyse, write_predictions
 from analysis.model.fitting import MIN_ROWS, fit_constants
 from analysis.model.predict import Model, explain, model_from_json
@@ -185,6 +185,16 @@ def test_a_model_survives_json(tmp_path: Path) -> None:
     assert after.estimate.time == pytest.approx(before.estimate.time, rel=1e-3)
     assert after.hi / after.estimate.time == pytest.approx(before.hi / before.estimate.time)
     assert again.fits[GROUP].constants == calibration.model.fits[GROUP].constants
+
+
+def test_a_fit_of_an_older_file_is_read_and_one_whose_interval_has_no_width_is_refused() -> None:
+    fit = Fit(default_constants(H100.generation, "bf16"), low=-0.1, high=0.2)
+    text = json.loads(json.dumps(fit.to_json()))
+    again = Fit.from_json({**text, "min_spread": 0.0})
+    assert again == Fit.from_json(text)
+    assert (again.low, again.high) == (-0.1, 0.2)
+    with pytest.raises(ValueError, match="two ends"):
+        Fit.from_json({**text, "low": 0.0, "high": 0.0})
 
 
 @pytest.mark.parametrize("slug", sorted(known_machines()))
