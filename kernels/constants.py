@@ -100,7 +100,7 @@ def shipped_fits() -> dict[str, Any]:
     Keys: ``software``, the range of other software's errors on all machines; ``generation``, that
     of constants carried over from another machine of the generation; ``machines``, by slug the
     range of software there, what the constants were fitted to, and the fits by group, as in
-    calibration.json, of which ``shift`` is for answers from the machine's table, too.
+    calibration.json. Their ``shift`` applies to answers from the machine's imported table, too.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits

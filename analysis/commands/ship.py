@@ -74,7 +74,7 @@ def ship_command(
             for dtype, by_slug in shipped.items()
             for row in judge_shipped(list(by_slug.values()))
         ],
-        "generation": judge_generation(fits[DTYPE], carried),
+        "generation": judge_generation(shipped[DTYPE], carried),
         "advice": judge_moves(moves),
     }
     if as_json:
@@ -118,7 +118,10 @@ def _shipped_text(
         "machines": {
             slug: {
                 "source": chosen[slug].source,
-                "software": software_range([c for c in collections if c.slug == slug]).to_json(),
+                # A machine that nobody measured with other software is expected to be like all.
+                "software": software_range(
+                    [c for c in collections if c.slug == slug] or collections
+                ).to_json(),
                 "groups": {
                     group_in(dtype): by_slug[slug].to_json()
                     for dtype, by_slug in fits.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,14 +219,14 @@ def for_any_software(model: Model) -> Model:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """How far software lies apart on a machine: as on all machines, or as there if that is more.
+    """How far software lies apart on a machine, in spreads: as on all, or as there if that is more.
 
     It was learned from bf16. Each framework quantises for fp8 in its own way: of that, no more is
-    known than of a machine without any measurement.
+    known than of a machine without any measurement, even where the model's own error is nothing.
     """
     if dtype == "fp8":
-        ends = (end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *UNCALIBRATED_PAIR))
-        return SoftwareRange(*ends)
+        pair = (end / math.sqrt(2) for end in UNCALIBRATED_PAIR)
+        return SoftwareRange(*(end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *pair)))
     shipped = shipped_fits()
     software = SoftwareRange(**shipped["software"])
     here = shipped["machines"].get(slug)

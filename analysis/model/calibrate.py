@@ -35,7 +35,6 @@ from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 _FOLDS = 3  # of few rows: each more is another fit
 _FOLDS_OF_MANY = 5  # of many rows, where a fit to two thirds is worse than the one that is kept
-_SHARE_OF_TREES = 0.75  # in each of these folds: all cost more time than they are worth
 _TAIL = 0.05  # share of the log ratios on either side of the interval
 _MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
 
@@ -166,13 +165,13 @@ def _best_way(
     ways: Sequence[Way],
 ) -> tuple[Way, list[_Piece]]:
     """The way to fit a group that best predicts each fold from the others, and what it predicts."""
-    share = _SHARE_OF_TREES if len(rows) > MANY_ROWS else 1.0
     found: list[tuple[Way, list[_Piece]]] = []
     for way in ways:
         pieces: list[_Piece] = []
         for number in np.unique(fold):
             held_out, rest = rows[fold == number], rows[fold != number]
-            fitted = fit_group(machine, query.take(rest), seconds[rest], known[rest], way, share)
+            others = query.take(rest), seconds[rest], known[rest]
+            fitted = fit_group(machine, *others, way, part_of=len(rows))
             inputs = Inputs.of(machine, query.take(held_out))
             pieces.append((held_out, *inputs.predict(*fitted)))
         found.append((way, pieces))

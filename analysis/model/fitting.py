@@ -77,7 +77,7 @@ def fit_group(
     seconds: Array,
     known: NDArray[Any],
     way: Way,
-    share_of_trees: float = 1.0,
+    part_of: int | None = None,
 ) -> Fitted:
     """Fit the physical constants, then trees to what they miss, if those predict held-out rows.
 
@@ -90,7 +90,7 @@ def fit_group(
         seconds: their times.
         known: the algorithm that each was computed by, empty where that is not known.
         way: how.
-        share_of_trees: as in :func:`analysis.model.residual.fit_residual`.
+        part_of: as in :func:`analysis.model.residual.fit_residual`.
     """
     modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
     modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
@@ -116,7 +116,7 @@ def fit_group(
     if offsets is not None and said is not None:
         left = left - offsets.together(said)
     features = inputs.features(constants, guess, None if said is None else said.columns)
-    residual = fit_residual(features, left, bool(way.priors), share_of_trees)
+    residual = fit_residual(features, left, bool(way.priors), part_of)
     return Fitted(constants, residual, offsets)
 
 

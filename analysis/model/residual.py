@@ -31,7 +31,8 @@ _MAX_DEVIATIONS = 4.0  # robust standard deviations, beyond which a row is an ou
 _LARGE = 0.05  # an error of a log ratio that counts less than by its square
 _FOLDS = 5  # each row is held out once; a fold's forest has a fifth of the trees
 _TREES = 64  # twice as many take a hundredth off the error
-_FEATURES_OF_MANY = 0.6  # that a node tries: half of the time, for 1 to 4 % more error
+_TREES_OF_A_PART = 48  # of many rows: cross-validation grows them once for each fold
+_FEATURES_OF_MANY = 0.6  # that a node tries: half of the time, for hundredths of the error
 _MIN_LEAF_ROWS = 2  # a leaf of one row would reproduce all of its noise
 _MIN_SPREAD = 0.005  # of a log ratio: no machine repeats itself more closely
 
@@ -82,7 +83,7 @@ def can_grow() -> bool:
 
 
 def fit_residual(
-    features: Array, log_ratios: Array, shrunk: bool = False, share_of_trees: float = 1.0
+    features: Array, log_ratios: Array, shrunk: bool = False, part_of: int | None = None
 ) -> Residual | None:
     """Grow the trees.
 
@@ -95,27 +96,32 @@ def fit_residual(
         shrunk: multiply what the trees say by how much of it held-out rows show, instead of
             keeping all of it or none. Of what is left on top of others' tables, a few hundred rows
             show little enough that the choice between the two would be a matter of luck.
-        share_of_trees: how many of the usual trees to grow; fewer cost accuracy, and less time.
+        part_of: how many rows there are in all, if these are those outside of one fold. Whether
+            they are many is decided by all of them: else a fold's errors would be those of other
+            trees than the ones that are kept.
     """
-    if len(log_ratios) < MIN_ROWS or not can_grow():
+    count = len(log_ratios)
+    if count < MIN_ROWS or not can_grow():
         return None
     trees = _TREES if shrunk else _TREES // _FOLDS
-    some = np.arange(len(log_ratios))
-    if len(log_ratios) > MANY_ROWS:
-        part = np.random.default_rng(0).permutation(len(log_ratios))[:MANY_ROWS]
-        some, rest = np.split(part, [MANY_ROWS // _FOLDS])
-        forest = _grow(features[rest], log_ratios[rest], trees)
+    kept, share_of_features = _TREES, 1.0
+    some = np.arange(count)
+    if (part_of or count) > MANY_ROWS:
+        kept, share_of_features = _TREES_OF_A_PART if part_of else _TREES, _FEATURES_OF_MANY
+        part = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
+        some, rest = np.split(part, [len(part) // _FOLDS])
+        forest = _grow(features[rest], log_ratios[rest], trees, share_of_features)
         predicted, deviation = forest.predict(features[some])
     else:
         # Outliers are judged by a first cross-validation; the second one is not pulled by them.
         log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios, trees)[0])
         predicted, deviation = _predict_held_out(features, log_ratios, trees)
     judged = log_ratios[some]
-    share = _share_shown(predicted, judged) if shrunk else 1.0
-    if share <= 0 or not (shrunk or _beats_noise(predicted, judged)):
+    shown = _share_shown(predicted, judged) if shrunk else 1.0
+    if shown <= 0 or not (shrunk or _beats_noise(predicted, judged)):
         return None
-    forest = _grow(features, log_ratios, int(_TREES * share_of_trees)).scaled(share)
-    deviation = share * deviation
+    forest = _grow(features, log_ratios, kept, share_of_features).scaled(shown)
+    deviation = shown * deviation
     seen = max(float(np.median(forest.predict(features[some])[1])), _MIN_SPREAD)
     unseen = float(np.median(np.hypot(deviation, seen)))
     return Residual(forest, seen, unseen)
@@ -173,6 +179,7 @@ def _robust_deviation(errors: Array) -> float:
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 
-def _grow(features: Array, log_ratios: Array, trees: int = _TREES) -> Forest:
-    share = _FEATURES_OF_MANY if len(log_ratios) > MANY_ROWS else 1.0
-    return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share)
+def _grow(
+    features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
+) -> Forest:
+    return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

@@ -7,6 +7,7 @@ operands have, and so in clocks. So their tables say what to expect, by how long
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -17,7 +18,7 @@ from kernels.documents import Number, misfit
 from kernels.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-_DOUBT = 3.0  # siblings that would show no difference: a machine is that far from being like them
+_DOUBT = 3.0  # as if so many more siblings had shown no difference: of one, a quarter is believed
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
 
@@ -28,6 +29,11 @@ class Differing(NamedTuple):
 
     seconds: Array
     log_ratios: Array
+
+    def between(self, low: float, high: float) -> Differing:
+        """Of those shapes that take so many microseconds."""
+        rows = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
+        return Differing(self.seconds[rows], self.log_ratios[rows])
 
 
 @dataclass(frozen=True)
@@ -50,33 +56,16 @@ class Shift:
     def learned(cls, siblings: Sequence[Sequence[Differing]]) -> Self:
         """From what siblings show; the fewer there are, the less of it is believed.
 
-        The median of each range of times, in which every sibling weighs as much, and every
-        collection of one.
-
         Args:
             siblings: of each, its other collections.
         """
-        siblings = [collections for collections in siblings if collections]
-        parts = [part for collections in siblings for part in collections]
-        if not parts:
-            return cls()
-        weights = [
-            np.full(len(part.seconds), 1 / len(collections) / max(len(part.seconds), 1))
-            for collections in siblings
-            for part in collections
-        ]
-        seconds, log_ratios = (np.concatenate(column) for column in zip(*parts, strict=True))
-        weight = np.concatenate(weights)
-        believed = len(siblings) / (len(siblings) + _DOUBT)
-        where = np.digitize(seconds * 1e6, _EDGES_US)
-        knots = [
-            (
-                float(np.median(np.log(seconds[rows]))),
-                believed * _median(log_ratios[rows], weight[rows]),
-            )
-            for rows in (np.flatnonzero(where == each) for each in np.unique(where))
-        ]
-        return cls(*zip(*knots, strict=True))
+        knots = []
+        for low, high in itertools.pairwise(_EDGES_US):
+            within = [[part.between(low, high) for part in parts] for parts in siblings]
+            rows = [[part for part in parts if len(part.seconds)] for parts in within]
+            if known := [parts for parts in rows if parts]:
+                knots.append(_knot(known))
+        return cls(*zip(*knots, strict=True)) if knots else cls()
 
     def to_json(self) -> dict[str, Any]:
         """For kernels/shipped.json."""
@@ -99,5 +88,18 @@ class Shift:
         return shift
 
 
-def _median(values: Array, weights: Array) -> float:
-    return float(np.quantile(values, 0.5, weights=weights, method="inverted_cdf"))
+def _knot(siblings: Sequence[Sequence[Differing]]) -> tuple[float, float]:
+    """The median log of seconds in one range of times, and the log ratio that is believed there.
+
+    That is a median in which every sibling weighs as much, and every collection of one.
+    """
+    weights = [
+        np.full(len(part.seconds), 1 / len(parts) / len(part.seconds))
+        for parts in siblings
+        for part in parts
+    ]
+    columns = zip(*itertools.chain.from_iterable(siblings), strict=True)
+    seconds, log_ratios = (np.concatenate(column) for column in columns)
+    shown = np.quantile(log_ratios, 0.5, weights=np.concatenate(weights), method="inverted_cdf")
+    believed = len(siblings) / (len(siblings) + _DOUBT)
+    return float(np.median(np.log(seconds))), believed * float(shown)

@@ -17,7 +17,14 @@ from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.generation import DTYPE, carried_fit, nearest_sibling, sibling_pairs
 from analysis.recordings.tables import Table, read_rows
-from analysis.validation.software import Collection, judged_row, software_range, warm_query
+from analysis.validation.software import (
+    Collection,
+    ShippedFit,
+    judged_row,
+    software_range,
+    warm_query,
+    widened_by_others,
+)
 from kernels.constants import scaled_constants
 from kernels.machine import known_machine
 
@@ -48,18 +55,20 @@ def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> lis
 
 
 def judge_generation(
-    fits: Mapping[str, Fit], collections: Sequence[Collection]
+    shipped: Mapping[str, ShippedFit], collections: Sequence[Collection]
 ) -> list[dict[str, Any]]:
     """Each machine's collections by the constants that it would get if nobody had measured it.
 
-    Their interval is learned from pairs that the machine is in neither way.
+    Their interval is learned from other machines, and from pairs that the machine is in neither
+    way.
     """
     rows = []
-    for slug in fits:
+    for slug in shipped:
         here = known_machine(slug)
-        there = nearest_sibling(here, fits)
+        there = nearest_sibling(here, shipped)
         if there is None:
             continue
+        fits = widened_by_others({name: one for name, one in shipped.items() if name != slug})
         learned = software_range([c for c in collections if slug not in (c.origin, c.slug)])
         fit = carried_fit(fits[there.slug], there, here, learned)
         interval = SoftwareRange(fit.low, fit.high, fit.pair_low, fit.pair_high)

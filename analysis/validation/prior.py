@@ -183,7 +183,8 @@ def _validate_once(
 def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Query) -> Fit:
     """Others' tables alone: their intervals are those of other software.
 
-    That range is of tables whose own error is known; here it is assumed, of a typical spread.
+    That range is of tables whose own error is known; here it is assumed, of a typical spread. And
+    it is about times that were shifted, here there is no one framework to shift them from.
     """
     constants, _, offsets = unmeasured(machine, Way.of(machine, dtype, priors))
     usual = 1.0

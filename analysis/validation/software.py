@@ -2,8 +2,8 @@
 
 A table is of one framework and one version of cuBLAS. Whoever asks runs another: its heuristics
 choose other kernels, and its operands other values. So the interval of such an answer is learned
-from collections that the model was not made of, and judged on those of machines (of collections,
-where constants are shipped) that it was not learned from.
+from collections that the model was not made of. Each collection is judged by the interval that all
+others give: those of other machines, joined with those of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from analysis.recordings.imported import VALIDATION
 from analysis.recordings.tables import Table, gemms_of, read_rows
 from analysis.validation.errors import Errors
 from kernels.constants import foreign_constants
+from kernels.errors import UserError
 from kernels.estimate import Array
 from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm
@@ -48,7 +49,7 @@ def group_in(dtype: str) -> str:
 _TAIL = 0.05
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
-_NONE = Shift()
+_NO_SHIFT = Shift()
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
@@ -105,7 +106,12 @@ def software_range(collections: Sequence[Collection]) -> SoftwareRange:
     """The range of nine in ten errors.
 
     Every machine weighs as much, by the constants of each other machine; on it every collection.
+
+    Raises:
+        UserError: there is no collection.
     """
+    if not collections:
+        raise UserError("An interval is learned from other collections, and there is none.")
 
     def ends(parts: Sequence[Array]) -> tuple[float, float]:
         owners = [(c.origin, c.slug) for c in collections]
@@ -221,12 +227,13 @@ def shipped_fit(
     table: Table,
     tables: Iterable[Table],
     dtype: str = DTYPE,
-    shift: Shift = _NONE,
+    shift: Shift = _NO_SHIFT,
 ) -> ShippedFit:
     """Constants fitted to a sample of a table, judged on its other rows and other collections.
 
     They answer for any software, so all are judged by times as they are shifted, the table's too.
-    Their interval is as wide as these collections ask for.
+    Their own error is that of the sample: few constants cannot learn so many rows by heart. Their
+    interval is as wide as the other rows of these collections ask for.
 
     In fp8 the sample is of all the machine's collections: frameworks quantise each in its own way,
     and constants of one are a bias for the others.
@@ -251,14 +258,11 @@ def shipped_fit(
 
     rest = {source: rows[~chosen[source]] for source, rows in rows_of.items()}
     bare = Fit(constants, rows=len(sample), aligned_only=True, layout="nt", shift=shift)
-    own = judged(table.source, rest[table.source], bare)
-    ends = software_range([own])
-    ranged = replace(
-        bare, low=ends.low, high=ends.high, pair_low=ends.pair_low, pair_high=ends.pair_high
-    )
-    fit = ranged.for_software(_NO_RANGE, shift)
+    ends = software_range([judged(table.source, sample, bare)])
+    known = replace(bare, low=ends.low, high=ends.high, pair_low=0.0, pair_high=0.0)
+    fit = known.for_software(_NO_RANGE, shift)
     collections = [judged(source, rows, fit) for source, rows in rest.items()]
-    errors = own.errors
+    errors = collections[0].errors
     fit = replace(
         fit.widened(software_range(collections)), median=errors.median, mean=errors.mean,
         p95=errors.p95, pairs=sum(len(c.pair_errors) for c in collections),
@@ -308,8 +312,9 @@ def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
 def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
     elsewhere = [c for c in collections if c.slug != one.slug]
     here = [c for c in collections if c.slug == one.slug and c is not one]
-    found = [software_range(part) for part in (elsewhere, here) if part]
-    return found[0].joined(found[-1])
+    if not elsewhere or not here:
+        return software_range(elsewhere or here)
+    return software_range(elsewhere).joined(software_range(here))
 
 
 def judge_shipped(shipped: Sequence[ShippedFit]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def test_what_three_siblings_show_is_half_believed_and_what_one_shows_a_quarter(
 def test_short_products_may_differ_otherwise_than_long_ones() -> None:
     law = np.where(TIMES < 10e-6, 0.06, -0.04)
     shift = Shift.learned([[Differing(TIMES, law)]] * 3)
-    # Within the range in which the law changes, and beyond the last median, it is interpolated.
+    # Beyond the first and the last median it stays; where the law changes, it is between both.
     far = np.array([1e-9, 3e-6, 1e-4, 1.0])
     expected = np.array([0.03, 0.03, -0.02, -0.02])
     assert np.log(shift.applied(far) / far) == pytest.approx(expected)
@@ -48,13 +48,27 @@ def test_every_sibling_weighs_as_much_and_every_collection_of_one() -> None:
     # By rows, the first machine would decide.
     many, few = [differing(0.1), differing(0.1)], [differing(-0.1, 400)]
     assert np.log(Shift.learned([many, few, few]).applied(TIMES) / TIMES) == pytest.approx(-0.05)
-    # Of one machine's three collections two agree; a fourth of one row changes nothing.
-    mixed = [differing(0.1), differing(0.1), differing(-0.1, 400), differing(-0.1, 1)]
-    assert np.log(Shift.learned([mixed]).applied(TIMES[:1]) / TIMES[:1]) == pytest.approx(-0.025)
+    # Of one machine's three collections two agree.
+    mixed = [differing(0.1), differing(-0.1, 400), differing(-0.1, 400)]
+    assert np.log(Shift.learned([mixed]).applied(TIMES) / TIMES) == pytest.approx(-0.025)
+
+
+def test_siblings_weigh_as_much_in_each_range_of_times() -> None:
+    short = np.full(1000, 5e-6)
+    # All of the first one's rows lie where the others have a tenth of theirs.
+    first = Differing(short, np.full(1000, 0.1))
+    second = Differing(np.append(short[:10], np.full(90, 1e-3)), np.full(100, -0.1))
+    seconds = np.array([5e-6, 1e-3])
+    shift = np.log(Shift.learned([[first], [second], [second]]).applied(seconds) / seconds)
+    # Of long ones only two machines say something.
+    assert shift == pytest.approx([-0.1 * 3 / 6, -0.1 * 2 / 5])
 
 
 def test_without_siblings_nothing_is_shifted() -> None:
-    assert Shift.learned([]) == Shift.learned([[], []]) == Shift()
+    nothing = Differing(np.empty(0), np.empty(0))
+    assert Shift.learned([]) == Shift.learned([[], []]) == Shift.learned([[nothing]]) == Shift()
+    # A machine that shares no shape with anybody is no machine more that shows something.
+    assert Shift.learned([[differing(0.1)], [nothing]]) == Shift.learned([[differing(0.1)]])
     assert Shift().applied(TIMES) is TIMES
 
 
@@ -65,7 +79,9 @@ def test_predictions_and_their_intervals_move_together() -> None:
     moved = fit.for_software(SoftwareRange(-0.3, 0.2, -0.1, 0.1), shift)
     before, after = (Model(H100, {GROUP: each}).predict(query) for each in (fit, moved))
     assert after.estimate.time == pytest.approx(before.estimate.time * math.exp(-0.05))
-    assert np.all((after.lo < after.estimate.time) & (after.estimate.time < after.hi))
+    for end, times in ((moved.low, after.lo), (moved.high, after.hi)):
+        ratio = np.log(times / after.estimate.time)
+        assert ratio == pytest.approx(np.full(3, end * moved.typical_spread))
     again = Fit.from_json(json.loads(json.dumps(moved.to_json())))
     assert again.shift == shift
     assert again == replace(moved, constants=again.constants)

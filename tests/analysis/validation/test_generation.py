@@ -18,7 +18,7 @@ from analysis.model.generation import GROUP
 from analysis.model.predict import model_from_json
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from analysis.validation.generation import carried_collections, judge_generation
-from analysis.validation.software import Collection, software_range, warm_query
+from analysis.validation.software import Collection, ShippedFit, software_range, warm_query
 from kernels.constants import shipped_fits
 from kernels.machine import known_machine, slug_of_device
 
@@ -86,22 +86,45 @@ def test_every_pair_weighs_the_same_however_many_collections_it_has() -> None:
     assert software_range([calm, other]) == once
 
 
-def test_a_machine_is_judged_by_an_interval_that_no_pair_of_it_taught() -> None:
-    narrow = {
-        slug: replace(fit, low=-1e-3, high=1e-3, scale=1.0, beside=0.0)
+def narrow() -> dict[str, ShippedFit]:
+    """The shipped fits, as if their own collections asked for hardly any interval."""
+    return {
+        slug: ShippedFit(replace(fit, low=-1e-3, high=1e-3, scale=1.0, beside=0.0), [])
         for slug, fit in fits().items()
     }
+
+
+def test_a_machine_is_judged_by_an_interval_that_no_pair_of_it_taught() -> None:
     scatter = dict.fromkeys((HOPPER, HOPPER[::-1]), 0.05) | dict.fromkeys(
         (BLACKWELL, BLACKWELL[::-1]), 0.1
     )
     found = [errors(*pair, size) for pair, size in scatter.items()]
     found.append(errors("nvidia-gb200", "nvidia-b200", 0.1))
-    rows = {(row["constants_from"], row["machine"]): row for row in judge_generation(narrow, found)}
+    rows = {
+        (row["constants_from"], row["machine"]): row for row in judge_generation(narrow(), found)
+    }
     # An answer is by the nearest sibling alone: GB200's constants on a B200 are not judged.
     assert rows.keys() == scatter.keys()
     # Hopper's pairs know 5 %, all others 10 %: without its own, each has the other's interval.
     for (_, slug), row in rows.items():
         assert row["coverage_90"] > 0.99 if slug in HOPPER else row["coverage_90"] < 0.85
+
+
+def test_what_is_known_of_a_machine_widens_the_intervals_of_all_others_alone() -> None:
+    pairs = (HOPPER, HOPPER[::-1], BLACKWELL, BLACKWELL[::-1])
+    carried = [errors(*pair, 0.5) for pair in pairs]
+    calm = [replace(one, log_ratios=0.01 * one.log_ratios) for one in carried]
+    shipped = narrow()
+    shipped["nvidia-b200"] = replace(
+        shipped["nvidia-b200"], collections=[errors("", "nvidia-b200", 1.0)]
+    )
+    # The calm pairs teach little, and those that are judged are wild. A B300's constants come from
+    # the B200, whose own collections its own fit answers for.
+    for (origin, slug), wild in zip(pairs, carried, strict=True):
+        taught = [wild if (c.origin, c.slug) == (origin, slug) else c for c in calm]
+        rows = judge_generation(shipped, taught)
+        (row,) = (row for row in rows if row["machine"] == slug)
+        assert row["coverage_90"] > 0.9 if slug in HOPPER else row["coverage_90"] < 0.1
 
 
 def test_the_recorded_coverage_is_of_all_machines_that_have_a_sibling() -> None:

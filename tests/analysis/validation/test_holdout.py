@@ -336,13 +336,19 @@ def test_of_very_many_rows_the_few_that_are_unlike_all_near_them_are_learned() -
     # Like weights whose two sizes are powers of two: five pairs of sizes of four hundred.
     fast = (x[:, 0] == x[:, 1]) & (x[:, 0] % 4 == 0)
     y = 0.02 * x[:, 2] - 0.7 * fast + 0.01 * rng.standard_normal(rows)
-    found = fit_residual(x, y, share_of_trees=0.5)
+    found = fit_residual(x, y)
     assert found is not None
     mean, spread = found.predict(x)
     # Clipped as outliers, they would be predicted like all others.
     assert mean[fast].mean() < -0.3
     assert np.abs(mean[~fast] - y[~fast]).mean() < 0.015
     assert 0.5 < np.median(spread) < 1.2
+    # So are a fold's, however few it leaves, but with fewer trees.
+    part, alone = (fit_residual(x[:8000], y[:8000], part_of=of) for of in (rows, None))
+    assert part is not None
+    assert alone is not None
+    assert part.predict(x)[0][fast].mean() < -0.3 < alone.predict(x)[0][fast].mean()
+    assert len(part.trees.number) < 0.85 * len(alone.trees.number)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])

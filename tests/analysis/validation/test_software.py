@@ -19,6 +19,7 @@ from analysis.validation.software import (
     FITTED_ROWS,
     Collection,
     Move,
+    ShippedFit,
     advised_moves,
     group_in,
     judge_model,
@@ -27,8 +28,10 @@ from analysis.validation.software import (
     shipped_fit,
     sibling_shift,
     software_range,
+    widened_by_others,
 )
 from kernels.constants import default_constants, physical_bounds, shipped_fits
+from kernels.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
 
@@ -102,9 +105,27 @@ def test_shipped_constants_are_as_sure_as_they_are_right_about_other_software(
     assert own["median"] < 0.03
     assert slower["median"] == pytest.approx(1 - 1 / 1.2, abs=0.02)
     # What is shipped covers the slower software; an interval that knows only faster one does not.
-    assert np.exp(shipped.fit.high * shipped.fit.spreads(np.ones(1))[0]) > 1.15
+    assert np.exp(shipped.fit.high * shipped.fit.typical_spread) > 1.15
     assert slower["coverage_90"] < 0.7
     assert other["coverage_90"] > 0.9
+
+
+def test_shipped_intervals_are_as_wide_as_other_machines_ask_for() -> None:
+    fit = Fit(default_constants(H100.generation, "bf16"), low=-1.0, high=1.0)
+    calm, wild = collection("a", 0.05), collection("b", 1.0)
+    fits = widened_by_others({"a": ShippedFit(fit, [calm]), "b": ShippedFit(fit, [wild])})
+    ends = software_range([wild])
+    assert (fits["a"].low, fits["a"].high) == (ends.low, ends.high)
+    assert (fits["a"].pair_low, fits["a"].pair_high) == (ends.pair_low, ends.pair_high)
+    # Its own rows are covered by the fit that it has; the calm ones make no interval narrower.
+    assert (fits["b"].low, fits["b"].high) == (-1.0, 1.0)
+    assert widened_by_others({"b": ShippedFit(fit, [wild])})["b"] is fit
+
+
+def test_no_interval_is_learned_from_nothing() -> None:
+    assert software_range([collection("a", 0.05)]).low < 0
+    with pytest.raises(UserError, match="there is none"):
+        judge_model([collection("a", 0.05)])
 
 
 def test_siblings_say_how_other_software_differs_and_the_machine_itself_nothing(
@@ -164,9 +185,8 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
         assert list(fits) == [group_in(dtype) for dtype in dtypes]
         for group, fit in fits.items():
             # Where the trees are as sure as they typically are; only fp8 is worse than no fit.
-            typical = float(fit.spreads(np.ones(1))[0])
-            most = UNCALIBRATED[1] * (1.5 if group.endswith("fp8") else 1)
-            assert fit.low < 0 < fit.high * typical < most, (slug, group)
+            most = UNCALIBRATED[1] * (1.5 if group.endswith("fp8") else 1) / fit.typical_spread
+            assert -most < fit.low < 0 < fit.high < most, (slug, group)
             for name, (low, high) in physical_bounds(basis.model.machine).items():
                 assert low <= getattr(fit.constants, name) <= high, (slug, name)
         assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
