@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -220,10 +222,26 @@ def _solved(
     steps = _STEP * np.eye(count)
     # The solver refuses to begin on a bound.
     inside = np.clip(origin, low + 1e-6, high - 1e-6)
-    solved = least_squares(
-        residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=noise, max_nfev=60
-    )
+    with _one_blas_thread():
+        solved = least_squares(
+            residuals, inside, slopes, bounds=(low, high), loss="soft_l1", f_scale=noise,
+            max_nfev=60,
+        )  # fmt: skip
     return constants(solved.x[:count]), solved.x[count:].tolist()
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """Within it BLAS uses one thread.
+
+    Each step of a fit decomposes a matrix of about ten columns. Several threads do that no sooner
+    than one, and far later where they wait for one of them because another process has its core.
+    """
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return nullcontext()
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 def _to_fit_scale(name: str, value: float) -> float:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record, recorded
 
 from analysis.model.calibrate import _fold_of, _leave_one_out_ranges, _range, calibrate
@@ -147,6 +149,28 @@ def test_a_small_group_keeps_most_of_the_shipped_constants() -> None:
     assert fitted.tail == start.tail
     ratio = Inputs.of(H100, query).estimate(fitted).time / slow
     assert np.median(ratio) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_fit_takes_one_thread_whatever_blas_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    threads = []
+
+    def solve(*arguments: Any, **options: Any) -> Any:
+        threads.append(pools())
+        return least_squares(*arguments, **options)
+
+    def pools() -> list[int]:
+        found = threadpoolctl.threadpool_info()
+        return [pool["num_threads"] for pool in found if pool["user_api"] == "blas"]
+
+    monkeypatch.setattr("analysis.model.fitting.least_squares", solve)
+    query = Query.plain([Gemm(m, 1024, 1024, "bf16") for m in range(1, 64)], "cublas")
+    seconds = model_law()(query.problems) * 1.2
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        fit_constants(Inputs.of(H100, query), seconds, default_constants("hopper", "bf16"))
+        (inside,), after = threads, pools()
+    assert set(inside) == {1}
+    assert set(after) == {2}
 
 
 def test_warm_and_sustained_rows_have_constants_of_their_own(tmp_path: Path) -> None:
