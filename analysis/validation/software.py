@@ -111,7 +111,7 @@ def software_range(collections: Sequence[Collection]) -> SoftwareRange:
         UserError: there is no collection.
     """
     if not collections:
-        raise UserError("An interval is learned from other collections, and there is none.")
+        raise UserError("There is no collection to learn an interval from; import more tables.")
 
     def ends(parts: Sequence[Array]) -> tuple[float, float]:
         owners = [(c.origin, c.slug) for c in collections]

@@ -124,7 +124,7 @@ def test_shipped_intervals_are_as_wide_as_other_machines_ask_for() -> None:
 
 def test_no_interval_is_learned_from_nothing() -> None:
     assert software_range([collection("a", 0.05)]).low < 0
-    with pytest.raises(UserError, match="there is none"):
+    with pytest.raises(UserError, match="import more tables"):
         judge_model([collection("a", 0.05)])
 
 
