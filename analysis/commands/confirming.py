@@ -173,12 +173,13 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     The request's budget is for the candidates; ``quickly`` says that somebody waits.
 
     Raises:
-        UserError: the device cannot be used, or another process is measuring.
+        UserError: the device cannot be used, another process is measuring, or somebody waits and
+            nothing was measured in the time.
         KeyboardInterrupt: after folding what was measured.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.trials import pairs_to_confirm
-    from analysis.recordings.load import load
+    from analysis.recordings.load import load, problems_of
     from sweeps.running.confirming import confirm_choices, explore
 
     try:
@@ -186,7 +187,13 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         run = explore(request, ways, note, quickly)
         recording = load(run.folder)
         rows = recording.products
-        explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
+        tried = rows[rows["sweep"] == CONFIRM]
+        if quickly and not {problem for problem, _ in ways}.intersection(problems_of(tried)):
+            raise UserError(
+                f"What was measured says nothing: no case was timed in {request.budget:.0f} s. "
+                "Try again when the machine is quiet.", exit_code=1,
+            )  # fmt: skip
+        explored = read_measurements(tried, recording)
         pairs = list(pairs_to_confirm(trials, explored))
         if pairs:
             confirm_choices(run, pairs, note)

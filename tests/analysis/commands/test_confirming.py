@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 from command_line import ROOT, analysis
 
+from analysis.advice.options import Question
+from analysis.commands.confirming import measure_questions
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.runs import load_runs
 from kernels.device import this_cpu
+from kernels.errors import UserError
+from kernels.problem import Gemm
 from sweeps.cases.case import CONFIRM
+from sweeps.running.request import Request
 from sweeps.store import read_events, read_run
 
 HERE = this_cpu().machine.slug
@@ -33,7 +38,7 @@ def answers(*arguments: object) -> Any:
 def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]:
     """A machine that other work disturbs may be too noisy to say anything, and then says that."""
     told = analysis(*arguments)
-    assert told.returncode == 0 or "says nothing: Health: unusable" in told.stderr, told.stderr
+    assert told.returncode == 0 or "What was measured says nothing:" in told.stderr, told.stderr
     return told
 
 
@@ -115,6 +120,13 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert code == 130
     assert "What was measured is kept" in said
     assert len(load(tmp_path / attempt / HERE).rows) > 0
+
+
+def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
+    over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
+    with pytest.raises(UserError, match=r"no case was timed in 10 s\. Try again") as told:
+        measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
+    assert told.value.exit_code == 1
 
 
 def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:
