@@ -26,6 +26,8 @@ from sweeps.planning.series import series_of
 from sweeps.store import read_events, read_run
 from tests.slurm.cluster import PARTITION, available, running_cluster, variables
 
+pytest.importorskip("submitit")
+
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 400.0  # seconds, far more than any machine needs
 
@@ -81,13 +83,15 @@ def submission(results: Path, conf: Path, *more: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_for_sample(results: Path, shard: int) -> Path:
-    """The file of a shard that has a sample."""
+def wait_for_sample(results: Path, shard: int, process: subprocess.Popen[str]) -> Path:
+    """The file of a shard that has a sample, while its submission waits for the jobs."""
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         for path in results.glob(f"*/samples/{shard}-of-4.jsonl"):
             if '"event":"sample"' in path.read_text(encoding="utf-8"):
                 return path
+        if process.poll() is not None:
+            raise AssertionError(f"the submission ended first: {process.communicate()[1]}")
         time.sleep(0.05)
     raise AssertionError(f"shard {shard} measured nothing")
 
@@ -105,11 +109,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with running_cluster(tmp_path_factory.mktemp("s")) as conf:
         process = submission(results, conf)
         env = variables(conf)
-        wait_for_sample(results, 4)
+        wait_for_sample(results, 4, process)
         subprocess.run(["scancel", "--signal=USR2", job_of(results, 4)], env=env, check=True)
-        wait_for_sample(results, 2)
+        wait_for_sample(results, 2, process)
         subprocess.run(["scancel", job_of(results, 2)], env=env, check=True)
-        path = wait_for_sample(results, 3)
+        path = wait_for_sample(results, 3, process)
         owner = SoftFileLease(path.with_name(path.name + SUFFIX)).owner
         assert owner is not None
         os.kill(owner.pid, signal.SIGKILL)
