@@ -17,7 +17,7 @@ WRITE ?=
 export PYTHON DEVICE GPU GPUS BUDGET SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test plots table rules families record import attacks rehearse bench compile-check lint format clean
+.PHONY: help sweep test plots table rules families record import test-all attacks bench compile-check lint format clean
 
 # pytest splits this as a shell would.
 export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
@@ -27,8 +27,7 @@ python = set -f; py=$$("$$PYTHON" -c 'import sys; v = sys.version_info; sys.exit
 	&& "$$PYTHON" sweeps/bootstrap.py $(1)) || exit 1
 on_device = $${DEVICE:+--device "$$DEVICE"} $${GPU:+--gpu "$$GPU"}
 on_gpus = $(on_device) $${GPUS:+--gpus "$$GPUS"}
-# Whose tests do more, or only then something, with the option --long.
-long_tests = tests/attacks tests/sweeps/sharing tests/sweeps/submitting tests/sweeps/test_commands.py tests/kernels/triton tests/analysis/recorder tests/test_readme.py
+pytest = "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable
 of_machine = $${MACHINE:+--machine "$$MACHINE"}
 fresh = $${FRESH:+--fresh}
 budget = $${BUDGET:+--budget "$$BUDGET"}
@@ -41,8 +40,11 @@ sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="
 	&& { "$$py" -m analysis confirm $(on_gpus) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
-test:  ## the whole test suite (PYTEST="-k name" narrows it)
-	@$(call python,test page?); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable
+test:  ## every test that is not slow, in four minutes (PYTEST="-k name" narrows it)
+	@$(call python,test page?); $(pytest)
+
+test-all:  ## the slow tests too, as CI runs them
+	@$(call python,test page?); $(pytest) --tier all
 
 plots:  ## draw the plots from recorded results (MACHINE=slug)
 	@$(call python); "$$py" -m analysis plot $(of_machine)
@@ -69,15 +71,12 @@ record:  ## everything that this machine can tell, one archive; goes on (BUDGET=
 import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
-attacks:  ## wrong kernels, kills, pauses and hostile names: the long part, an hour
-	@$(call python,test); "$$py" -m pytest -q -n auto --dist loadgroup --benchmark-disable --long $(long_tests)
-
-rehearse:  ## record on a CPU and on a made-up GPU, in slices and killed in every step; long
-	@$(call python,test); "$$py" tests/rehearse.py
+attacks:  ## wrong kernels, kills, damaged files, hostile names: the long tests, over an hour
+	@$(call python,test); $(pytest) --tier long
 
 bench:  ## benchmark our own code
-	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --benchmark-only -s \
-		--benchmark-json .benchmarks/bench.json
+	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --tier all \
+		--benchmark-only -s --benchmark-json .benchmarks/bench.json
 
 compile-check:  ## compile the kernels for named architectures, without a GPU
 	@$(call python); "$$py" -m kernels compile $${WRITE:+--write "$$WRITE"}

@@ -1,11 +1,14 @@
-"""Without a GPU the Triton kernels run in Triton's interpreter, which must be chosen before Triton
-is first imported; with one, GPU tests run on it and the interpreter's skip themselves."""
+"""Which tests run, and where. Without a GPU the Triton kernels run in Triton's interpreter, which
+must be chosen before Triton is first imported; with one, GPU tests run on it and the interpreter's
+skip themselves."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers are as many as the cores: threads of each worker's BLAS beside them only fight for
@@ -15,6 +18,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import hypothesis
 import pytest
 import torch
+
+from tests.support import tiers
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs deaf to Ctrl-C, which tests send to their children.
@@ -26,36 +31,67 @@ if not HAS_GPU:
 
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC_DATA = ROOT.parent / "shared" / "data"
+PUBLIC_DATA = Path(os.environ.get("ROOFTILE_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
+"""Tables of public measurements; CONTRIBUTING says which. Tests that need them are skipped where
+they are not."""
+
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+_WHY = {
+    "gpu": "{} GPU tests need a GPU",
+    "slow": "{} slow tests are left to `make test-all`",
+}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also run what takes many minutes")
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="fast",
+        help="which tests run: fast, all (also the slow ones), or long (only the long ones)",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.tier = config.getoption("--tier")
+    config.stash[_LEFT_OUT] = Counter()
     # Machines are shared and slow at times: no test fails for taking long. The health check
     # ``too_slow`` would fail one whose first examples took too many seconds to draw; it is the only
     # health check that goes by the clock.
     hypothesis.settings.register_profile(
         "rooftile",
         deadline=None,
-        max_examples=300 if config.getoption("--long") else 100,
+        max_examples=tiers.EXAMPLES[tiers.tier],
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("rooftile")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reasons = {}
-    if not HAS_GPU:
-        reasons["gpu"] = "no GPU that PyTorch can use"
-    if not config.getoption("--long"):
-        reasons["long"] = "`make attacks` runs it"
+    """Leave out, without a skip, what belongs to another tier or needs a GPU that is not here."""
+    kept = []
     for item in items:
-        for keyword, reason in reasons.items():
-            if keyword in item.keywords:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        marks = {mark.name for mark in item.iter_markers()}
+        why = tiers.left_out(marks) or ("gpu" if "gpu" in marks and not HAS_GPU else "")
+        if why:
+            config.stash[_LEFT_OUT][why] += 1
+        else:
+            kept.append(item)
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a worker of xdist: its parent prints the counts
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there are no workers
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker collects all tests, so that any one's counts are those of the run."""
+    node.config.stash[_LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    counts = config.stash[_LEFT_OUT]
+    if told := [words.format(counts[why]) for why, words in _WHY.items() if counts[why]]:
+        terminalreporter.write_line("; ".join(told) + ".")
 
 
 @pytest.hookimpl(optionalhook=True)  # a GPU node's Python may have pytest without pytest-benchmark
@@ -66,7 +102,7 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, object]) -> Non
 def pytest_report_header() -> str:
     if HAS_GPU:
         return f"GPU: {torch.cuda.get_device_name()}"
-    return "GPU: none; GPU tests skip themselves, Triton kernels run in the interpreter"
+    return "GPU: none; Triton kernels run in the interpreter"
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +113,7 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def public_data() -> Path:
-    """Others' measurements, where they lie beside the checkout."""
+    """Folder of public measurements: ``ROOFTILE_PUBLIC_DATA``, or next to the checkout."""
     if not PUBLIC_DATA.is_dir():
-        pytest.skip("the public measurements are not on this machine")
+        pytest.skip("needs the public measurements (ROOFTILE_PUBLIC_DATA)")
     return PUBLIC_DATA

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from sweeps.wheel import FRONT
-from tests.examples import Example, commands, masked
+from tests.support.examples import Example, commands, masked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
@@ -29,8 +29,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*
          ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
 IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
 RECORDED = "cpu-amd-epyc-2t"
-MOST_LINES, MOST_NUMBERS, MOST_COLUMNS = 120, 150, 100
-NUMBER = re.compile(r"\d[\d,.]*")
 
 # What a target is run with so that it ends in seconds: on the CPU, or from the recording alone.
 REAL = {
@@ -46,8 +44,8 @@ ELSEWHERE = {
     "record": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
     "import": "before the examples that ask an imported table",
     "rules": "CI, and tests/analysis/recorder/test_made_up_gpu.py",
+    "test-all": "CI",
     "attacks": "by hand before a release; its short part is in tests/attacks",
-    "rehearse": "by hand before a release",
     "bench": "by hand; tests/benchmarks runs untimed in the suite",
     "families": "a GPU; tests/analysis/recorder/test_made_up_gpu.py",
 }
@@ -127,13 +125,14 @@ def as_parameter(example: Example) -> Any:
     return pytest.param(example, marks=marks, id=name_of(example))
 
 
+@pytest.mark.slow
 @COMMANDS
 @pytest.mark.parametrize("example", [as_parameter(e) for e in MODULES])
 def test_a_command_does_what_the_page_shows(example: Example) -> None:
     if example.imported:
         assert make_import(example.imported).returncode == 0
     program, *words = shlex.split(example.command)
-    # As installed it is run by tests/installed.py.
+    # As installed it is run by tests/acceptance/test_installed.py.
     answer = run(sys.executable, *(["-m", FRONT, *words] if program == "rooftile" else words))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
@@ -141,11 +140,12 @@ def test_a_command_does_what_the_page_shows(example: Example) -> None:
         assert masked(answer.stdout) == masked(example.output)
 
 
+@pytest.mark.slow
 @COMMANDS
 @pytest.mark.parametrize("file", IN_PYTHON)
 def test_what_is_typed_into_python_prints_what_is_shown(file: str) -> None:
     assert ">>> " in (ROOT / file).read_text(encoding="utf-8") or file.endswith(".ipynb")
-    answer = run(sys.executable, "-m", "tests.examples", "--checkout", file)
+    answer = run(sys.executable, "-m", "tests.support.examples", "--checkout", file)
     assert answer.returncode == 0, answer.stderr
 
 
@@ -169,6 +169,7 @@ def test_an_import_prints_what_the_page_shows() -> None:
     assert masked(answer.stdout) == masked(example.output)
 
 
+@pytest.mark.slow
 @MAKE
 @pytest.mark.parametrize("target", REAL)
 def test_a_target_that_ends_soon_is_run(target: str) -> None:
@@ -177,6 +178,7 @@ def test_a_target_that_ends_soon_is_run(target: str) -> None:
     assert not (checkout() / ".venv").exists()  # nothing was missing, so nothing was installed
 
 
+@pytest.mark.slow
 @MAKE
 def test_make_sweep_ends_with_the_lines_that_matter_most() -> None:
     """The front page shows a recording's; tests/test_recordings.py compares them with it."""
@@ -185,18 +187,6 @@ def test_make_sweep_ends_with_the_lines_that_matter_most() -> None:
         assert word in answer
     # The tests beside it may take so much of the machine that no more is concluded.
     assert ("• Fastest products: " in answer) != ("Health: unusable" in answer)
-
-
-def test_the_front_page_is_read_in_a_minute() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(NUMBER.findall(text)) <= MOST_NUMBERS
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_is_short(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= MOST_LINES
-    assert not [line for line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

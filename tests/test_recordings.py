@@ -50,6 +50,7 @@ def test_there_is_a_recording() -> None:
     assert RECORDED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     analysis = analysed(folder)
@@ -89,6 +90,7 @@ def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Pa
     assert ours.median() < 0.5 * theirs.median()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     """Calibrated on two thirds of the problems, asked for the third; three times."""
@@ -131,6 +133,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
     inputs = rule_inputs(path.parent.name, path.parent.parent)

@@ -1,6 +1,6 @@
 """The installed namespace: what the build step makes of the checkout, run from another folder.
 
-``python tests/installed.py`` builds the wheel itself and installs it into an empty environment.
+``tests/acceptance/test_installed.py`` builds the wheel and installs it into an empty environment.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ def test_it_answers_as_the_checkout_does(site: Path, tmp_path: Path) -> None:
     assert json.loads(theirs.stdout) == json.loads(ours.stdout)
 
 
+@pytest.mark.slow
 def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
     told = run(site, tmp_path, "report")
     assert told.returncode == 2
@@ -120,6 +121,7 @@ def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
     assert "See `rooftile --help`." in told.stderr
 
 
+@pytest.mark.slow
 def test_it_measures_into_the_folder_where_it_is_called(site: Path, tmp_path: Path) -> None:
     """The child that measures imports its bench by name, so this is more than an import."""
     sweep = 'question = "Is it?"\nop = "gemm"\n[[block]]\nshapes = ["63,64,64", "64,64,64"]\n'
@@ -132,6 +134,7 @@ def test_it_measures_into_the_folder_where_it_is_called(site: Path, tmp_path: Pa
     assert (tmp_path / document["folder"] / "measurements.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_recorder_step_runs_installed_commands(site: Path, tmp_path: Path) -> None:
     told = run(site, tmp_path, "record", "--part", "machine", "--budget", "60s", "--device", "cpu")
     assert told.returncode == 0, told.stderr
@@ -156,6 +159,7 @@ def test_a_module_of_the_same_name_at_hand_is_not_ours(site: Path, tmp_path: Pat
     assert json.loads(answer.stdout)
 
 
+@pytest.mark.slow
 def test_installed_it_records_without_the_checkouts_tests(site: Path, tmp_path: Path) -> None:
     told = run(site, tmp_path, "record", "--plan", "--machine", "h200")
     assert told.returncode == 0, told.stderr

@@ -158,8 +158,8 @@ def _gpu_tests() -> tuple[Step, ...]:
     if INSTALLED:
         return ()
     return (
-        _tests("gpu-tests", "-m gpu --ignore=tests/benchmarks", 100),
-        _tests("kernel-tests", "tests/kernels/triton", 240),
+        _tests("gpu-tests", "-m gpu --tier all --ignore=tests/benchmarks", 100),
+        _tests("kernel-tests", "tests/kernels/triton --tier all", 240),
     )
 
 

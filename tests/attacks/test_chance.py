@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from attack import cpu, evil
-from evil import CHANCES, evil_bench
 
 from kernels import implementations
 from kernels.correctness.verify import Verdict, verify
@@ -23,6 +21,8 @@ from sweeps.planning.plan import PlanEntry
 from sweeps.running import bench, checking
 from sweeps.running.rounds import Rounds
 from sweeps.store import Event
+from tests.support.attack import cpu, evil
+from tests.support.evil import CHANCES, evil_bench
 
 PROBLEM = Gemm(64, 64, 48, "fp32")
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from damage import ANALYSIS, CELLS, KERNELS, SWEEPS, said, small_recording
-from synthetic import H100
 from typer.main import get_command
+
+from tests.support.command_line import ANALYSIS, KERNELS, SWEEPS, said
+from tests.support.damage import CELLS, small_recording
+from tests.support.synthetic import H100
+from tests.support.tiers import quick_and_long
 
 LINES, CHUNKS, QUICK = 100, 50, 1
 
@@ -60,9 +63,10 @@ def _model(draw: random.Random) -> str:
     return "gpt2" if draw.random() < 0.02 else draw.choice([w for w in WORDS if w != "gpt2"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chunk",
-    [pytest.param(c, marks=[] if c < QUICK else pytest.mark.long) for c in range(CHUNKS)],
+    quick_and_long(range(CHUNKS), QUICK),
 )
 def test_every_command_line_gets_an_answer_or_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int

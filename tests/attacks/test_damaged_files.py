@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import ANALYSIS, SWEEPS, Said, damaged, said, small_recording
-from synthetic import H100
 
 from kernels.device import Device
 from kernels.errors import UserError
@@ -20,6 +18,10 @@ from sweeps.running import resume
 from sweeps.running.folding import fold
 from sweeps.running.request import Request
 from sweeps.store import SampleLog
+from tests.support.command_line import ANALYSIS, SWEEPS, Said, said
+from tests.support.damage import damaged, small_recording
+from tests.support.synthetic import H100
+from tests.support.tiers import quick_and_long
 
 ASKED = ("--gemm", "4096,4096,1000,bf16")
 OF_MACHINE = {
@@ -50,7 +52,7 @@ GIVEN = {
         '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000}',
     ),
 }
-QUICK, ALL = 6, 160  # damaged files of each name; the configs of models take a second each
+QUICK, ALL = 3, 160  # damaged files of each name; the configs of models take a second each
 
 
 @pytest.fixture(scope="session")
@@ -63,15 +65,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def attempts(names: Iterable[str]) -> list[object]:
-    """Each name with every seed, of which some belong to the quick part."""
-    return [
-        pytest.param(
-            name, seed, marks=[] if seed < QUICK else [pytest.mark.long], id=f"{name}-{seed}"
-        )
-        for name in names
-        for seed in range(ALL)
-    ]
+def attempts(names: Collection[str]) -> list[object]:
+    """Each name with every seed; the first few seeds belong to every tier."""
+    pairs = [(name, seed) for seed in range(ALL) for name in names]
+    return quick_and_long(pairs, QUICK * len(names))
 
 
 @pytest.mark.parametrize(("name", "seed"), attempts(RECORDED))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attack import first_quick
-from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.markdown import plain
 from kernels.machine import known_machine
 from sweeps.store import read_run, write_run
+from tests.support.command_line import analysis
+from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
+from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = known_machine("nvidia-h100-sxm")
@@ -33,12 +32,6 @@ NAMES = [
 SLUGS = ["../../escaped", "/tmp/escaped", "a/../../b", "A B", "", "x\n"]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "analysis", *arguments], cwd=ROOT, text=True, capture_output=True
-    )
-
-
 def hostile(folder: Path, name: str) -> Path:
     """A recording in which everything that is free to choose is ``name``."""
     cases = gemm_cases(dict.fromkeys(random_sizes(60)))
@@ -50,7 +43,8 @@ def hostile(folder: Path, name: str) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", quick_and_long(NAMES))
 def test_a_hostile_name_is_text_on_every_page(tmp_path: Path, name: str) -> None:
     results = tmp_path / "results"
     folder = results / H100.slug
@@ -62,7 +56,7 @@ def test_a_hostile_name_is_text_on_every_page(tmp_path: Path, name: str) -> None
             escaped = json.dumps(name)[1:-1] if path.suffix == ".json" else "x"
             path.write_text(path.read_text().replace("@@", escaped))
     for verb in ("report", "rules"):
-        done = command(verb, "--machine", H100.slug, "--results", str(results))
+        done = analysis(verb, "--machine", H100.slug, "--results", str(results))
         assert done.returncode == 0, done.stderr
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.stdout + done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
@@ -84,7 +78,7 @@ def test_a_hostile_name_is_text_on_every_page(tmp_path: Path, name: str) -> None
         assert not tags & {"script", "a", "foreignObject"}
 
 
-@pytest.mark.parametrize("slug", first_quick(SLUGS))
+@pytest.mark.parametrize("slug", quick_and_long(SLUGS))
 def test_a_hostile_slug_writes_no_file(tmp_path: Path, slug: str) -> None:
     results = tmp_path / "a" / "results"
     folder = hostile(results / H100.slug, "plain")
@@ -92,7 +86,7 @@ def test_a_hostile_slug_writes_no_file(tmp_path: Path, slug: str) -> None:
     write_run(folder, {**run, "machine": {**run["machine"], "slug": slug}})
     before = sorted(tmp_path.rglob("*"))
     for verb in ("report", "rules", "table", "plot"):
-        done = command(verb, "--machine", H100.slug, "--results", str(results))
+        done = analysis(verb, "--machine", H100.slug, "--results", str(results))
         assert done.returncode == 2
         assert "is no machine's slug" in done.stderr.splitlines()[-1]
     assert sorted(tmp_path.rglob("*")) == before

@@ -16,6 +16,7 @@ from kernels.library.calls import conv_call
 from kernels.operands import TORCH_DTYPES, Operands, random_operands
 from kernels.operation import Series, Workload
 from kernels.problem import GEMM_LAYOUTS, Conv, Gemm, Problem
+from tests.support.tiers import quick_and_long
 
 CPU = this_cpu().machine
 MAX_ELEMENTS = 1 << 22  # elements of an operand or result: so that thousands are tested in minutes
@@ -96,7 +97,7 @@ def really_wrong(problem: Conv, operands: Operands, result: torch.Tensor) -> boo
     return not off < 0.1
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", quick_and_long([40, 10_000]))
 def test_the_libraries_are_right(count: int) -> None:
     rng = random.Random(count)
     libraries = [i for n, i in implementations().items() if not n.startswith("triton")]
@@ -111,7 +112,7 @@ def test_the_libraries_are_right(count: int) -> None:
                 assert accused(library, problem, rng.getrandbits(31)) == []
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", quick_and_long([1, 200]))
 def test_the_families_are_right_in_the_interpreter(count: int) -> None:
     rng = random.Random(count)
     families = [i for n, i in implementations().items() if n.startswith("triton")]

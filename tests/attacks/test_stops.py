@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attack import first_quick
 
 from sweeps.timing.statistics import CHECKPOINTS
+from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = "6s"
@@ -101,7 +101,8 @@ def sound(results: Path, longest: float) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("seed", first_quick(range(40)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", quick_and_long(range(40)))
 def test_a_run_that_was_ended_goes_on(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     process = start(tmp_path)

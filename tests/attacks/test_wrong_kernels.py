@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from attack import attack, evil
-from evil import FATAL, HARMLESS, WRONG
 
 from kernels.problem import Conv, Gemm
+from tests.support.attack import attack, evil
+from tests.support.evil import FATAL, HARMLESS, WRONG
 
 SQUARE = Gemm(96, 96, 80, "fp32")
 OTHERS = [
@@ -29,6 +29,7 @@ _OF_MATRICES = {
 _OF_SETS = {"another-set-s-result", "wrong-from-the-second-set-on"}
 
 
+@pytest.mark.slow
 def test_no_wrong_kernel_has_a_time_and_every_right_one_has(tmp_path: Path) -> None:
     harmless = [name for name in HARMLESS if "forks" not in name]
     cases = [evil(name, SQUARE) for name in [*WRONG, *harmless]]
@@ -43,6 +44,7 @@ def test_no_wrong_kernel_has_a_time_and_every_right_one_has(tmp_path: Path) -> N
         assert bool(row["message"]) == (row["status"] != "ok")
 
 
+@pytest.mark.slow
 def test_kernels_that_end_the_process_are_rows(tmp_path: Path) -> None:
     names = ["raises-half-a-character", "exits", "allocates-too-much", "right"]
     cases = [evil(name, SQUARE) for name in names]

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeBench, planned
-from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.model.predict import Model
 from analysis.model.query import Query
@@ -21,6 +19,8 @@ from kernels.registry import library_for
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import all_sweeps
 from sweeps.running.rounds import Rounds
+from tests.support.fakes import FakeBench, planned
+from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 H100 = known_machine("nvidia-h100-sxm")
 SHAPES = 100_000

@@ -147,6 +147,7 @@ def compare(
         )
 
 
+@pytest.mark.slow
 def test_against_blocked_autorange(benchmark: Any, capsys: Any) -> None:
     """Warm and in bursts, as ``blocked_autorange`` measures."""
     machine = this_cpu().machine

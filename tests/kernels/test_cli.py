@@ -94,6 +94,7 @@ def plain_python(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_question_marks() -> None:
     asked = "sweeps", "plan", "square", "--machine", "nvidia-h100-sxm"
     done = plain_python(*asked, PYTHONIOENCODING="ascii")

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from sweeps.store import read_run
+from tests.support.command_line import SWEEPS, command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def sweeps(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sweeps", *arguments], cwd=ROOT, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return command(SWEEPS, *arguments)
 
 
 # `python -m sweeps`, also to the processes that it starts, but the sweeps are those of a folder.
@@ -62,6 +60,7 @@ def test_a_run_tells_a_script_what_became_of_it(tmp_path: Path) -> None:
     assert document["counts"]["measured"] == document["counts"]["planned"] == 1
 
 
+@pytest.mark.slow
 def test_list_and_show_and_doctor() -> None:
     listed = sweeps("list", "--json")
     assert {row["name"] for row in json.loads(listed.stdout)} >= {"square", "alignment", "resnet50"}
@@ -75,6 +74,7 @@ def test_list_and_show_and_doctor() -> None:
     assert strict.returncode == any(finding["warning"] for finding in json.loads(strict.stdout))
 
 
+@pytest.mark.slow
 def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     sweep = (
         'question = "Why?"\nop = "gemm"\n[[block]]\nm = [8, 16, 24, 32, 48, 64]\nn = 64\nk = 64\n'
@@ -142,6 +142,7 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     assert len(answer.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_without_any_time_fails(tmp_path: Path) -> None:
     """No Triton on a CPU: every case of a sweep of it is unsupported."""
     sweep = (

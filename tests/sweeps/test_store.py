@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import planned
 
 from kernels.errors import UserError
 from sweeps.running.fold import fold_rows, spent_seconds
@@ -27,6 +26,7 @@ from sweeps.store import (
     write_table,
     write_whole,
 )  # fmt: skip
+from tests.support.fakes import planned
 
 ROOT = Path(__file__).resolve().parents[2]
 

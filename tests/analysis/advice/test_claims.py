@@ -14,6 +14,7 @@ from analysis.advice.claims import Expected, Measured, expect, from_processes
 from analysis.advice.verdict import CONFIRMED, DO_IT, Gain, verdict
 from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.timing.statistics import CHECKPOINTS
+from tests.support.tiers import quick_and_long
 
 NOISE = 0.03  # of one sample
 BETWEEN = 0.005  # by which a case's log time differs from process to process
@@ -105,13 +106,12 @@ def on_machines(count: int, gains: Gains) -> tuple[Shown, Shown, Shown]:
     return corrected, fresh, chosen_by
 
 
+@pytest.mark.parametrize("machines", quick_and_long([60, 1000]))
 @pytest.mark.parametrize("kind", GAINS)
-def test_claims_that_are_shown_hold_as_often_as_they_say(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    """1,000 machines with ``--long``, whose figures are recorded; else 60."""
-    long = request.config.getoption("--long")
-    corrected, fresh, chosen_by = on_machines(1000 if long else 60, GAINS[kind])
+def test_claims_that_are_shown_hold_as_often_as_they_say(kind: str, machines: int) -> None:
+    """The figures of 1,000 machines are recorded."""
+    long = machines == 1000
+    corrected, fresh, chosen_by = on_machines(machines, GAINS[kind])
     print(f"\n{kind}")
     for what, shown in (("corrected", corrected), ("fresh samples alone", fresh),
                         ("those of the choice", chosen_by)):  # fmt: skip

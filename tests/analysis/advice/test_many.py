@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import recorded
 
 from analysis.advice import table
 from analysis.advice.highlights import health_of
@@ -14,6 +13,7 @@ from analysis.advice.table import build_table, recommendations_markdown
 from analysis.model import fitted
 from analysis.model.fitted import analyse, write_predictions
 from analysis.rules.judge import Evidence
+from tests.support.synthetic import recorded
 
 
 @pytest.fixture

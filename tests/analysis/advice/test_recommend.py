@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.advice.measurements import Measurements, read_measurements
 from analysis.advice.options import Question, options_of
@@ -22,6 +21,7 @@ from analysis.recordings.repetition import MeasuredTime
 from kernels.constants import default_constants
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import Case
+from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 
 ODD = Gemm(1024, 1021, 1024, "bf16")
 ANY = Wishes(any_size=True)

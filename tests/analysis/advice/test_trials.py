@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import H100, problems, record
 
 from analysis.advice.findings import findings, findings_lines
 from analysis.advice.measurements import Measurements, read_measurements
@@ -30,6 +29,7 @@ from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM, Case, Way
 from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.store import write_confirmed
+from tests.support.synthetic import H100, problems, record
 
 ODD = Gemm(1024, 1021, 1024, "bf16")
 ROUND = replace(ODD, n=1024)

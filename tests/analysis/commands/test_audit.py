@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command_line import analysis
+
+from tests.support.command_line import analysis
 
 GPT2 = ("audit", "gpt2", "--machine", "nvidia-h100-sxm", "--seq", "256")
 

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import analysis
-from synthetic import recorded
 
 from analysis.model.fitted import analyse, write_predictions
 from analysis.recordings.load import load
 from analysis.words import share_of
 from kernels.errors import UserError
 from kernels.machine import known_machines
+from tests.support.command_line import analysis
+from tests.support.synthetic import recorded
 
 PREDICT_KEYS = {
     "time_us", "tflops", "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency",
@@ -72,6 +72,7 @@ def test_predict_takes_convolutions_and_prints_a_line(results: Path) -> None:
     assert "TFLOP/s" in answer.stdout
 
 
+@pytest.mark.slow
 def test_report_writes_everything_and_recommend_answers_from_it(results: Path) -> None:
     answer = analysis("report", "--results", str(results))
     assert answer.returncode == 0, answer.stderr

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import ROOT, analysis
 
 from analysis.advice.options import Question
 from analysis.commands.confirming import measure_questions
@@ -21,9 +20,11 @@ from analysis.recordings.runs import load_runs
 from kernels.device import this_cpu
 from kernels.errors import UserError
 from kernels.problem import Gemm
+from kernels.program import ROOT
 from sweeps.cases.case import CONFIRM
 from sweeps.running.request import Request
 from sweeps.store import read_events, read_run
+from tests.support.command_line import analysis
 
 HERE = this_cpu().machine.slug
 ASKED = ("recommend", "--gemm", "320,511,320,fp32", "--device", "cpu")
@@ -42,6 +43,7 @@ def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]
     return told
 
 
+@pytest.mark.slow
 def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
     where = ("--results", tmp_path)
     first = measured_or_unusable(*ASKED, "--measure", *where, "--json")
@@ -68,6 +70,7 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
         assert len(read_events(folder)[0]) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
     sweep = [sys.executable, "-m", "sweeps", "run", "alignment", "--device", "cpu", "--budget",
              "10s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip
@@ -110,6 +113,7 @@ def interrupted(results: Path) -> tuple[int, str] | None:
     return process.returncode, said
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     for attempt in ("first", "second", "third"):
         ended = interrupted(tmp_path / attempt)
@@ -122,6 +126,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert len(load(tmp_path / attempt / HERE).rows) > 0
 
 
+@pytest.mark.slow
 def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
     with pytest.raises(UserError, match=r"no case was timed in 10 s\. Try again") as told:

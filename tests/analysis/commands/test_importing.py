@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import analysis
-from synthetic import H100, model_law, random_sizes
 
 from kernels.problem import Gemm
+from tests.support.command_line import analysis
+from tests.support.synthetic import H100, model_law, random_sizes
 
 
 def jumps(sizes: Sequence[tuple[int, ...]]) -> Any:
@@ -37,6 +37,7 @@ def a_file(
     return path
 
 
+@pytest.mark.slow
 def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_nothing(
     tmp_path: Path,
 ) -> None:
@@ -99,6 +100,7 @@ def a_csv(folder: Path, count: int = 120) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path) -> None:
     path, place = a_csv(tmp_path), ("--results", tmp_path)
     here = ("--machine", "h100-sxm", *place)
@@ -133,6 +135,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     assert "imported already, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
     path, here = a_csv(tmp_path), ("--machine", "v100-sxm2-16gb", "--results", tmp_path)
     half = pd.read_csv(path).assign(dtype="fp16")
@@ -159,6 +162,7 @@ def test_few_rows_of_ones_own_do_not_hide_what_is_shipped(tmp_path: Path) -> Non
     assert (known["basis"], known["time_us"]) == ("recorded", 3)
 
 
+@pytest.mark.slow
 def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
     path = a_csv(tmp_path)
     slower = pd.read_csv(path).assign(time_us=lambda rows: rows["time_us"] * 1.3)

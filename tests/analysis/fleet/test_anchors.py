@@ -18,7 +18,7 @@ from kernels.operation import Layer
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.store import ANCHOR_COLUMNS, write_anchors
-from tests.fleets import MACHINE, MAIN, Setting, record_fleet, rows_of, simulate
+from tests.studies.fleets import MACHINE, MAIN, Setting, record_fleet, rows_of, simulate
 
 Rows = list[dict[str, Any]]
 SMALL = Setting(2, 3)
@@ -193,6 +193,7 @@ def test_kinds_follow_the_machines_ceilings() -> None:
 CELLS = ("", "nan", "inf", "1e400", "-0.0", "²", "9" * 400, "\x00", '"', "a,b")
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 10_000), st.sampled_from(ANCHOR_COLUMNS),
     st.one_of(st.sampled_from(CELLS), st.text(max_size=8), st.floats().map(repr),

@@ -15,7 +15,7 @@ from analysis.__main__ import app
 from analysis.fleet.report import findings, make_report, report_json, report_text
 from analysis.plots.fleet import draw_fleet, fleet_title
 from kernels.cli import run
-from tests.fleets import (
+from tests.studies.fleets import (
     BAD,
     HOT,
     MACHINE,
@@ -98,6 +98,7 @@ def test_a_root_gives_a_report_for_each_machine(
     assert capsys.readouterr().out.count("64 GPUs of 8 nodes") == 2
 
 
+@pytest.mark.slow
 def test_a_wider_margin_accuses_fewer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from analysis.fleet.anchors import KINDS, Fleet
 from analysis.fleet.speeds import fleet_speeds
 from analysis.fleet.verdict import SLOW, judge
-from tests.fleets import BAD, MAIN, MARGIN, PLAIN, SETTINGS, Setting, kinds, look, simulate
+from tests.studies.fleets import BAD, MAIN, MARGIN, PLAIN, SETTINGS, Setting, kinds, look, simulate
 
 FLEETS = 100
 LEAST_HELD = 0.93

@@ -13,7 +13,7 @@ import pytest
 from analysis.fleet.anchors import Device, Fleet
 from analysis.fleet.speeds import fleet_speeds
 from analysis.fleet.verdict import ORDINARY, SLOW, THROTTLED, Verdict, judge, name_of
-from tests.fleets import MARGIN, PLAIN, Setting, simulate
+from tests.studies.fleets import MARGIN, PLAIN, Setting, simulate
 
 I = 5  # noqa: E741  the GPU that something is wrong with
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import record
 
 from analysis.model.basis import Basis, find_basis, machine_rows
 from analysis.model.fit import UNCALIBRATED, SoftwareRange
@@ -16,6 +15,7 @@ from kernels.constants import shipped_fits
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import CONFIRM, Case
+from tests.support.synthetic import record
 
 MEASURED = list(shipped_fits()["machines"])
 LARGE = Gemm(4096, 4096, 4096, "bf16")

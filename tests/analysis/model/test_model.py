@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record, recorded
 
 from analysis.model.calibrate import _fold_of, _leave_one_out_ranges, _range, calibrate
 from analysis.model.features import Inputs
@@ -28,6 +27,15 @@ from kernels.machine import known_machine, known_machines
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
 from sweeps.schema import IDENTITY
+from tests.support.synthetic import (
+    H100,
+    gemm_cases,
+    model_law,
+    problems,
+    random_sizes,
+    record,
+    recorded,
+)
 
 GROUP = "cublas gemm bf16"
 TRUTH = replace(
@@ -91,6 +99,7 @@ def test_the_same_problem_is_in_the_same_part_in_every_sweep(tmp_path: Path) -> 
     assert time[: len(sizes)] == pytest.approx(time[len(sizes) :])  # predicted by the same fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [25, 60, 500])
 def test_the_interval_covers_nine_in_ten_of_rows_that_it_never_met(
     tmp_path: Path, rows: int

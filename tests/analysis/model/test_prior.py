@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, model_law, random_sizes, record
 
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
@@ -28,6 +27,7 @@ from kernels.constants import default_constants, scaled_constants
 from kernels.machine import known_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from tests.support.synthetic import H100, model_law, random_sizes, record
 
 START = default_constants("hopper", "bf16")
 
@@ -64,6 +64,7 @@ def mean_error(model_time: np.ndarray, seconds: np.ndarray) -> float:
     return float(np.mean(np.abs(model_time / seconds - 1)))
 
 
+@pytest.mark.slow
 def test_a_few_rows_on_top_of_a_collection_are_worth_many(prior: Prior) -> None:
     own, asked = shapes(96, 5), shapes(800, 6)
     query, wanted = (Query.plain(gemms, "cublas", warm=True) for gemms in (own, asked))
@@ -81,6 +82,7 @@ def test_a_few_rows_on_top_of_a_collection_are_worth_many(prior: Prior) -> None:
     assert 0.8 < np.mean((found.lo <= true) & (true <= found.hi)) <= 1
 
 
+@pytest.mark.slow
 def test_a_collection_that_says_nothing_is_left_out(prior: Prior, nonsense: Prior) -> None:
     own = shapes(200, 9)
     query, seconds = Query.plain(own, "cublas", warm=True), truth(own, 1.0, 10)
@@ -237,6 +239,7 @@ def own_rows(folder: Path, gemms: list[Gemm]) -> None:
     record(folder, cases, truth(gemms, 1.1, 4).tolist())
 
 
+@pytest.mark.slow
 def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
     gemms = shapes(60, 1)[:30] + shapes(90, 20)[:60]
     own_rows(tmp_path / H100.slug, gemms)

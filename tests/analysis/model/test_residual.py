@@ -83,6 +83,7 @@ def test_one_mishap_does_not_teach_a_residual_about_its_neighbours() -> None:
     assert wrong.mean() < 0.25 * np.abs(smooth).mean()
 
 
+@pytest.mark.slow
 def test_of_very_many_rows_the_few_that_are_unlike_all_near_them_are_learned() -> None:
     rng = np.random.default_rng(0)
     rows = MANY_ROWS + 2000

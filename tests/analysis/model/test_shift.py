@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import H100
 
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.generation import GROUP
@@ -17,6 +16,7 @@ from analysis.model.query import Query
 from analysis.model.shift import Differing, Shift
 from kernels.constants import default_constants
 from kernels.problem import Gemm
+from tests.support.synthetic import H100
 
 TIMES = np.geomspace(2e-6, 5e-3, 4000)
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browsing import need_browser, opened
-from synthetic import gemm_cases, random_sizes, record, recorded
 
 from analysis.model.fitted import analyse
 from analysis.recordings.load import load
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from sweeps.cases.case import Case
+from tests.support.browsing import need_browser, opened
+from tests.support.synthetic import gemm_cases, random_sizes, record, recorded
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -73,11 +73,13 @@ def test_a_case_without_a_time_is_a_point_with_a_status(tmp_path: Path) -> None:
     assert len(points["m"]) == len(table)
 
 
+@pytest.mark.slow
 def test_a_page_of_a_usual_sweep_is_under_two_megabytes(tmp_path: Path) -> None:
     recording = recorded(tmp_path / "nvidia-h100-sxm", count=800)
     assert write(recording.folder).stat().st_size < 2e6
 
 
+@pytest.mark.slow
 def test_two_recordings_stand_side_by_side(tmp_path: Path) -> None:
     need_browser()
     cases = gemm_cases(dict.fromkeys(random_sizes(60)))
@@ -102,6 +104,7 @@ def rising(cases: list[Case]) -> list[float]:
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>${alert(3)}"
 
 
+@pytest.mark.slow
 def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
     need_browser()
     cases = gemm_cases(dict.fromkeys(random_sizes(60)), sweep=HOSTILE)
@@ -184,6 +187,7 @@ DAMAGE = [nan_time, infinite_time, negative_size, endless_word, odd_letters, no_
           one_shape, unknown_dtype, foreign_columns, huge_times]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: str(damage.__name__))
 def test_a_damaged_table_is_a_page_or_a_sentence(
     damage: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
@@ -214,6 +218,7 @@ def test_without_its_extra_a_page_is_a_sentence(
     assert not (recording.folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "nvidia-h100-sxm", count=60).folder
     rule = {
@@ -237,6 +242,7 @@ def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
             write(folder)
 
 
+@pytest.mark.slow
 def test_two_recordings_with_verdicts_have_a_page(tmp_path: Path) -> None:
     need_browser()
     rule = {"id": "nhwc", "statement": "s", "source": "s", "verdict": "holds", "effect": 2.0,
@@ -250,6 +256,7 @@ def test_two_recordings_with_verdicts_have_a_page(tmp_path: Path) -> None:
         assert len(here.cells("#rules-table")) == 2
 
 
+@pytest.mark.slow
 def test_a_typed_shape_is_measured_only_if_all_of_it_was(tmp_path: Path) -> None:
     need_browser()
     cases = gemm_cases([(64, 64, 64), *dict.fromkeys(random_sizes(60))])
@@ -262,6 +269,7 @@ def test_a_typed_shape_is_measured_only_if_all_of_it_was(tmp_path: Path) -> None
             assert ("was not measured" not in here.text("#chosen")) == known, shape
 
 
+@pytest.mark.slow
 def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> None:
     need_browser()
     from kernels.problem import Conv

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic import H100, model_law, problems, record
 
 from analysis.advice.highlights import five_lines
 from analysis.advice.table import build_table
@@ -20,6 +19,7 @@ from kernels.estimate import LIMITS
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
+from tests.support.synthetic import H100, model_law, problems, record
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,7 @@ def test_every_plot_is_written_as_png_and_svg(analysis: Analysis) -> None:
         assert "2026-01-02" in svg
 
 
+@pytest.mark.slow
 def test_the_same_data_gives_the_same_bytes(analysis: Analysis) -> None:
     folder = analysis.recording.folder / "plots"
     write_plots(analysis)
@@ -161,6 +162,7 @@ def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
     assert "drifted" not in five_lines(analysis, [])[-1]  # within its own noise: not news
 
 
+@pytest.mark.slow
 def test_a_cpus_roofs_say_that_they_were_measured(analysis: Analysis, tmp_path: Path) -> None:
     cpu = replace(known_machine("nvidia-h100-sxm"), kind="cpu", generation="cpu", slug="cpu-x-2t")
     cases = [Case("mine", Gemm(512 + 64 * i, 512, 512, "bf16"), "onednn") for i in range(20)]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import analysis
 from matplotlib import pyplot as plt
-from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.model.basis import find_basis
 from analysis.plots.wave import draw_wave, lesson
 from analysis.recordings.runs import load_runs
 from kernels.problem import Gemm
+from tests.support.command_line import analysis
+from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 SIZES = [*range(64, 1281, 64), 1281, *range(1344, 3000, 64)]
 

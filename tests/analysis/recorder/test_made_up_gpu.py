@@ -1,4 +1,4 @@
-"""Commands of a recording, for real, on a made-up H200; with --long, every one of them."""
+"""Commands of a recording, for real, on a simulated H200; in the long tier, every one of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import FAKE, record
 
 from analysis.recorder.parts import all_parts
 from analysis.recorder.recorder import run_command
+from tests.support.gpu_recording import FAKE, record
+
+pytestmark = pytest.mark.slow
 
 ALL = [step.name for part in all_parts() for step in part.steps]
 RECORDED = pytest.mark.xdist_group("recorded")  # one worker, so that it is recorded once

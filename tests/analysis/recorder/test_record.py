@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded import record
 
 from analysis.commands.record import find_place, plan_lines
 from analysis.recorder.archive import write_archive
@@ -24,6 +23,7 @@ from analysis.recorder.recorder import (
     select_parts,
 )
 from kernels.errors import UserError
+from tests.support.gpu_recording import record
 
 PARTS = all_parts()
 START = 15.0  # seconds in which a command does nothing yet
@@ -357,6 +357,7 @@ def test_a_command_whose_time_is_over_is_asked_to_fold(tmp_path: Path) -> None:
         seconds *= 2
 
 
+@pytest.mark.slow
 def test_the_machine_is_told_by_a_process_and_so_is_what_is_wrong(tmp_path: Path) -> None:
     place = find_place(tmp_path, ["--device", "cpu"])
     assert (place.kind, place.folder) == ("cpu", tmp_path / place.slug)

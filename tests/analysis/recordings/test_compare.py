@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import analysis
-from synthetic import gemm_cases, record
 
 from analysis.recordings.compare import (
     compare,
@@ -24,6 +22,8 @@ from kernels.machine import known_machine
 from sweeps.cases.case import Case
 from sweeps.store import write_table
 from sweeps.timing.statistics import finished, median, median_interval
+from tests.support.command_line import analysis
+from tests.support.synthetic import gemm_cases, record
 
 CASES = gemm_cases([(4096, 4096, 4096), (1024, 1024, 1024), (16, 4096, 4096), (2048, 2048, 512)])
 SECONDS = [200e-6, 10e-6, 12e-6, 20e-6]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic import RUN, gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.recordings import copies
 from analysis.recordings.copies import copy_path
 from analysis.recordings.load import load
+from tests.support.synthetic import RUN, gemm_cases, model_law, problems, random_sizes, record
 
 
 @pytest.fixture

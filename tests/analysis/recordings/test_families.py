@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import record
 
 from analysis.recordings.families import (
     BEST,
@@ -19,6 +18,7 @@ from analysis.recordings.load import load
 from kernels.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
+from tests.support.synthetic import record
 
 LARGE, SKINNY = Gemm(4096, 4096, 4096, "bf16"), Gemm(16, 4096, 4096, "bf16")
 CONV = Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", "wgrad")

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import gemm_cases, measured_in_turn, record, recorded
 
 from analysis.recordings.load import find_recording, load, problems_of
 from analysis.recordings.rows import parse_measurements
@@ -18,6 +17,7 @@ from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS
 from sweeps.store import read_run, write_run, write_table
+from tests.support.synthetic import gemm_cases, measured_in_turn, record, recorded
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), max_size=30)
 real = st.floats(allow_nan=False, allow_infinity=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic import H100, gemm_cases, record
 
 from analysis.recordings.public import read_source
 from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
+from tests.support.synthetic import H100, gemm_cases, record
 
 V100 = known_machine("nvidia-v100-sxm2-16gb")
 A100 = known_machine("nvidia-a100-pcie-80gb")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import RUN, gemm_cases, record
 
 from analysis.advice.measurements import read_measurements
 from analysis.recordings.load import load
@@ -22,6 +21,7 @@ from analysis.recordings.repetition import (
 from kernels.errors import UserError
 from sweeps.store import write_rounds
 from sweeps.timing.statistics import finished, median, median_interval
+from tests.support.synthetic import RUN, gemm_cases, record
 
 CASES = gemm_cases([(1024, 1024, 1024), (1024, 1024, 1088)])
 

@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 
 import pytest
-from synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.recordings.load import load
 from analysis.recordings.rows import _parse
@@ -16,6 +15,7 @@ from kernels.errors import UserError
 from kernels.problem import Conv
 from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS
+from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 
 COUNT = 24
 LINE = 5

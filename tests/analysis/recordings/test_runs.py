@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import analysis
-from synthetic import H100, gemm_cases, record
 
 from analysis.advice.measurements import read_measurements
 from analysis.recordings.load import load
 from analysis.recordings.runs import health_lines, load_runs
 from sweeps.store import read_run, write_run
+from tests.support.command_line import analysis
+from tests.support.synthetic import H100, gemm_cases, record
 
 CASES = gemm_cases([(1024, 1024, 1024), (1024, 1024, 1088), (2048, 1024, 1024), (1024, 2048, 1024)])
 QUIET: dict[str, Any] = {"health": {"verdict": "quiet", "reasons": []}}
@@ -129,6 +129,7 @@ def test_local_runs_and_a_published_recording_add_up(tmp_path: Path) -> None:
     assert set(times(local).values()) == {10.0}
 
 
+@pytest.mark.slow
 def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path, UNUSABLE, UNUSABLE)
     assert load_runs(folder).unusable

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, model_law, random_sizes
 
 from analysis.recordings.imported import read_imported, write_imported
 from analysis.recordings.load import find_recording, load
@@ -24,6 +23,7 @@ from analysis.recordings.tables import (
 from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.schema import COLUMNS
+from tests.support.synthetic import H100, model_law, random_sizes
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason=f"{PACKAGE} is not installed"

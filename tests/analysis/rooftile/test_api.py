@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import analysis
 
 from analysis import rooftile
 from analysis.recordings.problems import as_problems
 from analysis.rooftile import Conv, Gemm, UserError
+from tests.support.command_line import analysis
 
 H100 = "nvidia-h100-sxm"
 SHAPE = "2048,50257,768,bf16"

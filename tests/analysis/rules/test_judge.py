@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 from analysis.model.predict import Model
 from analysis.plots.cheat_sheet import (
@@ -34,6 +33,7 @@ from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import all_sweeps
+from tests.support.synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 IDS = """
     align-gemm align-worth align-linear align-conv pad-first-conv pad-vocab pad-sequence
@@ -91,6 +91,7 @@ def aligned_law(penalty: float) -> Law:
     return seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("penalty", "verdict"), [(1.8, "holds"), (1.0, "no effect")])
 def test_a_planted_penalty_of_misalignment_is_found_and_none_is_not(
     tmp_path: Path, penalty: float, verdict: str, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def test_a_planted_penalty_of_misalignment_is_found_and_none_is_not(
     assert covered >= 90
 
 
+@pytest.mark.slow
 def test_a_planted_step_of_a_wave_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
     bm, bn = large_tile("hopper", "bf16")
@@ -339,6 +341,7 @@ def test_the_sheet_says_what_to_do_and_where_not_to() -> None:
     assert what_to_do({"id": "nhwc", "effect": 0.8}) == "Not here: use channels-last (NHWC)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "slug"),
     [

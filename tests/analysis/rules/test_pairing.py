@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import H100
 
 from analysis.rules.pairing import (
     PAIRINGS,
@@ -28,6 +27,7 @@ from analysis.rules.pairing import (
 )
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm, linear
+from tests.support.synthetic import H100
 
 
 def case(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from synthetic import H100, gemm_cases, record
 
 from analysis.recordings.load import load
 from analysis.rules.judge import NOT_MEASURED
@@ -21,6 +20,7 @@ from analysis.rules.tensor_cores import (
 )
 from kernels.errors import UserError
 from sweeps.schema import SCHEMA
+from tests.support.synthetic import H100, gemm_cases, record
 
 NVJET = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
 SIMT = "ampere_sgemm_128x64_nn"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, gemm_cases, model_law, problems, record
 
 from analysis.recordings.public import read_source
 from analysis.validation.advice_value import judge_advice, judge_measured
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.report import advice_text
 from kernels.errors import UserError
+from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 
 GRID = [
     (m, n, k) for m in range(1024, 2048, 96) for n in range(1024, 2048, 96) for k in (1024, 1120)

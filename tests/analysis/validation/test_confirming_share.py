@@ -7,14 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import H100, Law, gemm_cases, model_law, problems, record
 
 from analysis.advice.options import Question
 from analysis.recordings.public import Source, read_source
 from analysis.validation.holdout import validate
 from kernels.problem import Problem
 from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST
-from tests.confirming_share import Asked, Collections, Swept, confirm, judged, summary, worth_of
+from tests.studies.confirming_share import (
+    Asked,
+    Collections,
+    Swept,
+    confirm,
+    judged,
+    summary,
+    worth_of,
+)
+from tests.support.synthetic import H100, Law, gemm_cases, model_law, problems, record
 
 GRID = [
     (m, n, k) for m in range(1024, 2048, 96) for n in range(1024, 2048, 96) for k in (1024, 1120)
@@ -66,6 +74,7 @@ def test_what_is_confirmed_gains(tmp_path: Path) -> None:
     assert gain.mean() > judged(of, asked, before)[0].mean() + 0.001
 
 
+@pytest.mark.slow
 def test_noise_is_not_confirmed(tmp_path: Path) -> None:
     """Each shape computes as much per second, and measurements are off by 5 %."""
     of = collections(tmp_path, jumps=0.0, noise=0.05, law=lambda of: flops(of) / 5e14)

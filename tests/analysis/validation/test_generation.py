@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import random_sizes
 
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
@@ -21,6 +20,7 @@ from analysis.validation.generation import carried_collections, judge_generation
 from analysis.validation.software import Collection, ShippedFit, software_range, warm_query
 from kernels.constants import shipped_fits
 from kernels.machine import known_machine, slug_of_device
+from tests.support.synthetic import random_sizes
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "generation.json"
 HOPPER = ("nvidia-h100-sxm", "nvidia-h200")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 from analysis.model.features import Inputs
 from analysis.model.query import Query
@@ -29,6 +28,7 @@ from kernels.errors import UserError
 from kernels.estimate import ALGORITHMS
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
+from tests.support.synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 A100 = known_machine("nvidia-a100-pcie-80gb")
 LAW = replace(default_constants("hopper", "bf16"), compute=0.6, launch=5e-6, dram=0.6)
@@ -142,6 +142,7 @@ def test_beyond_a_size_nothing_was_calibrated(tmp_path: Path) -> None:
     assert min(rows_of(p) for p in found.tested.problems) == 2305
 
 
+@pytest.mark.slow
 def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Source) -> None:
     source = source.take(slice(0, 130))
     found = validate(source, H100, holdout="folds")
@@ -196,6 +197,7 @@ def test_each_algorithm_of_a_convolution_has_its_law_and_is_reported_apart() -> 
         source.by_algorithm("fft")
 
 
+@pytest.mark.slow
 def test_a_prediction_never_sees_the_names_of_its_own_kernels() -> None:
     source = convolutions(120)
     found = validate(source, A100, calibrate=40)
@@ -252,6 +254,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
     assert choose_rows(features, 5000).tolist() == list(range(1000))
 
 
+@pytest.mark.slow
 def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: Source) -> None:
     points = learning_curve(source, H100, counts=(32, 128, 100_000))
     rows = [point for point in points if point.holdout == "rows"]

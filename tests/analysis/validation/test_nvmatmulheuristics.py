@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from synthetic import H100
 
 from analysis.validation.nvmatmulheuristics import heuristic_seconds
 from kernels.machine import known_machine
 from kernels.problem import Gemm, Problem
+from tests.support.synthetic import H100
 
 GEMMS: list[Problem] = [Gemm(64, 128, 256, "bf16"), Gemm(8, 8, 8, "bf16", "tn")]
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import analysis
-from synthetic import H100, model_law, random_sizes
 
 from analysis.model.others import Collection, sizes_of
 from analysis.model.prior import Growth, Prior
@@ -17,6 +15,8 @@ from analysis.validation.holdout import FOLDS
 from analysis.validation.prior import named_collections, validate_with_prior
 from kernels.errors import UserError
 from kernels.problem import Gemm
+from tests.support.command_line import analysis
+from tests.support.synthetic import H100, model_law, random_sizes
 
 
 def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = False) -> Path:
@@ -37,6 +37,7 @@ def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = Fa
     return path
 
 
+@pytest.mark.slow
 def test_a_prior_helps_and_is_reported(tmp_path: Path) -> None:
     judged, other = table(tmp_path, "VLLM", 1.15, 1), table(tmp_path, "TRTLLM", 1.0, 2)
     source = read_source(judged, H100)
@@ -54,6 +55,7 @@ def test_a_prior_helps_and_is_reported(tmp_path: Path) -> None:
     assert unmeasured.errors.median == pytest.approx(1 - 1 / 1.15, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holdout", ["rows", "levels", "folds"])
 def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdout: str
@@ -101,6 +103,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 10_000)
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_prior(tmp_path: Path) -> None:
     judged, other = table(tmp_path, "VLLM", 1.15, 1), table(tmp_path, "TRTLLM", 1.0, 2)
     asked = ("validate", judged, "--machine", "h100-sxm", "--calibrate", "64", "--prior")

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import H100, model_law, random_sizes
 
 from analysis.model.basis import find_basis
 from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
@@ -34,6 +33,7 @@ from kernels.constants import default_constants, physical_bounds, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
+from tests.support.synthetic import H100, model_law, random_sizes
 
 
 def collection(slug: str, scatter: float, rows: int = 4000, spread: float = 1.0) -> Collection:
@@ -192,6 +192,7 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
         assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra `public`"
 )

@@ -58,6 +58,7 @@ def _compile() -> str:
 GEMM_FAMILIES = HAND_WRITTEN.keys() - {"triton-conv"}
 
 
+@pytest.mark.slow
 @compiled_once
 def test_a_row_each_for_dtype_layout_and_alignment(rows: list[dict[str, Any]]) -> None:
     assert {row["kernel"] for row in rows} == set(COMPILED)
@@ -199,6 +200,7 @@ def outside_the_interpreter(script: Path, *arguments: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> None:
     """Operands without memory must give the very keys that real operands give."""
     script = tmp_path / "ahead.py"
@@ -246,6 +248,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_in_the_cache_tells_what_it_told_when_compiled(tmp_path: Path) -> None:
     """Two kernels are compiled again for a log that a launch did not keep, or that was damaged."""
     script = tmp_path / "cached.py"

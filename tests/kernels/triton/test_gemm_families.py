@@ -188,6 +188,7 @@ def test_k_steps_past_two_to_the_31(device: str, name: str, layout: str) -> None
     assert check(problem, operands, run(name, problem, operands, config)).ok
 
 
+@pytest.mark.slow
 @runs
 @pytest.mark.parametrize("name", ["triton-splitk", "triton-streamk"])
 def test_sums_in_parts_are_the_same_bits_again(device: str, name: str) -> None:

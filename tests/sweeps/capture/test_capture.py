@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from counting import counted_by_pytorch, counted_here
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +14,7 @@ from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_names
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import Step, find_source
+from tests.support.flop_counts import counted_by_pytorch, counted_here
 
 STEP = Step(batch=2, seq=128)
 SMALL = {"hidden": 256, "heads": 4, "layers": 5, "vocab": 1003}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting import counted_by_pytorch, counted_here
 
 from kernels.errors import UserError
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
 from sweeps.capture.sources import Source, Step, find_source
+from tests.support.flop_counts import counted_by_pytorch, counted_here
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs the extra `models`"

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import FakeNvml
 
 from kernels.device import Device, this_cpu
 from kernels.machine import known_machine
 from sweeps.health import doctor
 from sweeps.health.doctor import examine, examine_nvml
+from tests.support.fakes import FakeNvml
 
 
 def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import planned
-from mergeable import record
-from runs import rows_of
 
 from sweeps.merging.comparing import compare
 from sweeps.merging.merge import Merged, merge
+from tests.support.fakes import planned
+from tests.support.mergeable import record
+from tests.support.runs import rows_of
 
 CASES, ANCHORS = planned(8), planned(16)[8:]
 

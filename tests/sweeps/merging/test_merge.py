@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import planned
-from mergeable import CPU, change, record
-from runs import rows_of
 
 from analysis.recordings.load import load
 from analysis.recordings.repetition import places_of, rounds_of
@@ -24,6 +21,9 @@ from sweeps.planning.plan import read_plan
 from sweeps.running.fold import histories
 from sweeps.running.folding import fold
 from sweeps.store import Event, read_events, read_run
+from tests.support.fakes import planned
+from tests.support.mergeable import CPU, change, record
+from tests.support.runs import rows_of
 
 BOTH = range(5, 13)  # numbers of the cases that both recordings have
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import planned
-from mergeable import H200, place, record
-from runs import rows_of
 
 from analysis.fleet.anchors import read_anchors
 from sweeps.merging.merge import merge
 from sweeps.merging.numbering import renumbered
 from sweeps.store import read_events, read_run
+from tests.support.fakes import planned
+from tests.support.mergeable import H200, place, record
+from tests.support.runs import rows_of
 
 ANCHORS = planned(10)[8:]
 

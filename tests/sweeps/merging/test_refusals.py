@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import damaged
-from fakes import planned
-from mergeable import CPU, H200, change, place, record
 
 from analysis.recordings.load import load
 from kernels.device import select_device
@@ -22,6 +19,9 @@ from sweeps.merging.merge import merge
 from sweeps.running.request import Request
 from sweeps.running.resume import begin
 from sweeps.store import SampleLog, read_run
+from tests.support.damage import damaged
+from tests.support.fakes import planned
+from tests.support.mergeable import CPU, H200, change, place, record
 
 LOG = Path("samples", "1-of-1.jsonl")
 GPU = {"gpu": 0, "node": 0, "sm_limit_mhz": None}

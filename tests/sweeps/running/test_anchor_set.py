@@ -3,12 +3,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fakes import planned
-from runs import a_run, carry, rows_of
-
 from kernels.machine import known_machine, of_cpu
 from sweeps.running.anchor_set import ANCHORS, anchor_cases, anchor_rows, sustained_seconds
 from sweeps.store import ANCHOR_COLUMNS, read_events, read_run, write_run
+from tests.support.fakes import planned
+from tests.support.runs import a_run, carry, rows_of
 
 
 def test_a_gpu_has_about_twenty_anchors_and_a_cpu_some() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from requests_of_runs import ids, quiet, request
 
 from kernels.errors import UserError
 from kernels.problem import Gemm
@@ -14,6 +13,7 @@ from sweeps.cases.case import CONFIRM, Case
 from sweeps.running.request import Request
 from sweeps.running.resume import begin, left_for_confirming
 from sweeps.store import SampleLog, read_run
+from tests.support.run_requests import ids, quiet, request
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 

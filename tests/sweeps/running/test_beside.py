@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Silent, planned
-from runs import a_run, carry, rows_of
 
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import BLOCKS, PROCESSES, History, confirmed_table
 from sweeps.running.runner import confirm
 from sweeps.store import CONFIRMED_COLUMNS, read_events
+from tests.support.fakes import Silent, planned
+from tests.support.runs import a_run, carry, rows_of
 
 
 def confirmed(

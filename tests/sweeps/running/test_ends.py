@@ -13,14 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import planned
-from runs import a_run, carry, rows_of
 
 from kernels.errors import UserError
 from sweeps.running.fold import CANARY
 from sweeps.running.folding import fold
 from sweeps.store import read_events, read_run
 from sweeps.timing.statistics import CHECKPOINTS
+from tests.support.fakes import planned
+from tests.support.runs import a_run, carry, rows_of
+from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,8 +48,8 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_nothing_is_lost(tmp_path: 
 CODE = """
 import resource, sys
 from pathlib import Path
-from fakes import Silent, planned
-from runs import a_run
+from tests.support.fakes import Silent, planned
+from tests.support.runs import a_run
 from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
@@ -64,10 +65,7 @@ if __name__ == "__main__":
         print(error)
         sys.exit(error.exit_code)
 """
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]),
-}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def start(folder: Path, count: int, pause: float, stalls: int = 0) -> subprocess.Popen[str]:
@@ -89,12 +87,15 @@ def count_events(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", quick_and_long([6, 20]))
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
+    kills: int, tmp_path: Path
+) -> None:
     """``kill -9`` of the parent while a child measures; every resume follows the plan."""
     rng = random.Random(1)
     cases = planned(120)
     written = 0
-    for _ in range(20):
+    for _ in range(kills):
         process = start(tmp_path, len(cases), 0.002, stalls=30)
         # A random moment of the measuring itself, not of Python's start.
         goal = count_events(tmp_path) + rng.randrange(1, 40)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import planned
-from runs import a_run, carry, rows_of
 
 from sweeps.running.folding import fold
 from sweeps.running.health import health
 from sweeps.store import read_run, samples_path, write_run
+from tests.support.fakes import planned
+from tests.support.runs import a_run, carry, rows_of
 
 
 @pytest.fixture

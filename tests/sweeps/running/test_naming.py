@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fakes import planned
-from runs import a_run, carry, rows_of
-
 from sweeps.running.folding import fold
 from sweeps.store import read_events, read_run
+from tests.support.fakes import planned
+from tests.support.runs import a_run, carry, rows_of
 
 
 def names_of(folder: Path) -> dict[int, str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakes import FakeNvml, planned
 
 from kernels.device import Device
 from kernels.errors import UserError
@@ -15,6 +14,7 @@ from sweeps.running import places
 from sweeps.running.fold import History, histories
 from sweeps.running.moving import begun_elsewhere, last_place
 from sweeps.running.places import arrive
+from tests.support.fakes import FakeNvml, planned
 
 
 def gpu(index: int) -> Device:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from requests_of_runs import NAMES, ids, quiet, request
 
 from kernels import device as device_module
 from kernels import implementations
@@ -23,6 +22,7 @@ from sweeps.running.request import DEFAULT_BUDGET, Request
 from sweeps.running.resume import begin
 from sweeps.store import SampleLog, read_run, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
+from tests.support.run_requests import NAMES, ids, quiet, request
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 

@@ -6,8 +6,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fakes import FakeBench, planned
-from fakes import case as fake_case
 
 from sweeps.cases.case import Case
 from sweeps.planning.plan import PlanEntry
@@ -19,6 +17,8 @@ from sweeps.timing.clock import LaunchCall
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading, Telemetry
+from tests.support.fakes import FakeBench, planned
+from tests.support.fakes import case as fake_case
 
 
 def go(

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Silent, planned
-from runs import a_run, carry, rows_of
 
 from kernels.errors import UserError
 from kernels.problem import Gemm
@@ -25,6 +23,8 @@ from sweeps.running.run import Run
 from sweeps.running.runner import carry_out
 from sweeps.store import SampleLog, read_events, read_run, write_run
 from sweeps.timing.statistics import CHECKPOINTS
+from tests.support.fakes import Silent, planned
+from tests.support.runs import a_run, carry, rows_of
 
 
 def test_a_run_measures_its_plan_and_folds_it(tmp_path: Path) -> None:
@@ -139,6 +139,7 @@ def test_what_crashed_in_an_earlier_call_is_not_tried_by_cases_planned_later(
     assert {rows[m]["status"] for m in range(31, 41)} == {"unsupported"}
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
     # Every sample is expected to take 30 s of the fake clock and more: patience ends with case 2.
     run = a_run(tmp_path, planned(4), 2.0, behaviours={2: "hang"}, seconds=30.0, canary="raise")
@@ -230,6 +231,7 @@ def test_folding_twice_gives_the_same_table(tmp_path: Path) -> None:
     assert (tmp_path / "measurements.csv").read_bytes() == table
 
 
+@pytest.mark.slow
 def test_a_child_that_is_stopped_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-from simulated import MACHINES, SimulatedMachine, log_normal, simulate, true_median, true_seconds
 
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import fold_rows, histories
@@ -19,6 +18,15 @@ from sweeps.running.steadiness import (
 )
 from sweeps.store import Event
 from sweeps.timing.statistics import converged
+from tests.support.simulated import (
+    MACHINES,
+    SimulatedMachine,
+    log_normal,
+    simulate,
+    true_median,
+    true_seconds,
+)
+from tests.support.tiers import quick_and_long
 
 LEAST = 0.90
 """Share of 95 % intervals that must hold the truth; they lose by stopping early."""
@@ -59,12 +67,15 @@ def share_held(
     return sum(held) / len(held), len(held), verdict, certain
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("cases", quick_and_long([300, 1000]))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if "neighbour" in n else []) for n in MACHINES],
+)
 def test_intervals_hold_or_the_run_says_that_it_is_noisy(
-    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, capsys: Any
+    name: str, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """300 cases each, and with ``--long`` 1,000; what each machine shows is printed with ``-s``."""
-    cases = 1000 if request.config.getoption("--long") else 300
+    """What each machine shows is printed with ``-rP``."""
     share, count, verdict, certain = share_held(MACHINES[name], cases, monkeypatch)
     before, after = (sum(pair[i] for pair in certain) for i in (0, 1))
     print(f"{name}: {share:.3f} of {count} hold, {verdict}; {before} → {after} converged")

@@ -21,8 +21,10 @@ from sweeps.planning.plan import read_plan
 from sweeps.planning.series import series_of
 from sweeps.store import read_events, read_run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
-FAKE = ROOT / "tests" / "fake_gpu.py"
+FAKE = ROOT / "tests" / "support" / "fake_gpu.py"
 LONG = 900.0  # seconds, far more than any machine needs
 
 

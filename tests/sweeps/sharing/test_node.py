@@ -145,6 +145,7 @@ def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> N
         assert b'"event":"anchor"' not in now[len(text) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

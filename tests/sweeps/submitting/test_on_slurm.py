@@ -24,7 +24,7 @@ from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.planning.plan import make_plan, read_plan
 from sweeps.planning.series import series_of
 from sweeps.store import read_events, read_run
-from tests.slurm.cluster import PARTITION, available, running_cluster, variables
+from tests.support.slurm_cluster import PARTITION, available, running_cluster, variables
 
 pytest.importorskip("submitit")
 
@@ -44,6 +44,7 @@ dtype = "fp32"
 """
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(bool(available()), reason=available() or "there is a Slurm"),
 ]

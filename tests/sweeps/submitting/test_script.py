@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.submitting.clusters import Resources
 from sweeps.submitting.script import sbatch_script
-from tests.slurm.cluster import PARTITION, available, made_up_cluster, variables
+from tests.support.slurm_cluster import PARTITION, available, made_up_cluster, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,6 +24,7 @@ def printed(*more: str) -> str:
     return answer.stdout
 
 
+@pytest.mark.slow
 def test_a_script_asks_for_what_the_options_say() -> None:
     text = printed("square", "--nodes", "4", "--gpus-per-node", "8", "--cpus-per-gpu", "6",
                    "--partition", "h100", "--account", "me", "--time", "30", "--budget", "5m",
@@ -60,6 +61,7 @@ def on_the_page() -> str:
     return str(block)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_its_command_prints() -> None:
     page = (ROOT / "sweeps" / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"python -m sweeps submit (--print [^\n]*\\\n[^\n]*)", page)

@@ -62,6 +62,7 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     assert len([*folder.glob("runs/*/run.json")]) == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
     answer = submit(tmp_path, "square", "--cluster", "debug", "--budget", "0.001s")
     assert answer.returncode == 1

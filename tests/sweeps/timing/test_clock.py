@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_cuda import FakeCuda, FakeDriver, FakeTorch
 
 from sweeps.timing import clock as clock_module
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.gate import HOLD_LIMIT, Gate, HostFlag, Spin, open_gate
+from tests.support.fake_cuda import FakeCuda, FakeDriver, FakeTorch
 
 
 def test_the_cpu_clock_times_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from fakes import FakeClock, noisy
 
 from sweeps.timing.pulse import Pulse
 from sweeps.timing.sampler import CHECKED_EVERY, SUSTAINED_BATCH, SUSTAINED_SETTLE, Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading, Telemetry
+from tests.support.fakes import FakeClock, noisy
 
 
 class Throttled(Telemetry):

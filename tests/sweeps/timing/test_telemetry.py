@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import FakeNvml
 
 from sweeps.timing import telemetry
 from sweeps.timing.telemetry import NvmlTelemetry, Reading, Telemetry, nvml_handle, open_nvml
+from tests.support.fakes import FakeNvml
 
 
 def test_without_sensors_everything_is_empty() -> None:
@@ -43,6 +43,7 @@ def test_a_span_without_a_reading_takes_the_last_one() -> None:
     assert sensors.between(time.monotonic() + 100, time.monotonic() + 101).sm_mhz == 1980.0
 
 
+@pytest.mark.slow
 def test_reading_and_asking_at_once_does_no_harm() -> None:
     """The deque grows while it is read: 3 of 300 calls used to raise."""
     sensors = NvmlTelemetry(FakeNvml(), "card")

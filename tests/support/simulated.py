@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeClock
 
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
@@ -25,6 +24,7 @@ from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import Ready, Refusal, Rounds, Visit
 from sweeps.store import Event
 from sweeps.timing.sampler import Sampler, Subject
+from tests.support.fakes import FakeClock
 
 RUN_SECONDS = 120.0
 

@@ -1,6 +1,6 @@
 """Do times repeat? Pairs of real sweeps on this machine, alone and beside other work.
 
-    python tests/repeatability.py [--pairs 3] [--budget 40s] [--busy N] [--write FILE]
+    python -m tests.studies.repeatability [--pairs 3] [--budget 40s] [--busy N] [--write FILE]
 
 Every sweep is a run of its own, in processes of its own. Of each pair, the share of second medians
 is printed that lie in the first run's intervals: the samples' own (``alone``), the median's, which
@@ -23,13 +23,12 @@ from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from analysis.advice.measurements import read_measurements
+from analysis.recordings.load import Recording, load
+from analysis.recordings.repetition import MeasuredTime
+from sweeps.timing.statistics import median_interval
 
-from analysis.advice.measurements import read_measurements  # noqa: E402
-from analysis.recordings.load import Recording, load  # noqa: E402
-from analysis.recordings.repetition import MeasuredTime  # noqa: E402
-from sweeps.timing.statistics import median_interval  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 _BUSY = "while True: sum(range(100_000))"
 

@@ -1,6 +1,6 @@
 """How long a page of many points takes in a browser, against a page of few.
 
-    python tests/page_speed.py [--write FILE]
+    python -m tests.studies.page_speed [--write FILE]
 
 Recordings of 800 and of 40,000 made-up cases become pages, which Chromium opens by turns, offline.
 ``ready`` is from the beginning of loading until charts and tables are drawn, ``filter`` from a
@@ -21,22 +21,14 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [
-    str(ROOT),
-    str(ROOT / "tests" / "analysis"),
-    str(ROOT / "tests" / "analysis" / "page"),
-]
-
-from browsing import CHROMIUM, opened  # noqa: E402
-from synthetic import model_law, random_sizes, record  # noqa: E402
-
-from analysis.commands.page import write_page  # noqa: E402
-from analysis.model.fitted import analyse  # noqa: E402
-from analysis.recordings.load import load  # noqa: E402
-from kernels.machine import of_cpu  # noqa: E402
-from kernels.problem import Gemm  # noqa: E402
-from sweeps.cases.case import Case  # noqa: E402
+from analysis.commands.page import write_page
+from analysis.model.fitted import analyse
+from analysis.recordings.load import load
+from kernels.machine import of_cpu
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+from tests.support.browsing import CHROMIUM, opened
+from tests.support.synthetic import model_law, random_sizes, record
 
 COUNTS = (800, 40_000)
 TURNS = 5

@@ -1,13 +1,11 @@
 """A recording rehearsed for real: in slices, and killed in every one of its steps.
 
-    python tests/rehearse.py [cpu] [gpu]
-
-On the CPU the commands measure; on the GPU they run on the made-up one of ``fake_gpu.py``. Sweeps
-have few cases (``sweeps/few_cases.py``), since a jumpy CPU takes very long for all of them. First
-each step is killed once, with ``kill -9`` of the recording while it is busy with that step; then
-slices go on until nothing more can be done. Whatever was lost or repeated shows as a case with more
-samples than its rule takes, a step that is missing, or an error. Prints a line per slice, and exits
-1 if anything is wrong.
+On the CPU the commands measure; on the GPU they run on the simulated one of
+``tests/support/fake_gpu.py``. Sweeps have few cases (``tests/support/few_cases.py``), since a jumpy
+CPU takes very long for all of them. First each step is killed once, with ``kill -9`` of the
+recording while it is busy with that step; then slices follow until nothing more can be done.
+Whatever was lost or repeated shows as a case with more samples than its rule takes, a step that is
+missing, or an error. With ``-s`` it prints a line per slice.
 """
 
 from __future__ import annotations
@@ -17,17 +15,18 @@ import random
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import pytest
 
-from analysis.recorder.parts import all_parts  # noqa: E402
-from sweeps.running.fold import CANARY  # noqa: E402
-from sweeps.timing.statistics import CHECKPOINTS  # noqa: E402
+from analysis.recorder.parts import all_parts
+from kernels.program import ROOT
+from sweeps.running.fold import CANARY
+from sweeps.timing.statistics import CHECKPOINTS
+
+pytestmark = pytest.mark.long
 
 # A CPU's slice is long because every step of it starts processes before it measures anything.
 SLICE = {"cpu": "150s", "gpu": "90s"}
@@ -35,7 +34,7 @@ MAX_SLICES = 60
 
 
 def command(kind: str, results: Path) -> list[str]:
-    script = ROOT / "tests" / {"cpu": "sweeps/few_cases.py", "gpu": "fake_gpu.py"}[kind]
+    script = ROOT / "tests" / "support" / {"cpu": "few_cases.py", "gpu": "fake_gpu.py"}[kind]
     return [sys.executable, str(script), "-m", "analysis", "record", "--device", kind, "--budget",
             SLICE[kind], "--results", str(results)]  # fmt: skip
 
@@ -72,8 +71,7 @@ def finish(kind: str, results: Path) -> str:
     answer = subprocess.run(
         command(kind, results), cwd=ROOT, capture_output=True, text=True, check=False
     )
-    if answer.returncode:
-        raise SystemExit(f"{kind}: exit code {answer.returncode}: {answer.stderr}")
+    assert answer.returncode == 0, answer.stderr
     return answer.stderr
 
 
@@ -91,26 +89,16 @@ def spoilt(results: Path) -> list[str]:
     return past + [line for line, count in lines.items() if count > 1]
 
 
-def rehearse(kind: str) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder)
-        kills = kill_in_every_step(kind, results)
-        for number in range(1, MAX_SLICES + 1):
-            said = finish(kind, results)
-            missing = re.findall(r"missing: (.*)", said)
-            print(f"{kind}: slice {number}: {len(missing)} parts missing {missing}", flush=True)
-            if "The same command goes on." not in said:
-                break
-        wrong, unkilled = spoilt(results), wanted(kind) - kills
-        print(
-            f"{kind}: killed in {len(kills)} steps (not in {sorted(unkilled)}), {len(wrong)} cases "
-            f"spoilt, {len(missing)} parts missing",
-            flush=True,
-        )
-        return not (unkilled or wrong or missing)
-
-
-if __name__ == "__main__":
-    kinds = sys.argv[1:] or ["cpu", "gpu"]
-    results = [rehearse(kind) for kind in kinds]  # all of them, whatever the first says
-    sys.exit(not all(results))
+@pytest.mark.parametrize("kind", SLICE)
+def test_nothing_is_lost_or_repeated(kind: str, tmp_path: Path) -> None:
+    killed = kill_in_every_step(kind, tmp_path)
+    missing: list[str] = []
+    for number in range(1, MAX_SLICES + 1):
+        said = finish(kind, tmp_path)
+        missing = re.findall(r"missing: (.*)", said)
+        print(f"{kind}: slice {number}: {len(missing)} parts missing {missing}", flush=True)
+        if "The same command goes on." not in said:
+            break
+    assert killed == wanted(kind)
+    assert spoilt(tmp_path) == []
+    assert missing == []

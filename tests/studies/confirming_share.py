@@ -1,6 +1,7 @@
 """What share of a sweep's budget earns most if it is left for measuring the best guesses?
 
-    python tests/confirming_share.py MEASURED TRUTH [--budgets 256,1024] [--seeds 3] [--write FILE]
+    python -m tests.studies.confirming_share MEASURED TRUTH [--budgets 256,1024] [--seeds 3]
+                                             [--write FILE]
 
 plays it on two collections of one machine's table: the first is what a machine measures, the second
 the truth that a change is judged by. The unit of a budget is a case of a sweep: six samples and
@@ -30,7 +31,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -43,29 +43,26 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
-
-from analysis.advice.measurements import Measurements  # noqa: E402
-from analysis.advice.options import Question  # noqa: E402
-from analysis.advice.recommend import Choice, best_of, weigh  # noqa: E402
-from analysis.advice.sizes import SizeIndex  # noqa: E402
-from analysis.advice.table import QUESTIONS  # noqa: E402
-from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among  # noqa: E402
-from analysis.advice.verdict import DO_IT, MIN_GAIN  # noqa: E402
-from analysis.commands.confirming import GUESSES  # noqa: E402
-from analysis.model.predict import Model  # noqa: E402
-from analysis.model.query import Query, group_of  # noqa: E402
-from analysis.recordings.confirmed import Pair  # noqa: E402
-from analysis.recordings.public import Source, read_source  # noqa: E402
-from analysis.recordings.repetition import MeasuredTime  # noqa: E402
-from analysis.validation.holdout import validate  # noqa: E402
-from kernels.estimate import Array  # noqa: E402
-from kernels.machine import Machine, known_machine  # noqa: E402
-from kernels.problem import Problem  # noqa: E402
-from sweeps.cases.case import Way  # noqa: E402
-from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST  # noqa: E402
-from sweeps.running.fold import BLOCKS, PROCESSES  # noqa: E402
+from analysis.advice.measurements import Measurements
+from analysis.advice.options import Question
+from analysis.advice.recommend import Choice, best_of, weigh
+from analysis.advice.sizes import SizeIndex
+from analysis.advice.table import QUESTIONS
+from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among
+from analysis.advice.verdict import DO_IT, MIN_GAIN
+from analysis.commands.confirming import GUESSES
+from analysis.model.predict import Model
+from analysis.model.query import Query, group_of
+from analysis.recordings.confirmed import Pair
+from analysis.recordings.public import Source, read_source
+from analysis.recordings.repetition import MeasuredTime
+from analysis.validation.holdout import validate
+from kernels.estimate import Array
+from kernels.machine import Machine, known_machine
+from kernels.problem import Problem
+from sweeps.cases.case import Way
+from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST
+from sweeps.running.fold import BLOCKS, PROCESSES
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 MIN_FLOPS = 1e9

@@ -1,26 +1,15 @@
-"""Damage to files and commands that read them, in this process: what they say of it."""
+"""Small recordings, and damage to files such as theirs."""
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import re
-import sys
-import warnings
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
-import typer
-from synthetic import H100, gemm_cases, model_law, problems, random_sizes
 
-import analysis.__main__
-import kernels.__main__
-import sweeps.__main__
-from kernels.cli import run
 from kernels.operation import Lstm
 from kernels.problem import Conv
 from sweeps.cases.case import Case
@@ -29,8 +18,7 @@ from sweeps.running.folding import fold
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL
-
-ANALYSIS, KERNELS, SWEEPS = (m.__main__.app for m in (analysis, kernels, sweeps))
+from tests.support.synthetic import H100, gemm_cases, model_law, problems, random_sizes
 
 CELLS = (
     "", " ", "nan", "NaN", "inf", "-inf", "1e400", "-1", "0", "-0.0", "1e-300", "1e300", "foo",
@@ -41,49 +29,6 @@ VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e300, -1e300, 10**30, "", "foo", "²", "nan", [], [1], {}, {"a": 1},
     [None], [[]], "\ud800", "9" * 400, float("nan"), float("inf"), "../../escaped", "\x00",
 )  # fmt: skip
-
-
-_ABSURD = (
-    r"(?i).*\b(?:nan|inf|infinity)\b.*|.*\d{25}.*|.*(?<!\w)-\d[\d.,]* ?(?:[mkMG]?B|[µmn]?s)\b.*"
-)
-
-
-class Said(NamedTuple):
-    """What a command left: its exit code, what it printed, and warnings of libraries."""
-
-    code: int
-    out: str
-    err: str
-    warned: list[str]
-
-    @property
-    def faults(self) -> list[str]:
-        """What no user should see: a raw exception, a library's warning, an absurd number."""
-        text = self.out + self.err
-        raw = re.findall(r"Traceback|.*--debug shows where.*", text)
-        absurd = re.findall(_ABSURD, self.out)
-        codes = [] if self.code in (0, 1, 2) else [f"exit {self.code}"]
-        silent = ["fails without a word"] if self.code and not self.err.strip() else []
-        return [*raw, *absurd, *codes, *silent, *self.warned]
-
-
-def said(app: typer.Typer, *arguments: str) -> Said:
-    """Run a command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code: Any = 0
-    with (
-        patch.object(sys, "argv", ["x", *arguments]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
-        try:
-            run(app, "x")
-        except SystemExit as end:
-            code = end.code
-    warned = [f"{w.category.__name__}: {w.message}" for w in caught]
-    return Said(code, out.getvalue(), err.getvalue(), warned)
 
 
 def small_recording(folder: Path, seed: int = 0) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kernels.program import ROOT
 
-FAKE = (sys.executable, str(ROOT / "tests" / "fake_gpu.py"))
+FAKE = (sys.executable, str(ROOT / "tests" / "support" / "fake_gpu.py"))
 
 
 def record(

@@ -1,6 +1,6 @@
 """Fleets whose slow GPUs are known: are they found, and is any other one accused?
 
-    python tests/fleets.py [--fleets 1000] [--write FILE]
+    python -m tests.studies.fleets [--fleets 1000] [--write FILE]
 
 Fleets of GPUs are made up, each timing the anchors of ``sweeps/specs/anchors.toml``: samples whose
 medians are off by 0.5 % in all, 0.3 % of which all anchors of a GPU share in a phase, 0.3 % are an
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,26 +25,23 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
-
-from analysis.fleet.anchors import (  # noqa: E402
+from analysis.fleet.anchors import (
     KINDS,
     Device,
     Fleet,
     kind_of,
     standard_error,
 )
-from analysis.fleet.speeds import FleetSpeeds, fleet_speeds  # noqa: E402
-from analysis.fleet.verdict import SLOW, Verdict, judge  # noqa: E402
-from kernels.machine import known_machine, of_cpu  # noqa: E402
-from kernels.operation import Layer  # noqa: E402
-from kernels.problem import Gemm  # noqa: E402
-from sweeps.cases.case import Case  # noqa: E402
-from sweeps.schema import PHASES, SCHEMA  # noqa: E402
-from sweeps.store import write_anchors, write_run  # noqa: E402
-from sweeps.timing.sampler import PROTOCOL  # noqa: E402
-from sweeps.timing.statistics import interval_rank  # noqa: E402
+from analysis.fleet.speeds import FleetSpeeds, fleet_speeds
+from analysis.fleet.verdict import SLOW, Verdict, judge
+from kernels.machine import known_machine, of_cpu
+from kernels.operation import Layer
+from kernels.problem import Gemm
+from sweeps.cases.case import Case
+from sweeps.schema import PHASES, SCHEMA
+from sweeps.store import write_anchors, write_run
+from sweeps.timing.sampler import PROTOCOL
+from sweeps.timing.statistics import interval_rank
 
 MACHINE = known_machine("nvidia-h100-sxm")
 RUN = "2026-01-02T03:04:05Z"

@@ -1,6 +1,6 @@
 """What others' tables are worth to a machine that was measured little; over an hour on one core.
 
-    python tests/prior_accuracy.py [--machine SLUG ...]
+    python -m tests.studies.prior_accuracy [--machine SLUG ...]
 
 plays six GPUs by vLLM's collection of each, which no prior has seen; on top of their other
 collections and all of their siblings', and of their own alone. Three are played by their own table
@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from analysis.recordings.public import read_source
+from analysis.recordings.tables import Table, choose_tables, find_tables
+from analysis.validation.prior import named_collections, validate_with_prior
+from kernels.machine import known_machine, known_machines
 
-from analysis.recordings.public import read_source  # noqa: E402
-from analysis.recordings.tables import Table, choose_tables, find_tables  # noqa: E402
-from analysis.validation.prior import named_collections, validate_with_prior  # noqa: E402
-from kernels.machine import known_machine, known_machines  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 RECORD = ROOT / "tests" / "recordings" / "prior.jsonl"
 GPUS = {

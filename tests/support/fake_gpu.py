@@ -1,11 +1,13 @@
-"""A machine with a made-up H200, for the commands: ``python tests/fake_gpu.py -m sweeps run …``.
+"""A machine with a simulated H200, for any command:
 
-The device's time is simulated (:mod:`fake_cuda`): kernels take what the estimate says, waiting
-takes nothing, and the clock rises from idle to work. NVML, the driver's wait, the profiler (which
-loses its first records), CUDA graphs and Triton's compiler are made up too. Nothing is computed:
-results are called right. Sweeps have few cases (:mod:`few_cases`). Everything else is the real
-program, processes and files included. ``MADE_UP_GPUS`` is how many GPUs the node has, which differ
-in speed by several percent.
+    python tests/support/fake_gpu.py -m sweeps run …
+
+The device's time is simulated (:mod:`tests.support.fake_cuda`): kernels take what the estimate
+says, waiting takes nothing, and the clock rises from idle to work. NVML, the driver's wait, the
+profiler (which loses its first records), CUDA graphs and Triton's compiler are simulated too.
+Nothing is computed: results are called right. Sweeps have few cases
+(:mod:`tests.support.few_cases`). Everything else is the real program, processes and files included.
+``MADE_UP_GPUS`` is how many GPUs the node has, which differ in speed by several percent.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sweeps")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-import few_cases  # noqa: E402
 import torch  # noqa: E402
-from fake_cuda import FakeCuda, FakeDriver, FakeTorch  # noqa: E402
-from fakes import FakeNvml  # noqa: E402
+
+from tests.support import few_cases  # noqa: E402
+from tests.support.fake_cuda import FakeCuda, FakeDriver, FakeTorch  # noqa: E402
+from tests.support.fakes import FakeNvml  # noqa: E402
 
 PROPERTIES = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096,

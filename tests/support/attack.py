@@ -7,10 +7,6 @@ import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pytest
-from fakes import Silent
 
 from kernels.device import this_cpu
 from kernels.machine import Machine, of_cpu
@@ -22,6 +18,7 @@ from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL
+from tests.support.fakes import Silent
 
 
 @functools.cache
@@ -35,12 +32,6 @@ def evil(name: str, problem: Workload, cache: str = "cold", mode: str = "burst")
     return Case("attack", problem, f"evil-{name}", "", mode, cache)
 
 
-def first_quick(values: Iterable[Any]) -> list[Any]:
-    """Parameters of a test of which only the first belongs to its quick part."""
-    first, *others = values
-    return [first, *(pytest.param(one, marks=pytest.mark.long) for one in others)]
-
-
 def attack(
     folder: Path, cases: Iterable[Case], patience: float = 20.0
 ) -> dict[str, dict[str, str]]:
@@ -51,7 +42,9 @@ def attack(
     versions = {"schema": SCHEMA, "protocol": PROTOCOL, "software": {}}
     write_run(folder, {**versions, "machine": cpu().to_json(), "run": "now", "plan": plan})
     arguments = {"machine": cpu(), "device": "cpu", "gpu": None}
-    run = Run(folder, planned, 1e6, "evil:evil_bench", arguments, min_patience=patience)
+    run = Run(
+        folder, planned, 1e6, "tests.support.evil:evil_bench", arguments, min_patience=patience
+    )
     carry_out(run, Silent(), lambda text: None)
     with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
         return {Case.from_columns(row).id: row for row in csv.DictReader(file)}

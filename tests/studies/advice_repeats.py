@@ -1,6 +1,6 @@
 """Does a second measurement find what advice claims? The claims of sweeps, timed anew.
 
-    python tests/advice_repeats.py [--runs 2] [--budget 150s] [--leave 0.4] [--write FILE]
+    python -m tests.studies.advice_repeats [--runs 2] [--budget 150s] [--leave 0.4] [--write FILE]
 
 Each run is a sweep of its own with its best guesses measured, as ``make sweep`` does. All that its
 table says to do is then timed anew by processes that know nothing of the claims, in another folder,
@@ -23,20 +23,19 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from analysis.advice.recommend import Advice
+from analysis.advice.table import build_table
+from analysis.advice.verdict import DO_IT, LIKELY
+from analysis.model.fitted import analyse
+from analysis.recordings.confirmed import confirmed_pairs
+from analysis.recordings.load import load
+from analysis.recordings.runs import load_runs
+from kernels.machine import Machine
+from sweeps.cases.case import Way
+from sweeps.running.confirming import confirm_choices, explore, seconds_of
+from sweeps.running.request import Request
 
-from analysis.advice.recommend import Advice  # noqa: E402
-from analysis.advice.table import build_table  # noqa: E402
-from analysis.advice.verdict import DO_IT, LIKELY  # noqa: E402
-from analysis.model.fitted import analyse  # noqa: E402
-from analysis.recordings.confirmed import confirmed_pairs  # noqa: E402
-from analysis.recordings.load import load  # noqa: E402
-from analysis.recordings.runs import load_runs  # noqa: E402
-from kernels.machine import Machine  # noqa: E402
-from sweeps.cases.case import Way  # noqa: E402
-from sweeps.running.confirming import confirm_choices, explore, seconds_of  # noqa: E402
-from sweeps.running.request import Request  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands with few cases of each sweep: ``python tests/sweeps/few_cases.py -m sweeps run …``.
+"""Commands with few cases of each sweep: ``python tests/support/few_cases.py -m sweeps run …``.
 
 What they do with them is real. ``FEW_CASES`` is how many cases each sweep has of each
 implementation and mode.

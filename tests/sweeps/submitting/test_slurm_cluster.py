@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import (
+from tests.support.slurm_cluster import (
     PARTITION,
     available,
     made_up_cluster,
@@ -64,6 +64,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 ARRAY = ("--array=0-3", "--nodes=1", "--ntasks=1", "--gpus-per-node=1", f"--partition={PARTITION}")
 
 
+@pytest.mark.slow
 def test_four_tasks_run_at_once_each_with_a_gpu_of_its_own(cluster: Cluster) -> None:
     """Each waits for the others, so that none would end if they ran one after another."""
     job = cluster.submit(
@@ -76,6 +77,7 @@ def test_four_tasks_run_at_once_each_with_a_gpu_of_its_own(cluster: Cluster) -> 
     assert sorted(gpus) == ["0\n", "1\n", "2\n", "3\n"]
 
 
+@pytest.mark.slow
 def test_one_task_is_cancelled_and_one_runs_again(cluster: Cluster) -> None:
     job = cluster.submit("echo again >> starts-$SLURM_ARRAY_TASK_ID; exec sleep 600", *ARRAY)
     cluster.wait_until(job, {f"{job}_{task}": "RUNNING" for task in range(4)})
@@ -109,6 +111,7 @@ def test_what_a_larger_cluster_would_accept(tmp_path: Path) -> None:
         assert "invalid partition specified" in answer(1, partition="other")
 
 
+@pytest.mark.slow
 def test_no_process_outlives_an_interrupted_test(tmp_path: Path) -> None:
     """Not even what a job has left behind, out of its session."""
 

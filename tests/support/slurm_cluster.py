@@ -1,7 +1,7 @@
 """A real Slurm on this machine's loopback: its daemons without systemd, cgroups or a database.
 
-    python tests/slurm/cluster.py start DIR     # prints the line that points Slurm's commands at it
-    python tests/slurm/cluster.py stop DIR
+    python -m tests.support.slurm_cluster start DIR  # prints how to point Slurm at it
+    python -m tests.support.slurm_cluster stop DIR
 
 It needs root, and munge and Slurm as Debian packs them (``apt-get install slurm-wlm munge``). The
 node is this host, its GPUs are made up: a job gets ``CUDA_VISIBLE_DEVICES`` and nothing behind it.
@@ -23,10 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
-
-from sweeps.process import die_with_parent, terminated_as_interrupt  # noqa: E402
+from sweeps.process import die_with_parent, terminated_as_interrupt
 
 PARTITION = "debug"
 _PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged")
@@ -273,7 +270,7 @@ def _start(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "keeper.log").open("wb") as log:
         keeper = subprocess.Popen(
-            [sys.executable, __file__, "keep", str(folder)],
+            [sys.executable, "-m", "tests.support.slurm_cluster", "keep", str(folder)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
         )  # fmt: skip
     assert keeper.stdout is not None
@@ -318,4 +315,4 @@ if __name__ == "__main__":
         case ["stop", name]:
             _stop(Path(name))
         case _:
-            sys.exit("usage: cluster.py start|stop DIR")
+            sys.exit("usage: slurm_cluster start|stop DIR")

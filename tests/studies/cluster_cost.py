@@ -1,6 +1,6 @@
 """What a run on many GPUs costs beside measuring: in jobs, files and seconds.
 
-    python tests/cluster_cost.py [--gpus 1000] [--per-node 8] [--write FILE]
+    python -m tests.studies.cluster_cost [--gpus 1000] [--per-node 8] [--write FILE]
 
 The default sweeps of an H200 are shared out; each worker's file of samples is made up, with the
 events that a run writes. Then planning, folding, following and the fleet's report are timed on the
@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,20 +22,17 @@ from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
-
-from analysis.commands.fleet import report_on  # noqa: E402
-from kernels.machine import known_machine  # noqa: E402
-from sweeps.cases.spec import all_sweeps  # noqa: E402
-from sweeps.planning.choice import sweep_cases  # noqa: E402
-from sweeps.planning.plan import PlanEntry, make_plan, read_plan  # noqa: E402
-from sweeps.running.anchor_set import anchor_cases  # noqa: E402
-from sweeps.running.folding import fold  # noqa: E402
-from sweeps.schema import PHASES, SCHEMA  # noqa: E402
-from sweeps.sharing.following import Follower  # noqa: E402
-from sweeps.store import Event, make_folder, samples_path, write_run  # noqa: E402
-from sweeps.timing.sampler import PROTOCOL  # noqa: E402
+from analysis.commands.fleet import report_on
+from kernels.machine import known_machine
+from sweeps.cases.spec import all_sweeps
+from sweeps.planning.choice import sweep_cases
+from sweeps.planning.plan import PlanEntry, make_plan, read_plan
+from sweeps.running.anchor_set import anchor_cases
+from sweeps.running.folding import fold
+from sweeps.schema import PHASES, SCHEMA
+from sweeps.sharing.following import Follower
+from sweeps.store import Event, make_folder, samples_path, write_run
+from sweeps.timing.sampler import PROTOCOL
 
 BUDGET = 600.0
 SAMPLES = 8

@@ -6,14 +6,13 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from fakes import Silent
-
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.run import Run
 from sweeps.running.runner import carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL
+from tests.support.fakes import Silent
 
 
 def a_run(
@@ -28,8 +27,8 @@ def a_run(
         versions = {"schema": SCHEMA, "protocol": PROTOCOL, "machine": {}, "software": {}}
         write_run(folder, {**versions, "run": "now", "plan": plan})
     return Run(
-        folder, cases, 1e6, bench="fakes:FakeBench", arguments=arguments, min_patience=patience,
-        repeats=repeats,
+        folder, cases, 1e6, bench="tests.support.fakes:FakeBench", arguments=arguments,
+        min_patience=patience, repeats=repeats,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """How much longer do commands take on larger recordings?
 
-    python tests/growth.py [--checkout DIR] [--rows 1000,10000,100000,1000000] [--limit 150]
+    python -m tests.studies.growth [--checkout DIR] [--rows 1000,10000,100000,1000000] [--limit 150]
                            [--only calibrate,recommend] [--write FILE]
 
 Recordings of so many GEMMs are made up by the model's own formula, and each command is started on
@@ -25,10 +25,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "analysis")]
+from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 
-from synthetic import H100, gemm_cases, model_law, problems, record  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 _CHUNK = 20_000  # shapes whose time is computed at once
 COMMANDS = {

@@ -1,6 +1,6 @@
 """Is an audit right? Predicted and real steps of two models on this machine's CPU.
 
-    python tests/audit_steps.py [--budget 60s] [--rounds 12] [--write FILE]
+    python -m tests.studies.audit_steps [--budget 60s] [--rounds 12] [--write FILE]
 
 1. The products of a training step of ResNet-50 and of a small GPT-2 are timed by ``audit
    --measure``, each alone, and their total is compared with what PyTorch's profiler says that they
@@ -27,12 +27,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from sweeps.capture.known import KNOWN
+from sweeps.running.health import health_sentence
+from sweeps.store import read_run
 
-from sweeps.capture.known import KNOWN  # noqa: E402
-from sweeps.running.health import health_sentence  # noqa: E402
-from sweeps.store import read_run  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 GPT2 = {"hidden": 252, "heads": 4, "layers": 4, "vocab": 8003}
 MODELS: dict[str, dict[str, int]] = {"gpt2": GPT2, "resnet-50": {}}

@@ -1,0 +1,1 @@
+"""Tests, and what they share: helpers in `support`, timed programs in `studies`."""

@@ -1,0 +1,1 @@
+"""Programs that measure something and write a recorded file; nothing here is a test."""

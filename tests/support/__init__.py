@@ -1,0 +1,1 @@
+"""Fakes, simulated machines and other helpers that tests, studies and acceptance tests share."""

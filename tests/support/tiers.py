@@ -1,0 +1,36 @@
+"""Which tests run: ``fast`` unless told otherwise, ``all`` but the long ones, or the ``long`` part.
+
+The marks ``slow`` and ``long`` say where a test belongs. A parametrised long test is never even
+collected outside of its tier: :func:`quick_and_long` leaves its values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+TIERS = ("fast", "all", "long")
+EXAMPLES = {"fast": 30, "all": 100, "long": 300}
+"""Examples of each property test of hypothesis."""
+
+tier = "fast"  # set by tests/conftest.py from the option --tier
+
+
+def quick_and_long(values: Iterable[Any], quick: int = 1) -> list[Any]:
+    """Parameters of a test: the first few in every tier, the others only in the long one."""
+    values = list(values)
+    if tier != "long":
+        return values[:quick]
+    return [*values[:quick], *(pytest.param(one, marks=pytest.mark.long) for one in values[quick:])]
+
+
+def left_out(marks: Iterable[str]) -> str:
+    """The mark for which the tier leaves a test out; empty where it runs."""
+    marks = set(marks)
+    if tier == "long":
+        return "" if "long" in marks else "quick"
+    if "long" in marks:
+        return "long"
+    return "slow" if "slow" in marks and tier == "fast" else ""
