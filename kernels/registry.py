@@ -1,7 +1,7 @@
 """All implementations by name, and which of them is the library for a problem.
 
-Importing this is cheap: PyTorch and Triton are imported by the first call. The process that
-carries out a plan starts in a fifth of the time for it (0.3 s instead of 1.5).
+Importing this is cheap: PyTorch and Triton are imported by the first call. A worker process that
+carries out a plan imports this module before it knows whether it needs either.
 """
 
 from __future__ import annotations

@@ -122,19 +122,6 @@ def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_measures_into_the_folder_where_it_is_called(site: Path, tmp_path: Path) -> None:
-    """The child that measures imports its bench by name, so this is more than an import."""
-    sweep = 'question = "Is it?"\nop = "gemm"\n[[block]]\nshapes = ["63,64,64", "64,64,64"]\n'
-    (tmp_path / "two.toml").write_text(sweep, encoding="utf-8")
-    told = run(site, tmp_path, "run", "two.toml", "--budget", "10s", "--device", "cpu", "--json")
-    assert told.returncode == 0, told.stderr
-    document = json.loads(told.stdout)
-    assert document["counts"]["measured"] > 0
-    assert Path(document["folder"]) == Path("results") / document["machine"]
-    assert (tmp_path / document["folder"] / "measurements.csv").exists()
-
-
-@pytest.mark.slow
 def test_a_recorder_step_runs_installed_commands(site: Path, tmp_path: Path) -> None:
     told = run(site, tmp_path, "record", "--part", "machine", "--budget", "60s", "--device", "cpu")
     assert told.returncode == 0, told.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 TIERS = ("fast", "all", "long")
-EXAMPLES = {"fast": 30, "all": 100, "long": 300}
+EXAMPLES = {"fast": 30, "all": 60, "long": 300}
 """Examples of each property test of hypothesis."""
 
 tier = "fast"  # set by tests/conftest.py from the option --tier

@@ -32,7 +32,7 @@ def made_up(results: Path, *parts: str) -> tuple[Path, Path, str]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Some parts of a recording, a minute of it."""
     return made_up(
-        tmp_path_factory.mktemp("results"), "machine", "clock", "convolutions", "sustained"
+        tmp_path_factory.mktemp("results"), "machine", "clock", "sustained"
     )
 
 
