@@ -52,7 +52,7 @@ GIVEN = {
         '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000}',
     ),
 }
-QUICK, ALL = 3, 160  # damaged files of each name; the configs of models take a second each
+QUICK, ALL = 2, 160  # damaged files of each name; the configs of models take a second each
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from sweeps.running.rounds import Rounds
 from tests.support.fakes import FakeBench, planned
 from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 
+pytestmark = pytest.mark.slow
+
 H100 = known_machine("nvidia-h100-sxm")
 SHAPES = 100_000
 

@@ -32,6 +32,8 @@ from sweeps.timing.clock import CpuClock
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS
 
+pytestmark = pytest.mark.slow
+
 SIZES = (48, 64, 80, 96, 112, 128, 144, 160, 192, 208, 224, 256, 288, 320, 352, 384, 448, 512, 640)
 CPU_PROBLEMS: list[Problem] = [
     *(Gemm(size, size, size, dtype) for size in SIZES for dtype in ("fp32", "bf16")),
@@ -147,7 +149,6 @@ def compare(
         )
 
 
-@pytest.mark.slow
 def test_against_blocked_autorange(benchmark: Any, capsys: Any) -> None:
     """Warm and in bursts, as ``blocked_autorange`` measures."""
     machine = this_cpu().machine
@@ -159,7 +160,7 @@ def test_against_blocked_autorange(benchmark: Any, capsys: Any) -> None:
         implementation = all_implementations()[library_for(problem, machine)]
         launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
         launch(0)
-        # Run once as a test, it takes a few, whatever they cost: how fast they are today is not what is tested.
+        # Run once as a test, it takes a few: how fast they are today is not what is tested.
         if benchmark.disabled or SHORTEST <= sampler.estimate(launch.bare) <= LONGEST:
             found.append(Subject(problem.spec(), launch.bare, cache="warm"))
     compare(benchmark, capsys, sampler, found, "blocked_autorange", blocked_autorange)

@@ -11,20 +11,25 @@ import pytest
 
 from kernels.cli import parse_seconds
 from kernels.errors import UserError
+from tests.support.command_line import KERNELS, command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return command(KERNELS, *arguments)
+
+
+def process(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """As a user starts it, from any folder."""
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=cwd, env=environment, capture_output=True,
-        text=True, check=False,
+        [sys.executable, "-m", "kernels", *arguments], cwd=cwd, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
 
 
 def test_list_says_what_is_supported_and_why_not() -> None:
-    answer = run("kernels", "list", "--device", "cpu", "--json")
+    answer = kernels("list", "--device", "cpu", "--json")
     assert answer.returncode == 0
     rows = {(row["implementation"], row["op"]): row for row in json.loads(answer.stdout)}
     assert rows["cublas", "gemm"]["supports"] == []
@@ -33,7 +38,7 @@ def test_list_says_what_is_supported_and_why_not() -> None:
 
 
 def test_check_compares_every_implementation_and_prints_json_alone() -> None:
-    answer = run("kernels", "check", "--device", "cpu", "--gemm", "33,17,65,bf16", "--json")
+    answer = kernels("check", "--device", "cpu", "--gemm", "33,17,65,bf16", "--json")
     assert answer.returncode == 0
     rows = {row["implementation"]: row for row in json.loads(answer.stdout)}
     keys = {"implementation", "problem", "status", "rel_error", "tolerance", "message"}
@@ -46,7 +51,7 @@ def test_check_compares_every_implementation_and_prints_json_alone() -> None:
 
 
 def test_check_fails_where_nothing_asked_is_supported() -> None:
-    answer = run("kernels", "check", "--device", "cpu", "--implementation", "cudnn",
+    answer = kernels("check", "--device", "cpu", "--implementation", "cudnn",
                  "--gemm", "8,8,8,fp32")  # fmt: skip
     assert answer.returncode == 1
 
@@ -67,7 +72,7 @@ def test_check_fails_where_nothing_asked_is_supported() -> None:
 def test_a_usage_error_is_one_sentence_and_exit_2(
     arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    answer = run("kernels", *arguments)
+    answer = kernels(*arguments)
     assert answer.returncode == code
     assert answer.stdout == ""
     assert words in answer.stderr
@@ -75,12 +80,12 @@ def test_a_usage_error_is_one_sentence_and_exit_2(
 
 
 def test_debug_shows_where() -> None:
-    answer = run("kernels", "check", "--debug", "--gemm", "8,8,8")
+    answer = process("check", "--debug", "--gemm", "8,8,8")
     assert "Traceback" in answer.stderr
 
 
 def test_it_runs_from_any_folder(tmp_path: Path) -> None:
-    assert run("kernels", "list", "--device", "cpu", cwd=tmp_path).returncode == 0
+    assert process("list", "--device", "cpu", cwd=tmp_path).returncode == 0
 
 
 def plain_python(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 TIERS = ("fast", "all", "long")
-EXAMPLES = {"fast": 30, "all": 60, "long": 300}
+EXAMPLES = {"fast": 20, "all": 60, "long": 300}
 """Examples of each property test of hypothesis."""
 
 tier = "fast"  # set by tests/conftest.py from the option --tier
@@ -24,6 +24,13 @@ def quick_and_long(values: Iterable[Any], quick: int = 1) -> list[Any]:
     if tier != "long":
         return values[:quick]
     return [*values[:quick], *(pytest.param(one, marks=pytest.mark.long) for one in values[quick:])]
+
+
+def quick_and_slow(values: Iterable[Any], quick: int = 1) -> list[Any]:
+    """Parameters of a test of which the first few are fast enough for every run."""
+    values = list(values)
+    marked = (one if isinstance(one, tuple) else (one,) for one in values[quick:])
+    return [*values[:quick], *(pytest.param(*one, marks=pytest.mark.slow) for one in marked)]
 
 
 def left_out(marks: Iterable[str]) -> str:

@@ -126,7 +126,6 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert len(load(tmp_path / attempt / HERE).rows) > 0
 
 
-@pytest.mark.slow
 def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
     with pytest.raises(UserError, match=r"no case was timed in 10 s\. Try again") as told:

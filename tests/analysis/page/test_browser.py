@@ -17,7 +17,7 @@ RULES = (
 )
 SECTIONS = ("roofline", "neighbourhood", "advice", "rules", "accuracy", "tensor-cores")
 GROUP = pytest.mark.xdist_group("browser")
-pytestmark = GROUP
+pytestmark = [pytest.mark.slow, GROUP]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,6 @@ def count(here: Opened) -> int:
     return number(here.text("#count").partition(" of ")[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_opens_without_a_network_or_a_complaint(
     page: Path, scheme: str, measured: pd.DataFrame, tmp_path: Path
@@ -92,7 +91,6 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
     assert count(here) == 0
 
 
-@pytest.mark.slow
 def test_hovering_says_what_the_table_of_measurements_says(
     here: Opened, measured: pd.DataFrame
 ) -> None:
@@ -119,7 +117,6 @@ def speed(here: Opened, point: int) -> float:
     return float(here.page.evaluate(script, point))
 
 
-@pytest.mark.slow
 def test_a_click_shows_a_points_neighbours(here: Opened, measured: pd.DataFrame) -> None:
     row = measured.loc[measured["tflops"].idxmax()]
     index = here.page.evaluate(
@@ -145,7 +142,6 @@ def line_through(
     return sorted({int(size) for size in rows[along]})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((1024, 1024, 1037), "fp32"), ((512, 512, 512), "fp32"), ((512, 512, 512), "bf16")],
@@ -177,7 +173,6 @@ def test_typing_a_shape_finds_its_neighbours(
     assert {text.partition(",")[0] for text in advice} == {"To pad", "To choose"}
 
 
-@pytest.mark.slow
 def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
     here.page.locator("#shape").fill("1000,1024,1024,fp32")
     here.page.get_by_role("button", name="Show").click()
@@ -197,7 +192,6 @@ def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
         assert "is no shape that was measured here" in here.text("#chosen")
 
 
-@pytest.mark.slow
 def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:
     table = here.page.locator("#advice-table")
     gains = [float(row[4].partition(" %")[0]) for row in here.cells("#advice-table")]
@@ -221,7 +215,6 @@ def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:
     assert [cell.strip() for cell in copied[2].strip("|").split(" | ")] == rows[0][:-1]
 
 
-@pytest.mark.slow
 def test_the_keyboard_alone_reaches_every_control(here: Opened) -> None:
     script = """() => [...document.querySelectorAll("a[href],button,input,summary,[tabindex='0']")]
       .filter((e) => e.checkVisibility() && !e.closest("table") && !e.disabled)

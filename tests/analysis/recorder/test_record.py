@@ -23,7 +23,7 @@ from analysis.recorder.recorder import (
     select_parts,
 )
 from kernels.errors import UserError
-from tests.support.gpu_recording import record
+from tests.support.command_line import analysis
 
 PARTS = all_parts()
 START = 15.0  # seconds in which a command does nothing yet
@@ -384,6 +384,6 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
-    answer = record(*arguments)
+    answer = analysis("record", *arguments)
     assert answer.returncode == 2
     assert words in answer.stderr

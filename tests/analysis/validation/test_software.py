@@ -192,7 +192,6 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
         assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra `public`"
 )

@@ -15,6 +15,7 @@ from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_nam
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import Step, find_source
 from tests.support.flop_counts import counted_by_pytorch, counted_here
+from tests.support.tiers import quick_and_slow
 
 STEP = Step(batch=2, seq=128)
 SMALL = {"hidden": 256, "heads": 4, "layers": 5, "vocab": 1003}
@@ -24,7 +25,7 @@ def forward(products: tuple[Product, ...]) -> list[Product]:
     return [product for product in products if product.pass_ == "forward"]
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", quick_and_slow(KNOWN, 3))
 def test_flops_are_those_that_pytorch_counts_over_every_layer(name: str) -> None:
     source = find_source(name)
     captured = capture(source, STEP)
@@ -96,15 +97,18 @@ def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("gpt2", {"hidden": 832, "heads": 13}),
-        ("gpt2", {"vocab": 50304}),
-        ("llama-3-8b", {"ffn": 15000}),
-        ("llama-3-8b", {"kv_heads": 4}),
-        ("resnet-50", {"width": 72}),
-        ("resnet-50", {"stem": 80}),
-        ("unet", {"width": 48}),
-    ],
+    quick_and_slow(
+        [
+            ("gpt2", {"hidden": 832, "heads": 13}),
+            ("gpt2", {"vocab": 50304}),
+            ("llama-3-8b", {"ffn": 15000}),
+            ("llama-3-8b", {"kv_heads": 4}),
+            ("resnet-50", {"width": 72}),
+            ("resnet-50", {"stem": 80}),
+            ("unet", {"width": 48}),
+        ],
+        2,
+    ),
 )
 def test_slopes_foresee_a_third_value(name: str, changes: dict[str, int]) -> None:
     source = find_source(name)

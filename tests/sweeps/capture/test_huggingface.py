@@ -14,6 +14,7 @@ from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
 from sweeps.capture.sources import Source, Step, find_source
 from tests.support.flop_counts import counted_by_pytorch, counted_here
+from tests.support.tiers import quick_and_slow
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs the extra `models`"
@@ -52,7 +53,7 @@ def source_of(tmp_path: Path, kind: str, **settings: Any) -> Source:
 
 
 @needs_transformers
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", quick_and_slow(CONFIGS, 3))
 def test_flops_are_those_that_pytorch_counts_over_every_layer(kind: str, tmp_path: Path) -> None:
     source = source_of(tmp_path, kind)
     captured = capture(source, STEP)
@@ -90,7 +91,7 @@ NAMES = [
 
 
 @needs_transformers
-@pytest.mark.parametrize(("kind", "role", "place", "expected"), NAMES)
+@pytest.mark.parametrize(("kind", "role", "place", "expected"), quick_and_slow(NAMES, 3))
 def test_sizes_have_the_names_of_the_configuration(
     kind: str, role: str, place: int, expected: dict[str, str], tmp_path: Path
 ) -> None:

@@ -82,7 +82,6 @@ def test_a_step_computes_gradients() -> None:
     assert any("backward" in name for name in names)
 
 
-@pytest.mark.slow
 def test_models_are_profiled_once_for_each_software(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

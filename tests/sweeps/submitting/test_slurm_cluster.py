@@ -16,6 +16,7 @@ from tests.support.slurm_cluster import (
 )
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(bool(available()), reason=available()),
 ]

@@ -13,6 +13,7 @@ from kernels.errors import UserError
 from sweeps.store import read_events, read_run
 from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
 from sweeps.submitting.node_job import NodeNote, jobs_folder
+from tests.support.command_line import SWEEPS, command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,7 +82,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
-    answer = submit(tmp_path, *options)
+    answer = command(SWEEPS, "submit", "--device", "cpu", "--results", tmp_path, *options)
     assert answer.returncode == 2
     assert sentence in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
