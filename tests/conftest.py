@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
+        if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
+            marks.add(tiers.PROPERTY)
         why = tiers.left_out(marks) or ("gpu" if "gpu" in marks and not HAS_GPU else "")
         if why:
             config.stash[_LEFT_OUT][why] += 1

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 TIERS = ("fast", "all", "long")
-EXAMPLES = {"fast": 20, "all": 60, "long": 300}
+EXAMPLES = {"fast": 15, "all": 60, "long": 300}
 """Examples of each property test of hypothesis."""
+
+PROPERTY = "property"
+"""Stands for a mark of hypothesis's tests, which the long tier runs with more examples."""
 
 tier = "fast"  # set by tests/conftest.py from the option --tier
 
@@ -21,23 +24,25 @@ tier = "fast"  # set by tests/conftest.py from the option --tier
 def quick_and_long(values: Iterable[Any], quick: int = 1) -> list[Any]:
     """Parameters of a test: the first few in every tier, the others only in the long one."""
     values = list(values)
-    if tier != "long":
-        return values[:quick]
-    return [*values[:quick], *(pytest.param(one, marks=pytest.mark.long) for one in values[quick:])]
+    return _marked(values if tier == "long" else values[:quick], quick, pytest.mark.long)
 
 
 def quick_and_slow(values: Iterable[Any], quick: int = 1) -> list[Any]:
     """Parameters of a test of which the first few are fast enough for every run."""
-    values = list(values)
-    marked = (one if isinstance(one, tuple) else (one,) for one in values[quick:])
-    return [*values[:quick], *(pytest.param(*one, marks=pytest.mark.slow) for one in marked)]
+    return _marked(list(values), quick, pytest.mark.slow)
+
+
+def _marked(values: list[Any], quick: int, mark: pytest.MarkDecorator) -> list[Any]:
+    """The values, all but the first few with a mark; a tuple is one test's several parameters."""
+    rest = (value if isinstance(value, tuple) else (value,) for value in values[quick:])
+    return [*values[:quick], *(pytest.param(*value, marks=mark) for value in rest)]
 
 
 def left_out(marks: Iterable[str]) -> str:
     """The mark for which the tier leaves a test out; empty where it runs."""
     marks = set(marks)
     if tier == "long":
-        return "" if "long" in marks else "quick"
+        return "" if marks & {"long", PROPERTY} else "quick"
     if "long" in marks:
         return "long"
     return "slow" if "slow" in marks and tier == "fast" else ""

@@ -91,7 +91,7 @@ NAMES = [
 
 
 @needs_transformers
-@pytest.mark.parametrize(("kind", "role", "place", "expected"), quick_and_slow(NAMES, 3))
+@pytest.mark.parametrize(("kind", "role", "place", "expected"), quick_and_slow(NAMES, 1))
 def test_sizes_have_the_names_of_the_configuration(
     kind: str, role: str, place: int, expected: dict[str, str], tmp_path: Path
 ) -> None:

@@ -127,6 +127,14 @@ def test_autotuned_convolutions_cost_their_search() -> None:
     assert costs["autotune=on"] > costs[""] + 0.5
 
 
+@given(st.floats(1, 600))
+def test_a_plan_leaves_the_time_that_naming_its_cases_takes(budget: float) -> None:
+    sweeps = {"small": sweep("small", *range(256, 4096, 8))}
+    planned = make_plan(sweeps, H200, budget).planned
+    reserve = naming_reserve([entry.case for entry in planned], budget)
+    assert sum(entry.expected for entry in planned) + reserve <= budget * (1 + 1e-9)
+
+
 def test_naming_has_its_place_in_the_budget() -> None:
     gemms = sweep("s", *range(1, 3501))
     assert naming_reserve(gemms, 600) == pytest.approx(22.5)
