@@ -32,16 +32,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def asking(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel and what it depends on, without PyTorch."""
+    """The wheel next to another package that is called ``kernels``, without PyTorch."""
     here = Installed(tmp_path_factory.mktemp("installed"))
     here.install(wheel)
     here.run("pip", "check")
+    here.install("--no-deps", "kernels")
     return here
 
 
 @pytest.fixture(scope="module")
 def measuring(asking: Installed) -> Installed:
-    """The same environment, to which PyTorch was added."""
+    """The same environment with PyTorch and without the other package."""
+    asking.run("pip", "uninstall", "--quiet", "--yes", "kernels")
     asking.install(*MEASURING)
     asking.run("pip", "check")
     return asking
@@ -59,7 +61,6 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def test_without_pytorch_it_answers_and_says_what_measuring_needs(asking: Installed) -> None:
-    """Another package that is called ``kernels`` is installed next to it."""
     here = asking
     assert json.loads(here.run("rooftile", *QUESTION))["basis"] == "shipped", "no shipped answer"
     here.run("python", "-m", "rooftile", *QUESTION)

@@ -31,7 +31,9 @@ def made_up(results: Path, *parts: str) -> tuple[Path, Path, str]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Some parts of a recording, a minute of it."""
-    return made_up(tmp_path_factory.mktemp("results"), "machine", "clock", "sustained")
+    return made_up(
+        tmp_path_factory.mktemp("results"), "machine", "clock", "convolutions", "sustained"
+    )
 
 
 @pytest.mark.long
