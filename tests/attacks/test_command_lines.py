@@ -14,7 +14,7 @@ from tests.support.damage import CELLS, small_recording
 from tests.support.synthetic import H100
 from tests.support.tiers import quick_and_long
 
-LINES, CHUNKS, QUICK = 40, 125, 1
+LINES, CHUNKS, QUICK = 40, 125, 3
 
 NOT_HERE = {
     "confirm", "record", "import", "ship", "plot", "report", "clock", "anchors", "doctor",

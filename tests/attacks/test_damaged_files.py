@@ -21,7 +21,7 @@ from sweeps.store import SampleLog
 from tests.support.command_line import ANALYSIS, SWEEPS, Said, said
 from tests.support.damage import damaged, small_recording
 from tests.support.synthetic import H100
-from tests.support.tiers import quick_and_long
+from tests.support.tiers import quick_and_long, quick_and_slow
 
 ASKED = ("--gemm", "4096,4096,1000,bf16")
 OF_MACHINE = {
@@ -52,7 +52,7 @@ GIVEN = {
         '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000}',
     ),
 }
-QUICK, ALL = 2, 160  # damaged files of each name; the configs of models take a second each
+QUICK, SLOW, ALL = 2, 6, 160  # damaged files of each name; the configs of models take a second each
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attempts(names: Collection[str]) -> list[object]:
     """Each name with every seed; the first few seeds belong to every tier."""
     pairs = [(name, seed) for seed in range(ALL) for name in names]
-    return quick_and_long(pairs, QUICK * len(names))
+    early, late = pairs[: SLOW * len(names)], pairs[SLOW * len(names) :]
+    return [*quick_and_slow(early, QUICK * len(names)), *quick_and_long(late, 0)]
 
 
 @pytest.mark.parametrize(("name", "seed"), attempts(RECORDED))
