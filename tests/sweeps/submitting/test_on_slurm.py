@@ -97,6 +97,31 @@ def wait_for_sample(results: Path, shard: int, process: subprocess.Popen[str]) -
     raise AssertionError(f"shard {shard} measured nothing")
 
 
+def stopped(results: Path, shard: int, process: subprocess.Popen[str]) -> int:
+    """The process that measures a shard, held still after its first samples."""
+    path = wait_for_sample(results, shard, process)
+    owner = SoftFileLease(path.with_name(path.name + SUFFIX)).owner
+    assert owner is not None, f"shard {shard} was over before it could be stopped"
+    os.kill(owner.pid, signal.SIGSTOP)
+    return owner.pid
+
+
+def wait_for_signal(pid: int, number: signal.Signals) -> None:
+    """Until a stopped process has a signal waiting for it, or is gone."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        pending = [int(line.split()[1], 16) for line in status.splitlines()
+                   if line.startswith(("SigPnd", "ShdPnd"))]  # fmt: skip
+        if any(mask >> (number - 1) & 1 for mask in pending):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {number.name} reached process {pid}")
+
+
 def job_of(results: Path, node: int) -> str:
     jobs = json.loads((results / ".submitted" / "jobs.json").read_text(encoding="utf-8"))
     return str(jobs["jobs"][str(node)])
@@ -110,14 +135,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with running_cluster(tmp_path_factory.mktemp("s")) as conf:
         process = submission(results, conf)
         env = variables(conf)
-        wait_for_sample(results, 4, process)
+        # Each is stopped first, so that its share cannot be over when its turn to die comes.
+        must_leave, cancelled, killed = (stopped(results, node, process) for node in (4, 2, 3))
         subprocess.run(["scancel", "--signal=USR2", job_of(results, 4)], env=env, check=True)
-        wait_for_sample(results, 2, process)
+        wait_for_signal(must_leave, signal.SIGUSR2)
+        os.kill(must_leave, signal.SIGCONT)
         subprocess.run(["scancel", job_of(results, 2)], env=env, check=True)
-        path = wait_for_sample(results, 3, process)
-        owner = SoftFileLease(path.with_name(path.name + SUFFIX)).owner
-        assert owner is not None
-        os.kill(owner.pid, signal.SIGKILL)
+        wait_for_signal(cancelled, signal.SIGTERM)  # Slurm itself lets it go on, to die
+        os.kill(killed, signal.SIGKILL)
         ended: list[Ended] = []
         for more in ([], [], [], ["--fresh", "--partition", "nowhere"]):
             process = submission(results, conf, *more) if ended else process
