@@ -25,7 +25,7 @@ def a_file(
 ) -> Path:
     """A small table of an H100, as a framework's collector writes it."""
     doubled = itertools.product((512, 1024, 2048, 4096), repeat=3)
-    sizes = sorted({*random_sizes(300, 0), *doubled})
+    sizes = sorted({*random_sizes(120, 0), *doubled})
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
     seconds = seconds * jumps(sizes) if jumping else seconds
     frame = pd.DataFrame(sizes, columns=list("mnk")).assign(
@@ -108,17 +108,12 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; on rows not seen ")
     assert "imported already" in analysis("import", path, *here).stderr
-    other = analysis("import", path, *here, "--layout", "nn")  # told otherwise, it is read again
-    assert "imported already" not in other.stderr
-    assert analysis("import", path, *here).returncode == 0
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
     assert answer["source"] == "120 rows of mine.csv, warm"
     told = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
     assert json.loads(told.stdout)["basis"] == "recorded"
-    drawn = analysis("plot", *here)
-    assert drawn.returncode == 0, drawn.stderr
     folder = tmp_path / "public" / "nvidia-h100-sxm"
     judged = analysis("validate", path, "--machine", "h100-sxm", "--calibrate", "64", "--json")
     assert json.loads(judged.stdout)["rows"] == 120 - 64
@@ -160,11 +155,14 @@ def test_few_rows_of_ones_own_do_not_hide_what_is_shipped(tmp_path: Path) -> Non
     assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
     known = json.loads(analysis("predict", "--gemm", "64,64,64,bf16", "--json", *here).stdout)
     assert (known["basis"], known["time_us"]) == ("recorded", 3)
+    assert "imported already" in analysis("import", path, *here).stderr
+    other = analysis("import", path, *here, "--layout", "nn")  # told otherwise, it is read again
+    assert "imported already" not in other.stderr
 
 
 @pytest.mark.slow
 def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
-    path = a_csv(tmp_path)
+    path = a_csv(tmp_path, 40)
     slower = pd.read_csv(path).assign(time_us=lambda rows: rows["time_us"] * 1.3)
     slower.to_csv(tmp_path / "slower.csv", index=False)
     for name, file in (("old", "mine.csv"), ("new", "slower.csv")):
@@ -174,7 +172,7 @@ def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
     compared = analysis("compare", *folders, "--json")
     assert compared.returncode == 0, compared.stderr  # one time per case proves nothing
     document = json.loads(compared.stdout)
-    assert document["counts"]["ambiguous"] == len(document["cases"]) == 120
+    assert document["counts"]["ambiguous"] == len(document["cases"]) == 40
     assert all(case["ratio"] == pytest.approx(1.3) for case in document["cases"])
 
 

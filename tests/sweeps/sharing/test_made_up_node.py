@@ -51,7 +51,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     """A run on two GPUs; the GPU whose worker was killed while it measured; what was said."""
     results = tmp_path_factory.mktemp("made-up")
-    process = start(2, 12, "sweeps", "run", "alignment", "--gpus", "all", "--budget", "90s",
+    process = start(2, 6, "sweeps", "run", "alignment", "--gpus", "all", "--budget", "40s",
                     "--results", str(results))  # fmt: skip
     path = results / "nvidia-h200" / "samples" / "2-of-2.jsonl"
     until = time.monotonic() + LONG
