@@ -76,6 +76,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
             assert answer.gain.value >= MIN_GAIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
 def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Path) -> None:
     analysis = analysed(folder)

@@ -87,6 +87,7 @@ def test_plots_are_written_and_the_title_is_the_finding(
     assert "nan" not in told.out
 
 
+@pytest.mark.slow
 def test_a_root_gives_a_report_for_each_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

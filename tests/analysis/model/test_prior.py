@@ -105,6 +105,7 @@ def test_a_collection_that_says_nothing_is_left_out(prior: Prior, nonsense: Prio
     assert all(fit.offsets is None for fit in other.model.fits.values())
 
 
+@pytest.mark.slow
 def test_a_collection_may_tell_of_one_kind_of_limit_alone(prior: Prior) -> None:
     theirs, own = shapes(1500, 21), shapes(400, 22)
 

@@ -91,6 +91,7 @@ def test_a_known_law_is_learned_and_beats_every_baseline(source: Source) -> None
     assert "four fitted" in validation_text(found)
 
 
+@pytest.mark.slow
 def test_the_choice_of_rows_never_looks_at_a_time(source: Source, found: Validation) -> None:
     shuffled = Source(
         source.name, source.dtype, source.problems, source.implementations,

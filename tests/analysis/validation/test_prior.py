@@ -103,6 +103,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 10_000)
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_prior(tmp_path: Path) -> None:
     judged, other = table(tmp_path, "VLLM", 1.15, 1), table(tmp_path, "TRTLLM", 1.0, 2)
     asked = ("validate", judged, "--machine", "h100-sxm", "--calibrate", "64", "--prior")

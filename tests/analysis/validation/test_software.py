@@ -195,6 +195,7 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
 @pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra `public`"
 )
+@pytest.mark.slow
 def test_the_shipped_constants_are_what_the_tables_give() -> None:
     tables = find_tables()
     slug = "nvidia-h200"

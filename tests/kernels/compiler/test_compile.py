@@ -278,6 +278,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_tma_and_specialised_warps_reach_the_machine_code(tmp_path: Path) -> None:
     script = tmp_path / "sass.py"
     script.write_text(SASS)

@@ -16,6 +16,7 @@ from sweeps.running.runner import confirm
 from sweeps.store import CONFIRMED_COLUMNS, read_events
 from tests.support.fakes import Silent, planned
 from tests.support.runs import a_run, carry, rows_of
+from tests.support.tiers import quick_and_slow
 
 
 def confirmed(
@@ -62,8 +63,10 @@ def test_they_enter_no_time_and_processes_of_their_own_take_them(tmp_path: Path)
     assert all(len(event["s"]) == 4 for event in blocks)
 
 
-@pytest.mark.parametrize("behaviour", ["abort", "abort-in-sample", "raise-in-sample", "wrong-after",
-                                       "wrong-in-batch", "oom", "hang"])  # fmt: skip
+@pytest.mark.parametrize("behaviour", quick_and_slow(
+    ["abort", "wrong-after", "abort-in-sample", "raise-in-sample", "wrong-in-batch", "oom", "hang"],
+    quick=2,
+))  # fmt: skip
 def test_a_case_that_fails_costs_its_own_pairs(tmp_path: Path, behaviour: str) -> None:
     cases = planned(6)
     rows, said = confirmed(

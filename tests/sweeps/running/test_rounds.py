@@ -76,6 +76,7 @@ def test_cases_are_prepared_in_chunks_in_the_plans_order_and_the_device_woken_af
     assert len(device.clock.waking) == 6
 
 
+@pytest.mark.slow
 def test_all_cases_are_sampled_once_before_any_is_twice() -> None:
     """So that a case's samples lie far apart; and noise of the first keeps none from its turn."""
     _, events, _ = go(planned(20 * CHUNK), canary="raise", spread=0.3)

@@ -104,6 +104,7 @@ def experimental(count: int) -> list[PlanEntry]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["hang", "abort"])
 def test_one_crash_of_an_experimental_feature_is_the_last(tmp_path: Path, behaviour: str) -> None:
     """Otherwise each of hundreds of cases would hang twice, for thirty seconds each time."""

@@ -145,6 +145,21 @@ def test_a_run_that_is_over_is_left_as_it_is(killed: tuple[Path, str, str]) -> N
         assert b'"event":"anchor"' not in now[len(text) :]
 
 
+def test_two_workers_share_a_run(tmp_path: Path) -> None:
+    sweep = tmp_path / "mine.toml"
+    sweep.write_text('question = "Why?"\nop = "gemm"\n[[block]]\n'
+                     'shapes = ["64,64,64", "96,96,96"]\ndtype = "fp32"\n')  # fmt: skip
+    command = [sys.executable, "-m", "sweeps", "run", str(sweep), "--gpus", "0,1", "--device",
+               "cpu", "--budget", "100s", "--results", str(tmp_path), "--json"]  # fmt: skip
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    folder = Path(json.loads(answer.stdout)["folder"])
+    with open(folder / "measurements.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["worker"] for row in rows) == ["1/2", "2/2"]
+    assert {row["status"] for row in rows} == {"ok"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
