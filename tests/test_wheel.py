@@ -121,14 +121,6 @@ def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
     assert "See `rooftile --help`." in told.stderr
 
 
-@pytest.mark.slow
-def test_a_recorder_step_runs_installed_commands(site: Path, tmp_path: Path) -> None:
-    told = run(site, tmp_path, "record", "--part", "machine", "--budget", "60s", "--device", "cpu")
-    assert told.returncode == 0, told.stderr
-    (record,) = tmp_path.glob("results/*/record.json")
-    assert "implementations" in json.loads(record.read_text(encoding="utf-8"))["ended"]
-
-
 def test_a_module_of_the_same_name_at_hand_is_not_ours(site: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from rooftile.kernels.program import command_words\n"

@@ -113,7 +113,7 @@ def interrupted(results: Path) -> tuple[int, str] | None:
     return process.returncode, said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     for attempt in ("first", "second", "third"):
         ended = interrupted(tmp_path / attempt)
