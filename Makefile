@@ -6,6 +6,7 @@ DEVICE ?=
 GPU ?=
 GPUS ?=
 BUDGET ?=
+THREADS ?=
 SWEEPS ?=
 MACHINE ?=
 FRESH ?=
@@ -14,7 +15,7 @@ PYTEST ?=
 WRITE ?=
 
 # Recipes read them from the environment, where a shell takes them for text and never for commands.
-export PYTHON DEVICE GPU GPUS BUDGET SWEEPS MACHINE FRESH PART WRITE
+export PYTHON DEVICE GPU GPUS BUDGET THREADS SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep test plots table rules families record import test-all attacks bench compile-check lint format clean
@@ -35,7 +36,7 @@ budget = $${BUDGET:+--budget "$$BUDGET"}
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 16
 
-sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu GPU=0 GPUS=all)
+sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu THREADS=4 GPU=0 GPUS=all)
 	@$(call python,page?); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_gpus) \
 	&& { "$$py" -m analysis confirm $(on_gpus) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels.errors import UserError
-from kernels.machine import DeviceProperties, Machine, from_properties, of_cpu
+from kernels.machine import DeviceProperties, Machine, cpu_threads, from_properties, of_cpu
 from kernels.program import OTHER_TORCH, USE_CPU
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -59,9 +59,14 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def this_cpu() -> Device:
-    """The CPU. Its ceilings are not measured yet: they are 0."""
+    """The CPU, with as many threads as :func:`kernels.machine.cpu_threads` says.
+
+    They are set for this process. The CPU's ceilings are not measured yet: they are 0.
+    """
+    threads = cpu_threads()
+    torch.set_num_threads(threads)
     ceilings = {"fp32": 0.0, "bf16": 0.0}
-    return Device(of_cpu(ceilings, 0.0, torch.get_num_threads()), "cpu")
+    return Device(of_cpu(ceilings, 0.0, threads), "cpu")
 
 
 def _this_gpu(gpu: int) -> Device:

@@ -7,12 +7,13 @@ driver reports (:func:`from_properties`); a CPU's ceilings are measured (:func:`
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _FACTS = {
     "capability": Maybe([Number(0, 99, whole=True)]), "sms": SIZE, "tensor_mhz": NOT_NEGATIVE,
     "boost_mhz": NOT_NEGATIVE, "bandwidth": POSITIVE, "l2_bytes": COUNT, "shared_sm_bytes": COUNT,
     "shared_cta_bytes": COUNT, "memory_bytes": SIZE, "peaks": Each(POSITIVE), "sources?": Each(str),
+    "emulated?": [str],
 }  # fmt: skip
 
 
@@ -36,7 +38,8 @@ class Machine:
     """One device. Rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
     A CPU is a machine too: its threads are its ``sms``, its last-level cache is its ``l2_bytes``.
-    ``sources`` says, fact by fact, where the number comes from.
+    ``sources`` says, fact by fact, where the number comes from. ``emulated`` dtypes are computed
+    without instructions for them, at a fraction of the others' speed.
     """
 
     slug: str
@@ -54,6 +57,7 @@ class Machine:
     memory_bytes: int
     peaks: Mapping[str, float]  # FLOP/s by dtype; a dtype that is missing is not supported
     sources: Mapping[str, str] = field(default_factory=dict)
+    emulated: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of a dtype.
@@ -97,6 +101,7 @@ class Machine:
             )
         capability = data["capability"]
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known["emulated"] = tuple(known.get("emulated", ()))
         return cls(**{**known, "capability": None if capability is None else tuple(capability)})
 
 
@@ -305,30 +310,103 @@ def from_properties(properties: DeviceProperties) -> Machine:
 
 def cpu_model() -> str:
     """The CPU's model as the system names it; empty if it does not."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
+    text = _cpuinfo()
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else ""
+    if match or text:
+        return match.group(1).strip() if match else ""
+    return platform.processor()
 
 
-def cpu_slug(model: str, threads: int) -> str:
-    """``cpu-<model>-<threads>t``, the model without marks, "CPU", "Processor" and clock.
+def _cpuinfo() -> str:
+    """Linux's description of its CPUs; empty on other systems."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
-    >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", 8)
-    'cpu-intel-xeon-platinum-8480c-8t'
+
+def instruction_set(cpuinfo: str | None = None) -> str:
+    """The widest instruction set that decides a CPU's speed, such as ``avx2`` or ``amx``.
+
+    Args:
+        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads this machine's.
+
+    Returns:
+        One of ``amx``, ``avx512bf16``, ``avx512``, ``avx2``, ``neonbf16`` and ``neon``; ``base``
+        where the system names none of them.
+    """
+    text = _cpuinfo() if cpuinfo is None else cpuinfo
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(match.group(1).split()) if match else set()
+    if not flags and platform.machine() == "arm64":
+        return "neon"  # macOS, which has no /proc
+    return next((name for flag, name in _INSTRUCTION_SETS.items() if flag in flags), "base")
+
+
+_INSTRUCTION_SETS = {  # names in /proc/cpuinfo, the widest first
+    "amx_bf16": "amx", "avx512_bf16": "avx512bf16", "avx512f": "avx512", "avx2": "avx2",
+    "bf16": "neonbf16", "asimd": "neon",
+}  # fmt: skip
+_WITH_BF16 = ("amx", "avx512bf16", "neonbf16")
+
+
+def cpu_threads() -> int:
+    """Threads with which a CPU is measured: all cores but one, or one if there are fewer than four.
+
+    The idle core is left for everything else that runs, which would otherwise delay one of the
+    threads and with it all of them. The environment variable ``THREADS`` decides otherwise.
+
+    Raises:
+        UserError: ``THREADS`` is not a positive whole number.
+    """
+    asked = os.environ.get("THREADS", "")
+    if asked:
+        if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
+            raise UserError(f"THREADS is {asked!r}; give a positive whole number.")
+        return int(asked)
+    cores = usable_cores()
+    return cores - 1 if cores >= 4 else 1
+
+
+def usable_cores(cpuinfo: str | None = None) -> int:
+    """Physical cores on which this process may run, within the CPU quota of its container."""
+    usable = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
+    cores = set()
+    for block in (_cpuinfo() if cpuinfo is None else cpuinfo).split("\n\n"):
+        facts = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
+        if int(facts.get("processor", -1)) in usable and "core id" in facts:
+            cores.add((facts.get("physical id"), facts["core id"]))
+    return max(1, math.ceil(min(len(cores) or len(usable), _quota_cores())))
+
+
+def _quota_cores() -> float:
+    """Cores' worth of time that the container may use; infinite where nothing limits it."""
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    return math.inf
+
+
+def cpu_slug(model: str, instructions: str, threads: int) -> str:
+    """``cpu-<model>-<instructions>-<threads>t``; the model without "(R)", "CPU" and its clock.
+
+    >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
+    'cpu-intel-xeon-platinum-8480c-amx-8t'
     """
     bare = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
-    return f"cpu-{_dashes(bare) or _dashes(platform.machine())}-{threads}t"
+    return f"cpu-{_dashes(bare) or _dashes(platform.machine())}-{instructions}-{threads}t"
 
 
 def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
     """This CPU, its ceilings as measured a moment ago: FLOP/s by dtype, bytes/s, 0 if not yet."""
-    model = cpu_model()
+    model, instructions = cpu_model(), instruction_set()
     measured = "measured before the run: the best of several passes"
     return Machine(
-        slug=cpu_slug(model, threads),
+        slug=cpu_slug(model, instructions, threads),
         name=model or platform.machine(),
         kind="cpu",
         generation="cpu",
@@ -343,6 +421,7 @@ def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machin
         memory_bytes=_total_memory(),
         peaks=dict(peaks),
         sources={"peaks": measured, "bandwidth": measured, "l2_bytes": "the operating system"},
+        emulated=() if instructions in _WITH_BF16 else ("bf16",),
     )
 
 

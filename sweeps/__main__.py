@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kernels.checks import check_option
 from kernels.cli import (
     DeviceOption,
     GpuOption,
@@ -22,6 +23,7 @@ from kernels.cli import (
     run,
 )
 from kernels.errors import UserError
+from kernels.problem import TIMED_DTYPES
 from kernels.program import RESULTS, command
 from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.submitting.command import submit_command
@@ -220,6 +222,10 @@ def run_command(
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     gpus: GpusOption = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="Measure only this dtype, even if emulated; repeatable."),
+    ] = None,
     skip_recorded: Annotated[
         Path | None,
         typer.Option("--skip-recorded", help="Leave out sweeps that this folder has whole."),
@@ -257,9 +263,11 @@ def run_command(
 
     seconds = parse_seconds(stop_after, "stop-after")
     stop_at = None if seconds is None else began + seconds
+    for name in dtype or ():
+        check_option("--dtype", name, TIMED_DTYPES)
     request = Request(
         tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        skip_recorded, add, stop_at, leave, gpu_ids,
+        tuple(dtype or ()), skip_recorded, add, stop_at, leave, gpu_ids,
     )  # fmt: skip
     if gpus and gpu:
         raise UserError("--gpu names one GPU and --gpus several; give one of them.")

@@ -1,4 +1,4 @@
-"""How a run shows its progress: a live line on a terminal, a plain line now and then elsewhere."""
+"""How a run shows its progress: a bar on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
 
@@ -16,49 +17,74 @@ _PLAIN_SECONDS = 10.0
 class Reporter(Protocol):
     """Receives a run's progress."""
 
-    def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
-        """Seconds measured, cases that have samples, cases that are finished, all cases."""
+    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+        """A phase begins.
+
+        Args:
+            phase: what is done, such as ``Measuring``.
+            seconds: how long it should take at most.
+            after: seconds that later phases should take.
+        """
+        ...
+
+    def update(self, done: int, total: int, left: float | None = None) -> None:
+        """How many of the phase's cases are done, and the seconds that it still takes at most."""
         ...
 
 
-def _progress_text(spent: float, budget: float, open_: int, done: int, total: int) -> str:
-    return f"{open_} of {total} cases measured, {done} finished"
-
-
 class LiveReporter:
-    """A bar of the budget with its ETA on a terminal; a line every ten seconds elsewhere."""
+    """A bar with the phase, its cases and the time left; a line every ten seconds elsewhere.
+
+    The time left is that of the whole call. It counts down between two updates too, and ends at 0.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _TimeLeft(),
+            console=self._console, transient=True, disable=not self._console.is_terminal,
+        )  # fmt: skip
         self._last = time.monotonic()
 
     def __enter__(self) -> LiveReporter:
-        if self._console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[eta]}"),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("starting", total=1.0, eta="")
-            self._bar.start()
+        self.begin("Measuring", 0.0)
+        self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
-    def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
+    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+        """Show another phase in place of the one before."""
+        self._phase, self._after = phase, after
+        self._until = time.monotonic() + seconds + after
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._bar.add_task(phase, total=None, until=self._until)
+
+    def update(self, done: int, total: int, left: float | None = None) -> None:
         """Redraw, or print a line if it is time for one."""
-        text = _progress_text(spent, budget, open_, done, total)
-        eta = f"at most {max(0.0, budget - spent):.0f} s left"
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text, completed=spent / budget, eta=eta)
-        elif time.monotonic() - self._last >= _PLAIN_SECONDS:
-            self._last = time.monotonic()
-            print(f"  {text}, {eta}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if left is not None:
+            self._until = now + left + self._after
+        for task in self._bar.task_ids:
+            self._bar.update(task, completed=done, total=total, until=self._until)
+        if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
+            self._last = now
+            print(f"  {self._phase}: {done} of {total} cases, {seconds_left(self._until - now)}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+
+
+def seconds_left(seconds: float) -> str:
+    """The time left, in words."""
+    return f"at most {max(0.0, seconds):.0f} s left"
+
+
+class _TimeLeft(ProgressColumn):
+    """Counts the time down to the moment at which all should be over."""
+
+    def render(self, task: Task) -> Text:
+        return Text(seconds_left(task.fields["until"] - time.monotonic()))

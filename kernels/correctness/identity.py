@@ -55,7 +55,7 @@ def remainders(
     sets: Sequence[Operands],
     results: Sequence[Tensor],
     seed: int,
-    one_side: bool = False,
+    side: int | None = None,
 ) -> list[float] | None:
     """The largest remainder of each result; NaN where a result has a NaN.
 
@@ -64,7 +64,8 @@ def remainders(
         sets: the operands, one set for each result.
         results: with the problem's logical shape.
         seed: of the random signs.
-        one_side: sums along one of the two axes alone, drawn by ``seed``: half the work.
+        side: sum along only this one of the two axes, 0 or 1, for half the work; None sums along
+            both.
 
     Returns:
         A number for each set, to be compared with :data:`LIMIT`, in standard deviations of a
@@ -81,7 +82,7 @@ def remainders(
             for operands, result in zip(sets, results, strict=True):
                 variance = length * _mean_square(operands.a) * _mean_square(operands.b)
                 sides = _conv_sides(problem, operands, result)
-                sides = _tested_sides(sides, seed if one_side else None)
+                sides = _tested_sides(sides, side)
                 largest = [_remainder(side, signs, variance).amax() for side in sides]
                 squares.append(torch.stack(largest).amax(0, keepdim=True))
         else:
@@ -92,7 +93,7 @@ def remainders(
                     _Side(torch.matmul, a, b, y, -1, -1, cut=-2),
                     _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
                 ]
-                sides = _tested_sides(sides, seed if one_side else None)
+                sides = _tested_sides(sides, side)
                 rests = [_remainder(side, signs, variance) for side in sides]
                 # Axis 0 counts the sets, each of which keeps a remainder of its own.
                 largest = [rest.flatten(1).amax(1) for rest in rests]
@@ -119,13 +120,13 @@ class _Side:
     adds_up: bool = False
 
 
-def _tested_sides(sides: list[_Side], seed: int | None) -> list[_Side]:
+def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
     """The sides that sum over more than one element: the others would repeat the whole product.
 
-    With a ``seed``, one of them.
+    With ``only``, one of them.
     """
     sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
-    return sides if seed is None else [sides[seed % len(sides)]]
+    return sides if only is None else [sides[only % len(sides)]]
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:

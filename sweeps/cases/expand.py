@@ -69,14 +69,27 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
             return
         name, *rest = names
         options = resolve_axis(block.axes[name], values, machine, name)
-        if name == "dtype" and options == ["all"]:
-            options = list(_DTYPES_OF[machine.kind])
+        if name == "dtype":
+            options = list(_dtypes(options, machine))
         for option in options:
             yield from extend({**values, name: option}, rest)
 
     for start in block.shapes or ("",):
         listed = dict(zip(SHAPE[sweep.op], start.split(","), strict=True)) if start else {}
         yield from extend(listed, [*words, *sizes])
+
+
+def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
+    """The dtypes that a block's axis means on a machine.
+
+    Of several, those that the machine emulates are left out: they would take most of the time. A
+    block that names one dtype is about it.
+    """
+    if declared == ["emulated"]:
+        return machine.emulated
+    if declared == ["all"]:
+        declared = _DTYPES_OF[machine.kind]
+    return [dtype for dtype in declared if dtype not in machine.emulated] or declared
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:

@@ -8,7 +8,7 @@
     m = { from = 256, to = 4096, step = 256 }
     n = 4096
     k = "n"
-    dtype = "all"                                  # every dtype of this kind of machine
+    dtype = "all"                                  # every dtype that is not emulated there
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
 ``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
@@ -194,8 +194,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Every axis that is not a size takes words."""
     known = {
-        "dtype": ("all", *TIMED_DTYPES), "layer": tuple(LAYERS), "layout": _LAYOUTS.get(op, ()),
-        "pass": _PASSES.get(op, ()),
+        "dtype": ("all", "emulated", *TIMED_DTYPES), "layer": tuple(LAYERS),
+        "layout": _LAYOUTS.get(op, ()), "pass": _PASSES.get(op, ()),
         "mode": MODES, "cache": CACHES, "fill": FILLS,
     }  # fmt: skip
     for name, declared in axes.items():

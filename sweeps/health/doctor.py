@@ -15,7 +15,7 @@ import torch
 from kernels import implementations
 from kernels.config import HAND_WRITTEN
 from kernels.device import Device, clock_khz, software
-from kernels.machine import known_machines
+from kernels.machine import known_machines, usable_cores
 from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
 from kernels.program import command, extra
@@ -52,7 +52,7 @@ def examine(device: Device, results: Path) -> list[Finding]:
 def _examine_cpu() -> Iterator[Finding]:
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     yield Finding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
-    busy = load > 0.5 * threads
+    busy = load + threads > usable_cores() + 0.5
     yield Finding(busy, f"load average {load:.1f}" + (": other work disturbs timings" * busy))
     governors = {
         Path(path).read_text(encoding="ascii").strip()

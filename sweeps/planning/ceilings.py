@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from kernels import implementations
 from kernels.device import Device, select_device
-from kernels.machine import of_cpu
+from kernels.machine import Machine, of_cpu
 from kernels.operands import random_operands
 from kernels.problem import Gemm
 from kernels.registry import library_for
 from sweeps.timing.clock import CpuClock
 
 _PASSES = 20
+_LEAST_PASSES = 3
+_SECONDS = 0.5  # after which no further pass of one ceiling begins
 _SIZE = 1024
+_EMULATED_SIZE = 256
 _COPY_BYTES = 1 << 28
 
 
@@ -28,22 +32,41 @@ def measured_device(kind: str, gpu: int) -> Device:
 def measure_ceilings(device: Device) -> Device:
     """The same CPU with its peaks (FLOP/s by dtype) and bandwidth (bytes/s) filled in.
 
-    A peak is the best of 20 products of 1024³, the bandwidth the best of 20 copies of 256 MiB,
-    read and written. A case may still come out a little above either.
+    A peak is the best of up to 20 products of 1024³, of 256³ where the dtype is emulated. The
+    bandwidth is the best of up to 20 copies of 256 MiB, read and written. A case may still come out
+    a little above either.
     """
     clock = CpuClock()
     peaks = {}
     for dtype in device.machine.peaks:
-        problem = Gemm(_SIZE, _SIZE, _SIZE, dtype)
+        size = _EMULATED_SIZE if dtype in device.machine.emulated else _SIZE
+        problem = Gemm(size, size, size, dtype)
         implementation = implementations()[library_for(problem, device.machine)]
         launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
         launch(0)
         with launch.settings():
-            best = min(clock.time(launch.bare, [0]).seconds for _ in range(_PASSES))
+            best = _best(clock, launch.bare)
         peaks[dtype] = problem.flops / best
     source = torch.ones(_COPY_BYTES // 4)
     target = torch.empty_like(source)
     target.copy_(source)
-    best = min(clock.time(lambda _: target.copy_(source), [0]).seconds for _ in range(_PASSES))
-    bandwidth = 2 * _COPY_BYTES / best
+    bandwidth = 2 * _COPY_BYTES / _best(clock, lambda _: target.copy_(source))
     return replace(device, machine=of_cpu(peaks, bandwidth, device.machine.sms))
+
+
+def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
+    """Seconds of the fastest of several launches."""
+    times: list[float] = []
+    while len(times) < _PASSES and (len(times) < _LEAST_PASSES or sum(times) < _SECONDS):
+        times.append(clock.time(launch, [0]).seconds)
+    return min(times)
+
+
+def emulated_sentence(machine: Machine) -> str:
+    """How much slower the dtypes are that a machine has no instructions for; empty: it has all."""
+    parts = [
+        f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of fp32 "
+        f"here: no {dtype} instructions. It is not swept; `--dtype {dtype}` measures it."
+        for dtype in machine.emulated
+    ]
+    return " ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,18 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def sweep_cases(sweep: Sweep, machine: Machine) -> list[Case]:
-    """The cases of a sweep here, with the configs that the implementations choose."""
+def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
+    """The cases of a sweep here, with the configs that the implementations choose.
+
+    Args:
+        sweep: the declaration.
+        machine: which it is expanded for.
+        dtypes: only cases of these, emulated ones too; none: what the sweep declares.
+    """
+    if dtypes:
+        left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
+        cases = sweep_cases(sweep, replace(machine, emulated=left_out))
+        return [case for case in cases if case.problem.dtype in dtypes]
 
     def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
         implementation = implementations().get(name)

@@ -20,8 +20,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.cluster.hierarchy import DisjointSet
-from scipy.spatial import KDTree
 
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
@@ -40,6 +38,8 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
         cases: of a plan.
         together: groups of sweeps that are needed together.
     """
+    from scipy.cluster.hierarchy import DisjointSet  # slow to import, and for shards only
+
     series, first = DisjointSet(range(len(cases))), dict[Hashable, int]()
     for i, case in enumerate(cases):
         for key in _keys(case, together):
@@ -51,6 +51,34 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
             series.merge(*min(pairs, key=lambda pair: sum(map(series.subset_size, pair))))
     order: dict[int, int] = {}
     return [order.setdefault(series[i], len(order)) for i in range(len(cases))]
+
+
+def lines_of(cases: Sequence[Case]) -> list[list[int]]:
+    """Groups of cases that answer something only together, as positions in ``cases``.
+
+    A line has the cases of one sweep whose sizes differ in one, with everything that is timed at
+    those sizes: dtypes, layouts, passes, implementations, modes. The longest lines are taken
+    first, and further ones only for sizes that no line has yet. A size that two lines cross at is
+    in both. Other cases stand alone, together with whatever else is timed at their sizes.
+    """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)
+    for i, case in enumerate(cases):
+        columns = case.columns()
+        sizes = _sizes(columns)
+        place = case.sweep, columns["op"], tuple(sizes.items())
+        places[place].append(i)
+        for size in sizes:
+            rest = tuple((name, value) for name, value in sizes.items() if name != size)
+            lines[case.sweep, columns["op"], size, rest][place] = None
+    found: list[list[int]] = []
+    left = dict.fromkeys(places)
+    for line in sorted(lines.values(), key=len, reverse=True):
+        if len(line) > 1 and not left.keys().isdisjoint(line):
+            found.append(sorted(i for place in line for i in places[place]))
+            for crossed in line:
+                left.pop(crossed, None)
+    return sorted([*found, *(places[place] for place in left)])
 
 
 def share_out(
@@ -130,6 +158,8 @@ def _near(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free)
         ways = tuple(columns.get(name, "") for name in _WAYS)
         groups[columns["op"], fixed, ways].setdefault(sizes, []).append(i)
+    from scipy.spatial import KDTree  # likewise
+
     for problems in groups.values():
         timed = list(problems.values())
         tree = KDTree(np.log(np.array(list(problems), dtype=float)))

@@ -189,7 +189,10 @@ class TorchBench:
             return Refusal(case, "unsupported", reason)
         launch = self._launch(case, implementation, 1)
         begin = self.sampler.now()
-        verdict = ResultChecker(case.problem, launch, case.id).before()
+        # In another process, with some samples taken already, other entries are checked.
+        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
+        checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
+        verdict = checker.before()
         checking = self.sampler.now() - begin
         exact = math.isfinite(verdict.rel_error)
         facts = {"rel_error": verdict.rel_error} if exact else {}
@@ -197,12 +200,12 @@ class TorchBench:
             self._arena.restore()
             return Refusal(case, "wrong", verdict.message, facts)
         with launch.settings():
-            seconds = self.sampler.estimate(launch.bare, warmed_up=True)
+            first = checker.first_seconds if self.gpu is None else 0.0
+            seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
         capacity = self._arena.capacity(case.problem, case.shared_a)
         sets = min(self._set_count(case, seconds), capacity)
         if sets > 1:
             launch = self._launch(case, implementation, sets)
-        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         subject = Subject(
             case.id,
             launch.bare,
@@ -213,7 +216,7 @@ class TorchBench:
             launch.paced,
             taken,
             len(history.exposed),
-            checker=ResultChecker(case.problem, launch, f"{case.id} {len(taken)}"),
+            checker=checker.for_sets(launch),
             checking=checking,
         )
         if case.shared_a:

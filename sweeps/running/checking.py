@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,29 +22,57 @@ from kernels.launch import Launch
 from kernels.operands import Operands
 from kernels.operation import Workload
 
+_RIGHT = Verdict(0.0, 0.0)
 _CHANGED = Verdict(math.nan, math.nan, "it changes its operands.")
 
 
 class ResultChecker:
-    """Checks the launches of one case."""
+    """Checks the launches of one case.
+
+    Each check tests Freivalds' identity from one side, and the next one from the other: both are
+    tested by the end of a case's first sample. Only the first check compares entries with float64.
+    """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
         """``seed`` is of every random choice, so that each case is checked at other entries."""
         self._problem = problem
         self._launch = launch
         self._random = random.Random(seed)
+        self._side = self._random.randrange(2)
+        self._unseen: int | None = None
+        self.first_seconds = 0.0
+        """Seconds of the launch of :meth:`before`, on a CPU."""
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
+
+    def for_sets(self, launch: Launch) -> ResultChecker:
+        """The checker of the same case on more sets, of which the first is this one's."""
+        self._launch = launch
+        last = len(launch.sets) - 1
+        if last not in self._norms:
+            self._norms[last] = _norms(launch.sets[last])
+        return self
 
     def before(self) -> Verdict:
         """Check the first set's result, with NaN in its place before the launch."""
         self._launch.sets[0].out.fill_(math.nan)
-        verdict = self._verdict({0: self._launch(0)})
+        begin = time.perf_counter()
+        result = self._launch(0)
+        self.first_seconds = time.perf_counter() - begin
+        verdict = self._verdict({0: result}, entries=True)
         return verdict if self._unchanged() else _CHANGED
 
-    def poison(self) -> None:
-        """NaN-fill every place for a result, so that unwritten elements fail the check."""
+    def poison(self, unseen: int | None) -> None:
+        """Fill every place for a result with NaN, so that unwritten elements fail the check.
+
+        With ``unseen``, the first operand of that set is negated until :meth:`release`, and the
+        places are filled with 0: a kernel might compute only where it finds NaN.
+        """
+        self.release()  # a batch may be timed again
+        if unseen is not None:
+            self._launch.sets[unseen].a.neg_()
+            self._unseen = unseen
         for out in {one.out.data_ptr(): one.out for one in self._launch.sets}.values():
-            out.fill_(math.nan)
+            out.fill_(math.nan if unseen is None else 0.0)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         """The results of a timed batch, after :meth:`poison`.
@@ -65,8 +94,15 @@ class ResultChecker:
         if last.data_ptr() == sets[final].out.data_ptr():
             places = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in places.values()}
-        # One side is enough here: there are many results, and before() tested the case from both.
-        self._require(self._verdict(results, one_side=True), "in a timed batch")
+        self._require(self._verdict(results), "in a timed batch")
+        if self._unseen is not None:
+            self._require(_RIGHT if self._unchanged() else _CHANGED, "in a timed batch")
+
+    def release(self) -> None:
+        """Negate again what :meth:`poison` negated."""
+        if self._unseen is not None:
+            self._launch.sets[self._unseen].a.neg_()
+            self._unseen = None
 
     def after(self) -> None:
         """Check the last set's result on inputs that no launch has seen: the first operand negated.
@@ -91,7 +127,7 @@ class ResultChecker:
     def _unchanged(self) -> bool:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
-    def _verdict(self, results: Mapping[int, Tensor], one_side: bool = False) -> Verdict:
+    def _verdict(self, results: Mapping[int, Tensor], entries: bool = False) -> Verdict:
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
@@ -99,7 +135,8 @@ class ResultChecker:
                 return Verdict(math.nan, math.nan, f"it returned {what}.")
         sets = [self._launch.sets[index] for index in results]
         seed = self._random.getrandbits(31)
-        return verify(self._problem, sets, list(results.values()), seed, one_side)
+        self._side = 1 - self._side
+        return verify(self._problem, sets, list(results.values()), seed, self._side, entries)
 
 
 def _norms(operands: Operands) -> tuple[float, float]:

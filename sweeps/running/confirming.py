@@ -91,7 +91,7 @@ def explore(
     )  # fmt: skip
     known = read_run(run.folder).get("repeats") is not None
     run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0), names=not quickly,
-                  repeats=not (quickly and known))  # fmt: skip
+                  repeats=not known)  # fmt: skip
     with LiveReporter() as live:
         carry_out(run, live, note)
     return run

@@ -26,6 +26,8 @@ class Request:
     fresh: bool = False
     device: str = "auto"
     gpu: int = 0
+    dtypes: tuple[str, ...] = ()
+    """Measure only cases of these dtypes, emulated ones too; none: what the sweeps declare."""
     skip_recorded: Path | None = None
     """Leave out the sweeps that this machine's recording in another folder has whole, with all
     others that are needed together with them."""

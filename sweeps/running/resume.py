@@ -15,12 +15,13 @@ from kernels.machine import Machine
 from kernels.program import USE_FRESH
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.cases.spec import Sweep, all_sweeps
-from sweeps.planning.ceilings import measure_ceilings
+from sweeps.planning.ceilings import emulated_sentence, measure_ceilings
 from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_name
-from sweeps.planning.plan import PlanEntry, make_plan, read_plan
+from sweeps.planning.plan import Costs, PlanEntry, make_plan, read_plan
 from sweeps.running.anchor_set import anchor_cases, sustained_seconds
 from sweeps.running.fold import spent_seconds
 from sweeps.running.places import take_part
+from sweeps.running.probing import probe
 from sweeps.running.request import Request
 from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
@@ -61,7 +62,7 @@ def begin(
         UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
             not the one asked for.
     """
-    sweeps = own or cases_of(choose_sweeps(request.sweeps))
+    sweeps = own or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
     make_folder(folder / "samples")
@@ -135,9 +136,11 @@ def begin(
     )
 
 
-def cases_of(sweeps: Mapping[str, Sweep]) -> dict[str, CasesOf]:
-    """What makes the cases of each sweep."""
-    return {name: functools.partial(sweep_cases, sweep) for name, sweep in sweeps.items()}
+def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
+    """What makes the cases of each sweep, of some dtypes only if any are given."""
+    return {
+        name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
+    }
 
 
 def left_for_confirming(folder: Path) -> float:
@@ -264,7 +267,8 @@ def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, An
     some = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     # The user's own file may have other cases than it had then; shards keep to their plan.
     own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
-    return request.add or some or own or not set(sweeps) <= set(plan["sweeps"])
+    other = bool(request.dtypes)
+    return request.add or some or own or other or not set(sweeps) <= set(plan["sweeps"])
 
 
 def _extend_record(
@@ -297,6 +301,7 @@ def _extend_record(
     added = make_plan(
         lacking, machine, more, plan["shards"], in_order=request.add,
         together=request.together, before=read_plan(plan),
+        costs=Costs.from_json(plan.get("costs"), machine.kind),
     )  # fmt: skip
     plan = {
         **plan,
@@ -319,14 +324,18 @@ def _new_record(
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = measure_ceilings(device)
+        if sentence := emulated_sentence(device.machine):
+            note(sentence)
     machine = device.machine
     budget = request.measuring_on(machine.kind)
     cases = {name: of(machine) for name, of in sweeps.items()}
     elsewhere = _recorded_sweeps(cases, request, device)
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
+    costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
     plan = make_plan(
-        cases, machine, budget, request.shard[1], in_order=request.add, together=request.together
-    )
+        cases, machine, budget, request.shard[1], in_order=request.add, together=request.together,
+        costs=costs,
+    )  # fmt: skip
     if elsewhere and not any(cases.values()):
         raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
     if not any(cases.values()):
@@ -352,14 +361,15 @@ def _new_record(
             "sweeps": sorted(sweeps),
             "left_out": dict(plan.left_out),
             "recorded_elsewhere": elsewhere,
+            "costs": costs.to_json(),
             "cases": [entry.to_json() for entry in plan.planned],
         },
     }
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """The anchors that every GPU of a run times first; none in a short run of one GPU."""
-    if shards == 1 and budget < _LEAST_WITH_ANCHORS:
+    """The anchors that every GPU of a run times first; none in a short run of one, or of a CPU."""
+    if shards == 1 and (machine.kind == "cpu" or budget < _LEAST_WITH_ANCHORS):
         return []
     return [entry.to_json() for entry in anchor_cases(machine)]
 

@@ -203,14 +203,17 @@ class Rounds:
         return self._left - sum(s.checking for s in self._open if s.samples)
 
     def _check(self, subjects: Sequence[Subject]) -> None:
-        """Check cases again after their samples: a kernel may have been right only at first."""
+        """Check cases again after their samples: a kernel may have been right only at first.
+
+        A case of which a late sample was checked needs no further launch.
+        """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
                 continue
             self._visit([subject.key], subject.cost + subject.checking)
             begin = self._sampler.now()
             try:
-                if subject.checker is not None:
+                if subject.checker is not None and not subject.checked_late:
                     subject.checker.after()
             except Exception as error:
                 self._fail(subject, error)

@@ -27,11 +27,12 @@ from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.running.folding import fold
 from sweeps.running.moving import begun_elsewhere, last_place
 from sweeps.running.run import MEASURE, Run
-from sweeps.running.steadiness import choose_repeats
+from sweeps.running.steadiness import choose_repeats, repeating_seconds
 from sweeps.running.tally import STOPPED, Tally
 from sweeps.running.watch import Watch
 from sweeps.running.worker import Order
 from sweeps.store import Event, SampleLog, read_events
+from sweeps.timing.statistics import CHECKPOINTS
 
 _PATIENCE = 10.0  # times the expected seconds
 _MAX_CRASHES = 2  # per case, which is therefore retried once
@@ -157,9 +158,14 @@ class _Supervisor:
         """Time pairs anew, each in several processes, whose samples share something else."""
         for number in range(1, PROCESSES + 1):
             self._note(
-                f"Timing {len(pairs)} of the best anew, each beside the shape as asked "
+                f"Timing {len(pairs)} of the best again, each next to the original shape "
                 f"({number} of {PROCESSES}) …"
             )
+            samples = 2 * BLOCKS  # of each, where the plan expects the fewest that a case can have
+            once = self._starting + samples / CHECKPOINTS[0] * sum(
+                entry.expected for pair in pairs for entry in pair
+            )
+            self._reporter.begin("Confirming", once, (PROCESSES - number) * once)
             self._confirm_once(pairs)
 
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
@@ -203,6 +209,8 @@ class _Supervisor:
                 announced = True
                 limit = min(budget - tally.spent, until - time.monotonic())
                 self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
+                after = repeating_seconds(run.budget) if run.repeats else 0.0
+                self._reporter.begin("Measuring", limit, after)
             end = self._run_child(self._order(run.planned, budget, until))
             if end == "budget" and time.monotonic() >= until:
                 return STOPPED
@@ -224,6 +232,8 @@ class _Supervisor:
             if left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Timing {len(chosen)} cases again in another process …")
+        naming = naming_reserve([entry.case for entry in self._run.planned], self._run.budget)
+        self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
         self._run_child(self._order(chosen, self._run.budget, work="repeat"))
 
     def _name(self) -> None:
@@ -240,6 +250,8 @@ class _Supervisor:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
+            reserve = naming_reserve([entry.case for entry in entries], self._run.budget)
+            self._reporter.begin("Naming kernels", reserve)
             self._run_child(self._order(entries, self._run.budget, work="name"))
             left = set(self._tally.unnamed())
             futile, unnamed = (futile + 1 if left == unnamed else 0), left
@@ -302,6 +314,7 @@ class _Supervisor:
                     child.samples += content[0]["event"] == "sample"
                     self._record(content[0])
                     if work == "measure":
+                        self._tally.report(self._reporter, self._run.budget)
                         self._watch.look_now_and_then()
                 case "wait" if self._run.neighbours:
                     self._run.neighbours.wait(content[0])
@@ -341,7 +354,6 @@ class _Supervisor:
         self._tally.add(event)
         if event["event"] == "confirm":
             self._blocks[event["case"], event["against"]] += 1
-        self._tally.report(self._reporter, self._run.budget)
 
     def _crashed(self, child: Child, how: str) -> None:
         """Record a crash for the case in flight; after the second one it gets an error outcome.

@@ -66,6 +66,11 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     }
 
 
+def repeating_seconds(budget: float) -> float:
+    """Seconds that timing cases again may take after a run with so many seconds to measure."""
+    return max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
+
+
 def choose_repeats(
     planned: Sequence[PlanEntry], known: Mapping[str, History], budget: float
 ) -> list[PlanEntry]:
@@ -87,7 +92,7 @@ def choose_repeats(
     cheap = [entry for entry in usable if few or entry.expected <= dear]
     if len(cheap) < _MIN_REPEATED:
         return []
-    limit = max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
+    limit = repeating_seconds(budget)
     for count in range(min(_REPEATED, len(cheap)), _MIN_REPEATED - 1, -1):
         places = np.linspace(0, len(cheap) - 1, count).round().astype(int)
         chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]

@@ -120,4 +120,4 @@ class Tally:
 
     def report(self, reporter: Reporter, budget: float) -> None:
         """Tell how far the shard is."""
-        reporter.update(self.spent, budget, self.seen, self.closed, len(self.histories))
+        reporter.update(self.seen, len(self.histories), budget - self.spent)

@@ -64,10 +64,9 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Tell how far all shards are; the time left is that of the one that has most left."""
     tallies = [tally for follower in followers for tally in follower.tallies]
+    spent = min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget)
     reporter.update(
-        min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget),
-        budget,
         sum(tally.seen for tally in tallies),
-        sum(tally.closed for tally in tallies),
         sum(len(tally.histories) for tally in tallies),
+        budget - spent,
     )

@@ -15,7 +15,7 @@ from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
 
 _ALIGN = 256  # bytes, as an allocator aligns
-_FILL_CHUNK = 1 << 24
+_DRAWN = 4_194_319
 
 
 class ArenaFullError(Exception):
@@ -110,10 +110,13 @@ class Arena:
             self._fill(inputs)
 
     def _fill(self, inputs: Tensor) -> None:
-        # In chunks, because the random numbers are fp32: a whole second arena would not fit.
+        # The same numbers again and again, which are drawn once: a CPU draws them slowly, and a
+        # whole second arena in fp32 would not fit. Their count is a prime, so that no two rows of a
+        # matrix are alike.
         generator = torch.Generator(self._device).manual_seed(0)
-        for chunk in inputs.split(_FILL_CHUNK):
-            chunk.copy_(torch.randn(len(chunk), generator=generator, device=self._device))
+        values = torch.randn(_DRAWN, generator=generator, device=self._device)
+        for chunk in inputs.split(_DRAWN):
+            chunk.copy_(values[: len(chunk)])
 
     def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
         dtype = TORCH_DTYPES[problem.dtype]

@@ -29,22 +29,34 @@ _STOP_RETRIES = 3
 MAX_EXPOSED = CHECKPOINTS[0]
 """A case with this many samples that show launch gaps is given up; such samples enter no median."""
 
-CHECKED_EVERY = 6
-"""One sample in this many is checked, beginning with a case's first: a check costs about as much as
-a sample. A median of six samples includes one that was checked."""
+CHECKED_EVERY, LATE = 12, 10
+"""A case's first sample is checked, its eleventh (``LATE`` of an index from 0), and one in twelve
+from there on: a check costs about as much as a sample. A median of six samples includes one that
+was checked. The eleventh and later ones are checked on inputs that no launch has seen, so that a
+case that has one needs no further check after its samples."""
+
+
+_LONG_BATCHES = 4.0  # a first launch, which is slower than the others, is surely longer than one
 
 
 class Checker(Protocol):
     """Checks that launches computed the right results."""
 
-    def poison(self) -> None:
-        """Overwrite every result, in stream order, so that one left unwritten fails the check."""
+    def poison(self, unseen: int | None) -> None:
+        """Overwrite every result, in stream order, so that one left unwritten fails the check.
+
+        With ``unseen``, a set's number, its inputs become others until :meth:`release`.
+        """
         ...
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a batch on the sets of ``indices``; ``last`` is what its last launch
         returned. Raises if one is wrong.
         """
+        ...
+
+    def release(self) -> None:
+        """Give a set back the inputs that :meth:`poison` changed, if it did."""
         ...
 
     def after(self) -> None:
@@ -77,6 +89,7 @@ class Subject:
     warm: Callable[[], object] = lambda: None
     checker: Checker | None = None
     checking: float = 0.0  # seconds that checking one launch takes, roughly
+    checked_late: bool = False  # whether a late sample of this process was checked
 
     @property
     def finished(self) -> bool:
@@ -120,7 +133,7 @@ class Sampler:
         self._stays_slow = False
         self._flush_seconds: float | None = None
 
-    def estimate(self, launch: LaunchCall, warmed_up: bool = False) -> float:
+    def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
         """Seconds of one launch, roughly, from warm launches on set 0.
 
         Doubles the batch until it is long enough for the clock to be accurate to a few percent.
@@ -128,8 +141,12 @@ class Sampler:
         Args:
             launch: launches once.
             warmed_up: it has been launched before, so that no warm-up launch is needed.
+            first: seconds of that launch, if they are known. Where it took several batches, no
+                further launch is needed to know that a batch will be a single one.
         """
         clock = self._clock
+        if first > _LONG_BATCHES * clock.batch_seconds:
+            return first
         if not warmed_up:
             clock.time(launch, [0])
         seconds, count = math.inf, 1
@@ -184,25 +201,31 @@ class Sampler:
         clock = self._clock
         # Rejected samples count as well: the check and the first set rotate with every attempt.
         taken = len(subject.samples) + subject.exposed
-        checked = taken % CHECKED_EVERY == 0
+        late = taken % CHECKED_EVERY == LATE
+        checked = late or taken == 0
         indices = self._indices(subject, taken)
         checker = subject.checker if checked else None
         begin = self.now()
-        for attempt in range(_THROTTLE_RETRIES + 1):
-            if attempt:
-                self._telemetry.forget()
-            start = clock.now()
-            timing = self._time_batch(subject, indices, checker)
-            reading = self._telemetry.between(start, clock.now())
-            throttled = not RETRY.isdisjoint(reading.throttled)
-            if not throttled or self._stays_slow:
-                break
-        self._stays_slow = throttled
-        seconds = timing.seconds / subject.launches
-        # Without the check: the loop plans it separately, as Subject.checking.
-        subject.cost = self.now() - begin
-        if checker is not None:
-            checker.batch(indices, timing.last)
+        try:
+            for attempt in range(_THROTTLE_RETRIES + 1):
+                if attempt:
+                    self._telemetry.forget()
+                start = clock.now()
+                timing = self._time_batch(subject, indices, checker, late)
+                reading = self._telemetry.between(start, clock.now())
+                throttled = not RETRY.isdisjoint(reading.throttled)
+                if not throttled or self._stays_slow:
+                    break
+            self._stays_slow = throttled
+            seconds = timing.seconds / subject.launches
+            # Without the check: the loop plans it separately, as Subject.checking.
+            subject.cost = self.now() - begin
+            if checker is not None:
+                checker.batch(indices, timing.last)
+        finally:
+            if checker is not None:
+                checker.release()
+        subject.checked_late |= late
         cost = self.now() - begin
         if timing.hidden:
             subject.samples.append(seconds)
@@ -225,8 +248,8 @@ class Sampler:
         """The sets of a batch, in order.
 
         Each batch starts one set further, so that batches of one launch also use them all, and each
-        checked batch starts one set further than the checked one before: with two sets, every sixth
-        batch would otherwise start at the same set.
+        checked batch starts one set further than the checked one before: with two sets, every
+        checked batch would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -234,10 +257,12 @@ class Sampler:
         return [(first + i) % subject.sets for i in range(subject.launches)]
 
     def _time_batch(
-        self, subject: Subject, indices: Sequence[int], checker: Checker | None
+        self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
         sustained = subject.mode == "sustained"
-        before = functools.partial(self._begin_batch, subject, checker)
+        before = functools.partial(
+            self._begin_batch, subject, checker, indices[-1] if late else None
+        )
         batch = functools.partial(
             self._clock.time, subject.launch, indices, before=before,
             settle=SUSTAINED_SETTLE if sustained else 0.0,
@@ -259,14 +284,14 @@ class Sampler:
                 return timing
         return replace(timing, hidden=False)
 
-    def _begin_batch(self, subject: Subject, checker: Checker | None) -> None:
+    def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
         """Poison the results and bring the cache into its state, in this order, before a batch."""
         # A warm launch writes its result, so it must come before the poison. The flush comes after,
         # because poisoning leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:
-            checker.poison()
+            checker.poison(unseen)
         if subject.mode != "sustained" and subject.cache != "warm":
             self._flush()
             subject.warm()

@@ -66,8 +66,9 @@ def test_it_escapes_as_often_as_is_stated(name: str, looked_at: list[int]) -> No
 
 
 def test_how_many_results_are_looked_at(looked_at: list[int]) -> None:
-    """One before, one after, and one batch in six."""
+    """One before the samples, those of the first, and those of a late one or one after all."""
     assert trial("right", 0)
-    before, *batches, after = looked_at
-    assert (before, after) == (1, 1)
-    assert batches
+    before, first, *others = looked_at
+    assert before == 1
+    assert first >= 1
+    assert others

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kernels.machine as machine_module
 from kernels.errors import UserError
 from kernels.machine import (
     _FLOPS_PER_CLOCK,
@@ -15,12 +17,15 @@ from kernels.machine import (
     Machine,
     _slug_of_device_name,
     cpu_slug,
+    cpu_threads,
     from_properties,
+    instruction_set,
     known_machine,
     known_machines,
     machine_of_arch,
     of_cpu,
     slug_of_device,
+    usable_cores,
 )  # fmt: skip
 
 WANTED = (
@@ -143,21 +148,77 @@ def test_a_mig_slice_keeps_its_name_and_takes_its_share_of_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "threads", "slug"),
+    ("model", "instructions", "threads", "slug"),
     [
-        ("AMD EPYC 7763 64-Core Processor", 2, "cpu-amd-epyc-7763-64-core-2t"),
-        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", 96, "cpu-intel-xeon-platinum-8480c-96t"),
-        ("AMD EPYC", 2, "cpu-amd-epyc-2t"),
-        ("Intel(R) Core(TM) i9-13900K", 32, "cpu-intel-core-i9-13900k-32t"),
+        ("AMD EPYC 7763 64-Core Processor", "avx2", 2, "cpu-amd-epyc-7763-64-core-avx2-2t"),
+        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 96,
+         "cpu-intel-xeon-platinum-8480c-amx-96t"),
+        ("AMD EPYC", "avx512", 1, "cpu-amd-epyc-avx512-1t"),
+        ("Intel(R) Core(TM) i9-13900K", "avx2", 32, "cpu-intel-core-i9-13900k-avx2-32t"),
     ],
 )  # fmt: skip
-def test_cpu_slugs(model: str, threads: int, slug: str) -> None:
-    assert cpu_slug(model, threads) == slug
+def test_cpu_slugs(model: str, instructions: str, threads: int, slug: str) -> None:
+    assert cpu_slug(model, instructions, threads) == slug
 
 
 def test_a_cpu_without_a_model_is_named_by_its_architecture() -> None:
-    assert cpu_slug("", 4).startswith("cpu-")
-    assert cpu_slug("", 4).endswith("-4t")
+    assert cpu_slug("", "neon", 4).startswith("cpu-")
+    assert cpu_slug("", "neon", 4).endswith("-neon-4t")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "instructions"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n", "avx2"),
+        ("flags\t\t: avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n", "amx"),
+        ("flags\t\t: avx2 avx512f avx512_bf16\n", "avx512bf16"),
+        ("flags\t\t: avx2 avx512f avx512_vnni\n", "avx512"),
+        ("Features\t: fp asimd sve bf16\n", "neonbf16"),
+        ("Features\t: fp asimd crc32\n", "neon"),
+        ("flags\t\t: fpu sse2\n", "base"),
+    ],
+)
+def test_the_widest_instruction_set_is_found(cpuinfo: str, instructions: str) -> None:
+    assert instruction_set(cpuinfo) == instructions
+
+
+def a_cpuinfo(cores: int, threads_of_core: int = 1) -> str:
+    blocks = [f"processor\t: {thread * cores + core}\nphysical id\t: 0\ncore id\t\t: {core}"
+              for thread in range(threads_of_core) for core in range(cores)]  # fmt: skip
+    return "\n\n".join(blocks)
+
+
+def test_cores_are_counted_where_this_process_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {*range(16)}, raising=False)
+    monkeypatch.setattr(machine_module, "_quota_cores", lambda: math.inf)
+    assert usable_cores(a_cpuinfo(8, 2)) == 8
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 8, 1})
+    assert usable_cores(a_cpuinfo(8, 2)) == 2
+    assert usable_cores("") == 3  # nothing says which threads share a core
+    monkeypatch.setattr(machine_module, "_quota_cores", lambda: 1.5)
+    assert usable_cores("") == 2
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 1), (4, 3), (64, 63)])
+def test_a_core_is_left_for_everything_else(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.delenv("THREADS", raising=False)
+    monkeypatch.setattr(machine_module, "usable_cores", lambda: cores)
+    assert cpu_threads() == threads
+    monkeypatch.setenv("THREADS", "5")
+    assert cpu_threads() == 5
+    monkeypatch.setenv("THREADS", "two")
+    with pytest.raises(UserError, match="THREADS is 'two'; give a positive whole number"):
+        cpu_threads()
+
+
+def test_bf16_is_emulated_where_no_instruction_computes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for instructions, emulated in (("avx2", ("bf16",)), ("avx512", ("bf16",)), ("amx", ())):
+        monkeypatch.setattr(machine_module, "instruction_set", lambda found=instructions: found)
+        assert of_cpu({"fp32": 1e11}, 3e10, 2).emulated == emulated
 
 
 def test_machines_survive_json() -> None:
@@ -195,6 +256,6 @@ def test_a_damaged_table_of_machines_is_one_sentence(
 
 @given(st.text())
 def test_every_slug_that_is_made_of_a_name_is_one(name: str) -> None:
-    for slug in (slug_of_device(name), cpu_slug(name, 8)):
+    for slug in (slug_of_device(name), cpu_slug(name, "avx2", 8)):
         data = {**known_machine("nvidia-h200").to_json(), "slug": slug}
         assert Machine.from_json(data).slug == slug

@@ -89,12 +89,17 @@ class FakeChecker:
     def __init__(self, behaviour: str) -> None:
         self.behaviour = behaviour
 
-    def poison(self) -> None:
-        pass
+    def poison(self, unseen: int | None) -> None:
+        self.unseen = unseen
 
     def batch(self, indices: Sequence[int], last: object) -> None:
+        if self.unseen is not None:
+            self.after()
         if self.behaviour == "wrong-in-batch":
             raise WrongResultError("in a timed batch it was wrong.")
+
+    def release(self) -> None:
+        pass
 
     def after(self) -> None:
         if self.behaviour == "wrong-after":
@@ -262,9 +267,13 @@ class Silent:
 
     def __init__(self) -> None:
         self.last: tuple[Any, ...] = ()
+        self.phases: list[str] = []
 
-    def update(self, spent: float, budget: float, open_: int, done: int, total: int) -> None:
-        self.last = (spent, budget, open_, done, total)
+    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+        self.phases.append(phase)
+
+    def update(self, done: int, total: int, left: float | None = None) -> None:
+        self.last = (done, total, left)
 
 
 class FakeNvml:

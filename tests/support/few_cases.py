@@ -24,9 +24,9 @@ CASES = int(os.environ.get("FEW_CASES", "4"))
 _all_cases = choice.sweep_cases
 
 
-def few_cases(sweep: Any, machine: Any) -> list[Any]:
+def few_cases(sweep: Any, machine: Any, dtypes: Any = ()) -> list[Any]:
     """Some of a sweep's cases, the same ones each time."""
-    cases = _all_cases(sweep, machine)
+    cases = _all_cases(sweep, machine, dtypes)
     few: list[Any] = []
     for kind in dict.fromkeys((case.implementation, case.mode) for case in cases):
         own = [case for case in cases if (case.implementation, case.mode) == kind]

@@ -19,7 +19,7 @@ from sweeps.cases.spec import FOLDER, Sweep, all_sweeps, read_sweep
 from sweeps.planning.choice import sweep_cases
 
 H200 = known_machine("nvidia-h200")
-CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
+CPU = replace(of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2), emulated=("bf16",))
 
 
 def library(problem: Workload, machine: Machine) -> str:
@@ -203,9 +203,24 @@ def test_blocks_and_dtypes_depend_on_the_kind_of_machine(write: Any) -> None:
         "[[block]]\non = 'cpu'\nm = 2\nn = 2\nk = 2\n"
     )
     assert {c.problem.dtype for c in cases_of(sweep)} == {"fp32", "tf32", "fp16", "bf16"}
-    on_cpu = cases_of(sweep, CPU)
-    assert {c.problem.dtype for c in on_cpu} == {"fp32", "bf16"}
-    assert {c.problem.m for c in on_cpu} == {2}  # type: ignore[union-attr]
+    for emulated, dtypes in (((), {"fp32", "bf16"}), (("bf16",), {"fp32"})):
+        on_cpu = cases_of(sweep, replace(CPU, emulated=emulated))
+        assert {c.problem.dtype for c in on_cpu} == dtypes
+        assert {c.problem.m for c in on_cpu} == {2}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("declared", "dtypes"),
+    [("['bf16', 'fp32']", {"fp32"}), ("'bf16'", {"bf16"}), ("'emulated'", {"bf16"})],
+)
+def test_an_emulated_dtype_is_measured_only_where_a_block_is_about_it(
+    write: Any, declared: str, dtypes: set[str]
+) -> None:
+    sweep = write(HEAD + f"[[block]]\nm = 2\nn = 2\nk = 2\ndtype = {declared}\n")
+    emulating = replace(CPU, emulated=("bf16",))
+    assert {c.problem.dtype for c in cases_of(sweep, emulating)} == dtypes
+    if "emulated" not in declared:
+        assert {c.problem.dtype for c in sweep_cases(sweep, emulating, ("bf16",))} == {"bf16"}
 
 
 def test_configs_come_from_the_implementation_or_the_file(write: Any) -> None:
@@ -339,10 +354,11 @@ def test_every_shipped_file_begins_with_its_question() -> None:
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", sorted(all_sweeps()))
 def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -> None:
-    """Those about the Triton kernels need a GPU, and are no default for that reason."""
+    """Those about the Triton kernels need a GPU, and are no default for that reason. Those about
+    emulated dtypes need a CPU that emulates one."""
     sweep = all_sweeps()[name]
     cases = cases_of(sweep, machine)
-    assert cases or (machine is CPU and not sweep.default)
+    assert cases or (machine is CPU and not sweep.default) or "emulated" in name
     assert len({case.id for case in cases}) == len(cases)
     for case in cases:
         assert Case.from_columns(case.columns()) == case

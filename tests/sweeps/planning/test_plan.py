@@ -13,6 +13,7 @@ from kernels.machine import known_machine, of_cpu
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 from sweeps.planning.plan import (
+    Costs,
     PlanEntry,
     _bit_reversal_order,
     expected_seconds,
@@ -76,6 +77,44 @@ def test_of_a_sweep_whose_cases_are_all_long_a_small_budget_gets_the_shortest() 
     assert {entry.case.sweep for entry in plan.planned} == {"cold", "warm"}
     assert {entry.case.problem.m for entry in plan.planned} <= {64, 128, 256}  # type: ignore[union-attr]
     assert sum(entry.expected for entry in plan.planned) <= 8
+
+
+def grid(name: str, sizes: list[int], ks: list[int]) -> list[Case]:
+    return [Case(name, Gemm(m, 256, k, "fp32"), "mkl", cache=cache)
+            for m in sizes for k in ks for cache in ("cold", "warm")]  # fmt: skip
+
+
+@given(st.floats(2, 60))
+def test_lines_are_planned_whole_or_not_at_all(budget: float) -> None:
+    cases = grid("s", list(range(1000, 1017)), [64, 1024, 8192])
+    planned = {entry.case for entry in make_plan({"s": cases}, CPU, budget).planned}
+    by_k = {k: [case in planned for case in cases if case.problem.k == k]  # type: ignore[union-attr]
+            for k in (64, 1024, 8192)}  # fmt: skip
+    whole = [k for k, there in by_k.items() if all(there)]
+    if whole:  # else not even one line fits
+        assert all(all(there) or not any(there) for there in by_k.values())
+
+
+def test_where_no_line_fits_a_sweep_gives_what_it_can() -> None:
+    cases = grid("s", list(range(1000, 1017)), [8192])
+    planned = make_plan({"s": cases}, CPU, 2).planned
+    assert 0 < len(planned) < len(cases)
+
+
+def test_probed_costs_make_a_plan_shorter_or_longer() -> None:
+    cases = {"s": grid("s", list(range(1000, 1017)), [64, 1024])}
+    usual = make_plan(cases, CPU, 600).planned
+    slow = Costs(prepare=0.5, slower={"gemm fp32": [(1e6, 4.0), (1e9, 4.0)]})
+    slower = make_plan(cases, CPU, 600, costs=slow).planned
+    for before, after in zip(usual, slower, strict=True):
+        assert after.expected > before.expected + 0.4
+    again = Costs.from_json(json.loads(json.dumps(slow.to_json())), "cpu")
+    assert [e.expected for e in make_plan(cases, CPU, 600, costs=again).planned] == [
+        e.expected for e in slower
+    ]
+    damaged = {**slow.to_json(), "slower": {"gemm fp32": [[1e6]]}}
+    with pytest.raises(UserError, match="the costs of the plan in run.json are damaged"):
+        Costs.from_json(damaged, "cpu")
 
 
 def test_shards_share_the_plan_and_each_has_the_budget() -> None:

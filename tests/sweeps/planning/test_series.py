@@ -14,7 +14,7 @@ from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.planning.plan import make_plan
-from sweeps.planning.series import NEAR, series_of, share_out
+from sweeps.planning.series import NEAR, lines_of, series_of, share_out
 
 H200 = known_machine("nvidia-h200")
 
@@ -28,6 +28,17 @@ def test_what_is_compared_is_one_series() -> None:
     dtypes = [case(4096, dtype="fp32"), case(4096, dtype="tf32")]
     near = [case(4200, 4100, 4000, sweep="t")]
     assert set(series_of([*along, *dtypes, *near])) == {0}
+
+
+def test_lines_have_all_that_differs_in_one_size() -> None:
+    gemms = [Gemm(m, n, 64, dtype) for dtype in ("bf16", "fp32")
+             for m, n in ((8, 8), (9, 8), (10, 8), (8, 9), (8, 10), (500, 700))]  # fmt: skip
+    lines = lines_of([Case("s", gemm, "mkl") for gemm in gemms])
+    sizes = [{(gemms[i].m, gemms[i].n) for i in line} for line in lines]
+    assert sizes == [{(8, 8), (9, 8), (10, 8)}, {(8, 8), (8, 9), (8, 10)}, {(500, 700)}]
+    assert all(len(line) == 2 * len(own) for line, own in zip(lines, sizes, strict=True))
+    # Squares differ in all three sizes: each stands alone.
+    assert len(lines_of([Case("s", Gemm(n, n, n, "fp32"), "mkl") for n in (64, 128, 256)])) == 3
 
 
 def test_what_nobody_compares_is_shared_out() -> None:

@@ -6,15 +6,17 @@ import pytest
 
 from kernels.device import Device
 from kernels.machine import of_cpu
+from sweeps.planning.plan import Costs
 from sweeps.running import resume
 
 
 @pytest.fixture
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU's ceilings, which are not what is tested, in no time."""
+    """A CPU's ceilings and costs, which are not what is tested, in no time."""
 
     def measured(device: Device) -> Device:
         peaks = dict.fromkeys(device.machine.peaks, 1e11)
         return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
 
     monkeypatch.setattr(resume, "measure_ceilings", measured)
+    monkeypatch.setattr(resume, "probe", lambda cases, machine: Costs.default(machine.kind))

@@ -74,7 +74,7 @@ def test_sustained_work_leaves_the_cache_behind_between_two_uses_of_a_set(
 ) -> None:
     case = replace(SMALL, problem=Gemm(512, 512, 512, "fp32"), mode="sustained")
     one = bench(case, l2_bytes=8 << 20)
-    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-4)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, **_: 1e-4)
     (ready,), _ = prepare(one, case)
     assert isinstance(ready, Ready)
     assert ready.subject.launches > ready.subject.sets
@@ -83,7 +83,7 @@ def test_sustained_work_leaves_the_cache_behind_between_two_uses_of_a_set(
 
 def test_a_cold_burst_uses_no_set_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     one = bench(SMALL)
-    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-5)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, **_: 1e-5)
     (ready,), _ = prepare(one, SMALL)
     assert isinstance(ready, Ready)
     assert 2 <= ready.subject.launches <= ready.subject.sets
@@ -94,7 +94,7 @@ def test_cold_weights_are_others_at_each_launch_and_the_activations_the_same(
 ) -> None:
     case = replace(SMALL, cache="weights-cold")
     one = bench(case)
-    monkeypatch.setattr(one.sampler, "estimate", lambda launch, warmed_up: 1e-5)
+    monkeypatch.setattr(one.sampler, "estimate", lambda launch, **_: 1e-5)
     seen: list[tuple[int, int]] = []
     real = torch.mm
 

@@ -6,7 +6,13 @@ from contextlib import contextmanager
 import pytest
 
 from sweeps.timing.pulse import Pulse
-from sweeps.timing.sampler import CHECKED_EVERY, SUSTAINED_BATCH, SUSTAINED_SETTLE, Sampler, Subject
+from sweeps.timing.sampler import (
+    CHECKED_EVERY,
+    SUSTAINED_BATCH,
+    SUSTAINED_SETTLE,
+    Sampler,
+    Subject,
+)  # fmt: skip
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading, Telemetry
 from tests.support.fakes import FakeClock, noisy
@@ -265,11 +271,16 @@ class Recorder:
 
     def __init__(self, wrong: int | None = None) -> None:
         self.asked: list[tuple[int, ...]] = []
-        self.poisoned = 0
+        self.poisoned = self.released = 0
+        self.unseen: list[int | None] = []
         self.wrong = wrong
 
-    def poison(self) -> None:
+    def poison(self, unseen: int | None) -> None:
         self.poisoned += 1
+        self.unseen.append(unseen)
+
+    def release(self) -> None:
+        self.released += 1
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         self.asked.append(tuple(indices))
@@ -280,13 +291,15 @@ class Recorder:
         pass
 
 
-def test_the_first_sample_and_every_sixth_are_checked(clock: FakeClock) -> None:
+def test_the_first_sample_is_checked_and_late_ones_on_other_inputs(clock: FakeClock) -> None:
     checker = Recorder()
     subject = Subject("case", lambda index: 1e-3, 3, launches=2, checker=checker)
     sampler = Sampler(clock)
     checked = [sampler.sample(subject).checked for _ in range(2 * CHECKED_EVERY + 1)]
-    assert [i for i, one in enumerate(checked) if one] == [0, CHECKED_EVERY, 2 * CHECKED_EVERY]
-    assert checker.poisoned == len(checker.asked) == 3
+    assert [i for i, one in enumerate(checked) if one] == [0, 10, 22]
+    assert checker.poisoned == checker.released == len(checker.asked) == 3
+    assert [set_ is not None for set_ in checker.unseen] == [False, True, True]
+    assert subject.checked_late
 
 
 def test_batches_begin_with_one_set_after_another(clock: FakeClock) -> None:

@@ -1,0 +1,85 @@
+"""What a case costs on this CPU now: a few cases are prepared, checked and timed for the plan.
+
+A GPU is not probed: the process that plans must not open it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kernels.machine import Machine
+from sweeps.cases.case import Case
+from sweeps.planning.plan import Costs, checked_bytes, expected_seconds, kind_of
+from sweeps.running.bench import TorchBench
+from sweeps.running.rounds import Refusal
+
+_SECONDS = 6.0  # after which no further probe begins
+_SIZES = (0.1, 0.5, 0.95)  # quantiles of a kind's cases by FLOPs
+_MOST_FACTOR = 50.0  # of a probe's launch over the estimate, either way
+
+
+def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
+    """The costs of cases like these on a CPU.
+
+    Of each kind (operation, pass and dtype) a small, a middling and a large case are probed, so
+    far as the time allows. Preparing is the median over all probes; checking is fitted to their
+    bytes; launches are compared with the estimate, kind by kind.
+
+    Args:
+        cases: by the names of their sweeps.
+        machine: the CPU, its ceilings measured.
+    """
+    default = Costs.default(machine.kind)
+    chosen = _chosen([case for own in cases.values() for case in own])
+    bench = TorchBench(machine, machine.kind, None, chosen)
+    preparing, checks, factors = list[float](), list[tuple[float, float]](), defaultdict(list)
+    begin = time.monotonic()
+    for case in chosen:
+        if time.monotonic() - begin > _SECONDS:
+            break
+        since = time.monotonic()
+        (one,) = bench.prepare([case], {}, lambda ids, seconds: None)
+        prepared = time.monotonic() - since
+        if isinstance(one, Refusal):
+            continue
+        launch = bench.sampler.estimate(one.subject.launch, warmed_up=True)
+        (estimate,) = expected_seconds([case.problem], machine)
+        if launch and estimate:
+            factor = min(max(launch / estimate, 1 / _MOST_FACTOR), _MOST_FACTOR)
+            factors[kind_of(case)].append((float(case.problem.flops), factor))
+        preparing.append(max(0.0, prepared - one.subject.checking - launch))
+        checks.append((checked_bytes(case) / machine.bandwidth, one.subject.checking - launch))
+    if not preparing:
+        return default
+    passes = np.array(checks).T
+    check, factor = _line(*passes)
+    slower = {kind: sorted(points) for kind, points in factors.items()}
+    return replace(
+        default, prepare=float(np.median(preparing)), check=check, passes=factor, slower=slower
+    )
+
+
+def _chosen(cases: Sequence[Case]) -> list[Case]:
+    """Cases of each kind at the quantiles of their FLOPs, the large ones of all kinds last."""
+    kinds: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.mode == "burst" and case.problem.flops:
+            kinds[kind_of(case)].append(case)
+    chosen: dict[Case, None] = {}
+    for quantile in _SIZES:
+        for own in kinds.values():
+            own.sort(key=lambda case: case.problem.flops)
+            chosen[own[int(quantile * (len(own) - 1))]] = None
+    return list(chosen)
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Intercept and slope of least squares, neither below 0."""
+    slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
+    slope = max(0.0, slope)
+    return max(0.0, float(np.mean(y - slope * x))), slope

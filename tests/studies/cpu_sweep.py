@@ -1,0 +1,165 @@
+"""Does ``make sweep DEVICE=cpu`` measure what it plans, and do two runs agree?
+
+    python -m tests.studies.cpu_sweep [--quiet 5] [--busy 5] [--write FILE]
+
+Each run is a user's: ``make sweep DEVICE=cpu FRESH=1`` in a clone of the last commit, with this
+interpreter, so that no run installs anything. The busy runs share the machine with one process that
+computes all the time. For each run the study prints how many of the planned cases were measured,
+which of the three sweeps that people look for first are whole, and where the time went. Any two
+runs of a kind are compared case by case: ``difference`` is how far the ratio of two medians is from
+1, in the median and the 90th percentile over the cases, and of these the median over all pairs of
+runs. ``--write`` appends a line of JSON for each run and one for the comparison.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from sweeps.cases.case import CONFIRM
+from sweeps.store import read_events
+from tests.studies.repeatability import busy
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE = ("alignment", "conv-layouts", "steps")
+SAMPLES = 10
+
+# A phase ends where the next one's first line is printed.
+PHASES = {
+    "Measuring the ceilings": "probing",
+    "Measuring the best": "confirming",
+    "Measuring ": "measuring",
+    "Naming ": "naming",
+    "Looking for": "confirming",
+    "Calibrating": "reporting",
+}
+
+
+def phase_of(line: str, before: str) -> str:
+    """The phase that a line of a run begins, or the one that goes on."""
+    if "again" in line and line.startswith("Timing "):
+        return "confirming" if before == "confirming" else "repeating"
+    found = next((name for start, name in PHASES.items() if line.startswith(start)), before)
+    # Confirming has measuring and naming of its own.
+    return before if before == "confirming" and found in ("measuring", "naming") else found
+
+
+def run_sweep(clone: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], float]]:
+    """One run; what became of it, and the median of each case in µs."""
+    command = ["make", "sweep", "DEVICE=cpu", "FRESH=1", f"PYTHON={sys.executable}"]
+    begin = since = time.monotonic()
+    seconds: dict[str, float] = defaultdict(float)
+    phase = "starting"
+    with subprocess.Popen(
+        command, cwd=clone, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            now = time.monotonic()
+            seconds[phase] += now - since
+            since, phase = now, phase_of(line, phase)
+    seconds[phase] += time.monotonic() - since
+    if process.returncode:
+        raise SystemExit(f"`make sweep` ended with {process.returncode}.")
+    (file,) = (clone / "results").glob("cpu-*/run.json")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    with open(file.with_name("measurements.csv"), encoding="utf-8", newline="") as table:
+        rows = [row for row in csv.DictReader(table) if row["sweep"] != CONFIRM]
+    ok = [row for row in rows if row["status"] == "ok"]
+    planned = [row for row in record["plan"]["cases"] if row["sweep"] != CONFIRM]
+    of_sweep = Counter(row["sweep"] for row in planned)
+    timed = Counter(row["sweep"] for row in ok)
+    shares = event_shares(file.parent)
+    told = {
+        "seconds": round(time.monotonic() - begin, 1),
+        "planned": len(planned),
+        "left_out": sum(record["plan"]["left_out"].values()),
+        "measured": len(ok),
+        "ten_samples": sum(int(row["samples"]) >= SAMPLES for row in ok),
+        "whole": [name for name in WHOLE if timed[name] == of_sweep[name] > 0
+                  and not record["plan"]["left_out"].get(name)],
+        "health": record["health"]["verdict"],
+        "phases": {name: round(value, 1) for name, value in seconds.items()},
+        "within_measuring": shares,
+    }  # fmt: skip
+    names = list(ok[0])
+    keys = names[names.index("sweep") : names.index("status")]
+    return told, {tuple(row[key] for key in keys): float(row["time_us"]) for row in ok}
+
+
+def event_shares(folder: Path) -> dict[str, float]:
+    """Seconds of preparing, checking and sampling, by a run's events; advice's cases too."""
+    seconds: dict[str, float] = defaultdict(float)
+    for event in read_events(folder)[0]:
+        cost, checking = event.get("cost", 0.0), event.get("checking", 0.0)
+        kind = {"facts": "preparing", "sample": "sampling"}.get(event["event"])
+        if kind:
+            seconds[kind] += cost - checking
+            seconds["checking"] += checking
+        elif event["event"] == "right":
+            seconds["checking"] += cost
+        elif cost:
+            seconds["other"] += cost
+    return {name: round(value, 1) for name, value in seconds.items()}
+
+
+def compare(runs: list[dict[tuple[str, ...], float]]) -> dict[str, float] | None:
+    """How far the medians of two runs are apart, over all pairs of runs."""
+    medians, tails = [], []
+    for one, other in itertools.combinations(runs, 2):
+        apart = [abs(other[key] / one[key] - 1) for key in one.keys() & other.keys()]
+        medians.append(float(np.median(apart)))
+        tails.append(float(np.percentile(apart, 90)))
+    if not medians:
+        return None
+    return {
+        "pairs": len(medians),
+        "median": round(float(np.median(medians)), 4),
+        "largest_median": round(max(medians), 4),
+        "p90": round(float(np.median(tails)), 4),
+        "largest_p90": round(max(tails), 4),
+    }
+
+
+def main(
+    quiet: Annotated[int, typer.Option(help="Runs on an otherwise idle machine.")] = 5,
+    others: Annotated[int, typer.Option("--busy", help="Runs next to one busy process.")] = 5,
+    write: Annotated[Path | None, typer.Option(help="File to append to.")] = None,
+) -> None:
+    """Run the study."""
+    for kind, count in (("quiet", quiet), ("busy", others)):
+        runs = []
+        for _ in range(count):
+            with tempfile.TemporaryDirectory() as folder:
+                clone = Path(folder) / "rooftile"
+                subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+                with busy(int(kind == "busy")):
+                    told, medians = run_sweep(clone)
+            runs.append(medians)
+            tell({"kind": kind, **told}, write)
+        if difference := compare(runs):
+            tell({"kind": kind, "difference": difference}, write)
+
+
+def tell(document: dict[str, Any], write: Path | None) -> None:
+    """Print a line of JSON, and append it to a file."""
+    line = json.dumps(document)
+    print(line, flush=True)
+    if write is not None:
+        with open(write, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
