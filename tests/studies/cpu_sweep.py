@@ -1,8 +1,8 @@
 """Does ``make sweep DEVICE=cpu`` measure what it plans, and do two runs agree?
 
-    python -m tests.studies.cpu_sweep [--quiet 5] [--busy 5] [--write FILE]
+    python -m tests.studies.cpu_sweep [--quiet 5] [--busy 5] [--revision REV] [--write FILE]
 
-Each run is a user's: ``make sweep DEVICE=cpu FRESH=1`` in a clone of the last commit, with this
+Each run is a user's: ``make sweep DEVICE=cpu FRESH=1`` in a clone of a commit, with this
 interpreter, so that no run installs anything. The busy runs share the machine with one process that
 computes all the time. For each run the study prints how many of the planned cases were measured,
 which of the three sweeps that people look for first are whole, and where the time went. Any two
@@ -135,21 +135,28 @@ def compare(runs: list[dict[tuple[str, ...], float]]) -> dict[str, float] | None
 def main(
     quiet: Annotated[int, typer.Option(help="Runs on an otherwise idle machine.")] = 5,
     others: Annotated[int, typer.Option("--busy", help="Runs next to one busy process.")] = 5,
+    revision: Annotated[str, typer.Option(help="Commit that is measured.")] = "HEAD",
     write: Annotated[Path | None, typer.Option(help="File to append to.")] = None,
 ) -> None:
     """Run the study."""
+    parsed = subprocess.run(
+        ["git", "rev-parse", "--short", revision], cwd=ROOT, check=True, text=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    commit = parsed.stdout.strip()
     for kind, count in (("quiet", quiet), ("busy", others)):
         runs = []
         for _ in range(count):
             with tempfile.TemporaryDirectory() as folder:
                 clone = Path(folder) / "rooftile"
                 subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+                subprocess.run(["git", "-C", str(clone), "checkout", "-q", commit], check=True)
                 with busy(int(kind == "busy")):
                     told, medians = run_sweep(clone)
             runs.append(medians)
-            tell({"kind": kind, **told}, write)
+            tell({"commit": commit, "kind": kind, **told}, write)
         if difference := compare(runs):
-            tell({"kind": kind, "difference": difference}, write)
+            tell({"commit": commit, "kind": kind, "difference": difference}, write)
 
 
 def tell(document: dict[str, Any], write: Path | None) -> None:
