@@ -277,12 +277,12 @@ def run_command(
         raise UserError("--add needs the names of the sweeps to add.")
     note_broken()
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
-    started = None if gpus else begin(request, note)
-    for finding in examine(next(iter(devices.values())), results):
-        if finding.warning:
-            note(f"warning: {finding.text}")
     try:
         with LiveReporter() as live:
+            started = None if gpus else begin(request, note)
+            for finding in examine(next(iter(devices.values())), results):
+                if finding.warning:
+                    note(f"warning: {finding.text}")
             if started is None:
                 folder = share(request, devices, request.shard, live, note)
             else:

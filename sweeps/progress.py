@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -17,12 +18,12 @@ _PLAIN_SECONDS = 10.0
 class Reporter(Protocol):
     """Receives a run's progress."""
 
-    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+    def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """A phase begins.
 
         Args:
             phase: what is done, such as ``Measuring``.
-            seconds: how long it should take at most.
+            seconds: how long it should take at most; None: nobody knows.
             after: seconds that later phases should take.
         """
         ...
@@ -38,7 +39,9 @@ class LiveReporter:
     The time left is that of the whole call. It counts down between two updates too, and ends at 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "cases") -> None:
+        """``unit`` is what is counted, in the plural."""
+        self._unit = unit
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _TimeLeft(),
@@ -47,7 +50,7 @@ class LiveReporter:
         self._last = time.monotonic()
 
     def __enter__(self) -> LiveReporter:
-        self.begin("Measuring", 0.0)
+        self.begin("Preparing", None)
         self._bar.start()
         return self
 
@@ -57,10 +60,10 @@ class LiveReporter:
     ) -> None:  # fmt: skip
         self._bar.stop()
 
-    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+    def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """Show another phase in place of the one before."""
         self._phase, self._after = phase, after
-        self._until = time.monotonic() + seconds + after
+        self._until = math.inf if seconds is None else time.monotonic() + seconds + after
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         self._bar.add_task(phase, total=None, until=self._until)
@@ -74,12 +77,15 @@ class LiveReporter:
             self._bar.update(task, completed=done, total=total, until=self._until)
         if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
             self._last = now
-            print(f"  {self._phase}: {done} of {total} cases, {seconds_left(self._until - now)}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            words = [f"  {self._phase}: {done} of {total} {self._unit}",
+                     seconds_left(self._until - now)]  # fmt: skip
+            print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
 
 
 def seconds_left(seconds: float) -> str:
-    """The time left, in words."""
+    """The time left, in words; empty if nobody knows it."""
+    if seconds == math.inf:
+        return ""
     return f"at most {max(0.0, seconds):.0f} s left"
 
 

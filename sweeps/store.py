@@ -17,9 +17,10 @@ import csv
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -337,8 +338,15 @@ def refuse_if_running(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move an old run's files under ``runs/<time>/``; returns where they went."""
+    """Move an old run's files under ``runs/<time>/``; returns where they went.
+
+    The time is that at which the run began, or now where its run.json does not say that.
+    """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+    with suppress(UserError, KeyError, TypeError):
+        began = str(read_run(folder)["run"])
+        if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", began):
+            stamp = began.replace(":", "-")
     target = folder / "runs" / stamp
     extra = 1
     while target.exists():

@@ -21,7 +21,10 @@ def health_of(analysis: Analysis) -> list[str]:
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
 
-UNUSABLE_LINE = "Nothing is concluded from times such as these: measure again on a quiet machine."
+UNUSABLE_LINE = (
+    "Nothing is concluded from times such as these. The same command measures everything again; a "
+    "quieter machine helps."
+)
 
 
 def five_lines(analysis: Analysis, advice: Sequence[Advice]) -> list[str]:

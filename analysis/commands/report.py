@@ -6,6 +6,8 @@ from analysis.commands.app import MachineOption, ResultsOption, analyse_machine,
 from kernels.cli import JsonOption, note, print_json
 from kernels.program import RESULTS
 
+_STEPS = 4  # of a report: model, plots, table, page
+
 
 @app.command("calibrate")
 def calibrate_command(
@@ -44,14 +46,21 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     from analysis.commands.page import add_page
     from analysis.model.fitted import write_predictions
     from analysis.plots import write_plots
+    from sweeps.progress import LiveReporter
 
     note("Calibrating the model, drawing plots and looking for better shapes …")
-    analysis = analyse_machine(machine, results)
-    write_predictions(analysis)
-    plots = write_plots(analysis)
-    advice = build_table(analysis)
-    write_table(analysis, advice)
-    page = add_page(analysis, advice)
+    with LiveReporter("steps") as live:
+        live.begin("Reporting", None)
+        analysis = analyse_machine(machine, results)
+        write_predictions(analysis)
+        live.update(1, _STEPS)
+        plots = write_plots(analysis)
+        live.update(2, _STEPS)
+        advice = build_table(analysis)
+        write_table(analysis, advice)
+        live.update(3, _STEPS)
+        page = add_page(analysis, advice)
+        live.update(4, _STEPS)
     folder = analysis.recording.folder
     print()
     for line in health_of(analysis):

@@ -27,7 +27,7 @@ from sweeps.process import die_with_parent
 from sweeps.running.bench import open_bench
 from sweeps.schema import SCHEMA
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
-from sweeps.timing.trace import trace_cpu, trace_gpu
+from sweeps.timing.trace import cpu_tracer, trace_gpu
 
 Pass = tuple[dict[str, float], float]
 """Median seconds per launch of each case, and the seconds that the whole pass took."""
@@ -165,7 +165,8 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
         return []
     before, _ = in_rounds(bench.sampler, subjects)
     if gpu is None:
-        trace_cpu(lambda: subjects[0].launch(0))
+        with cpu_tracer() as trace:
+            trace(lambda: subjects[0].launch(0))
     else:
         trace_gpu([lambda: subjects[0].launch(0)])
     after, _ = in_rounds(bench.sampler, subjects)

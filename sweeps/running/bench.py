@@ -30,7 +30,7 @@ from sweeps.timing.clock import CpuClock, CudaClock, do_nothing
 from sweeps.timing.pulse import pulse_of_this_process
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
-from sweeps.timing.trace import Kernel, LaunchOnce, kernel_columns, trace_cpu, trace_gpu
+from sweeps.timing.trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
 
 _MAX_SETS = 512
 _ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
@@ -118,12 +118,15 @@ class TorchBench:
             Exception: any error of a profiler that is not permitted.
         """
         if self.gpu is None:
-            for case in cases:
-                visit([case.id], _FIRST_SECONDS)
-                kernels: list[Kernel] | None = []
-                with suppress(Exception):
-                    kernels = trace_cpu(self._warm_launch(case))
-                yield case, kernel_columns(kernels or [])
+            with cpu_tracer() as trace:
+                for case in cases:
+                    visit([case.id], _FIRST_SECONDS)
+                    named: list[Kernel] = []
+                    with suppress(Exception):
+                        implementation = implementations()[case.implementation]
+                        launch = self._launch(case, implementation, 1)
+                        named = trace(functools.partial(launch, 0))
+                    yield case, kernel_columns(named)
             return
         traced = trace_gpu(self._warm_launches(cases, visit))
         for case, kernels in zip(cases, traced, strict=True):

@@ -20,6 +20,7 @@ from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_na
 from sweeps.planning.plan import Costs, PlanEntry, make_plan, read_plan
 from sweeps.running.anchor_set import anchor_cases, sustained_seconds
 from sweeps.running.fold import spent_seconds
+from sweeps.running.health import UNUSABLE
 from sweeps.running.places import take_part
 from sweeps.running.probing import probe
 from sweeps.running.request import Request
@@ -195,6 +196,8 @@ def _record_to_resume(
                 "and start anew."
             )
         why = _why_outdated(record, device)
+        if not why and own is None and not request.add:
+            why = _why_again(folder, record)
         if not why:
             read_plan(record["plan"])  # refuses a damaged one before anything looks at it
             if own is None:
@@ -208,6 +211,20 @@ def _record_to_resume(
             )
     refuse_if_running(folder)
     return None, why
+
+
+def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
+    """Why a run that is over is measured once more: it is unusable. Empty if it is not.
+
+    An unusable run that was interrupted goes on: more samples may mend it. So does one of several
+    shards, which other nodes may still be measuring.
+    """
+    judged = record.get("health", {})
+    if judged.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
+        return ""
+    if not any(event["event"] == "end" for event in read_events(folder)[0]):
+        return ""
+    return f"the recorded run is unusable ({'; '.join(judged['reasons'])})"
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:

@@ -157,6 +157,7 @@ class _Parent:
 
     def carry_out(self) -> None:
         """Start a worker for each GPU, and one for each shard that is left, until none is."""
+        self._reporter.begin("Measuring", self._budget)
         try:
             with terminated_as_interrupt():
                 self._start_all()

@@ -32,7 +32,7 @@ class Job:
 class _Silent:
     """The parent shows the progress of all workers: it reads what they write."""
 
-    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+    def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """The parent tells."""
 
     def update(self, done: int, total: int, left: float | None = None) -> None:

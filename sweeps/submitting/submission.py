@@ -108,6 +108,7 @@ class _Submission:
             self._note(f"{len(living)} jobs of an earlier call still wait or run.")
         if not due and not living:
             self._note("Every share is done already.")
+        self._reporter.begin("Measuring", None)
         try:
             while due or living:
                 due = self._submit_some(due, living)

@@ -43,16 +43,24 @@ class Kernel:
     grid: tuple[int, ...] = ()
 
 
-def trace_cpu(launch: LaunchOnce) -> list[Kernel]:
-    """The oneDNN and MKL kernels of one launch; empty if PyTorch computed it by itself."""
-    with _captured_stdout() as read:
-        with ExitStack() as verbose:
-            for library in (torch.backends.mkldnn, torch.backends.mkl):
-                if library.is_available():
-                    verbose.enter_context(library.verbose(library.VERBOSE_ON))
+@contextmanager
+def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
+    """Yields what names the oneDNN and MKL kernels of one launch: none if PyTorch computed it.
+
+    The libraries are told to be verbose once for all launches, because that takes milliseconds.
+    Meanwhile whatever this process prints is lost.
+    """
+    with _captured_stdout() as read, ExitStack() as verbose:
+        for library in (torch.backends.mkldnn, torch.backends.mkl):
+            if library.is_available():
+                verbose.enter_context(library.verbose(library.VERBOSE_ON))
+
+        def trace(launch: LaunchOnce) -> list[Kernel]:
+            read()
             launch()
-        text = read()
-    return parse_verbose(text)
+            return parse_verbose(read())
+
+        yield trace
 
 
 def parse_verbose(text: str) -> list[Kernel]:
@@ -212,7 +220,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Send the process's stdout, C libraries' included, to a file; yields a reader of it."""
+    """Send the process's stdout, C libraries' included, to a file; yields a reader of new text."""
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
@@ -223,7 +231,11 @@ def _captured_stdout() -> Iterator[Callable[[], str]]:
         def read() -> str:
             libc.fflush(None)
             file.seek(0)
-            return file.read().decode(errors="replace")
+            text = file.read().decode(errors="replace")
+            # Stdout writes where the file's position is, which both share.
+            file.seek(0)
+            file.truncate()
+            return text
 
         try:
             yield read

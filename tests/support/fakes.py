@@ -269,7 +269,7 @@ class Silent:
         self.last: tuple[Any, ...] = ()
         self.phases: list[str] = []
 
-    def begin(self, phase: str, seconds: float, after: float = 0.0) -> None:
+    def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         self.phases.append(phase)
 
     def update(self, done: int, total: int, left: float | None = None) -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from kernels.device import Device
 from kernels.errors import UserError
-from kernels.machine import of_cpu
+from kernels.machine import known_machine, of_cpu
 from sweeps.__main__ import note_broken
 from sweeps.cases import spec
 from sweeps.cases.spec import all_sweeps, broken_sweeps
-from sweeps.planning.choice import choose_sweeps
+from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.planning.plan import expected_seconds, make_plan
+from sweeps.planning.series import lines_of
 from sweeps.running import resume
 from sweeps.running.request import Request
 from sweeps.running.resume import begin
@@ -123,3 +125,25 @@ def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(
     assert {*choose_sweeps(())} <= {*read_run(more.folder)["plan"]["sweeps"]}
     wider = begin(Request(results=tmp_path / "results", budget=1e4, device="cpu"), quiet)
     assert "mine" in read_run(wider.folder)["plan"]["sweeps"]
+
+
+_LINES = ("alignment", "steps", "conv-layouts", "conv-channels")
+
+
+@pytest.mark.parametrize("budget", [240.0, 480.0])
+def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
+    """But for the longest cases of a line, which take too much of the budget each."""
+    machine = known_machine("nvidia-h200")
+    sweeps = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(()).items()}
+    planned = {entry.case for entry in make_plan(sweeps, machine, budget, cores=16).planned}
+    assert {case.sweep for case in planned} == {name for name, own in sweeps.items() if own}
+    whole = 0
+    for name, own in sweeps.items():
+        seconds = expected_seconds([case.problem for case in own], machine)
+        for line in lines_of(own):
+            there = [i for i in line if own[i] in planned]
+            missing = [i for i in line if own[i] not in planned]
+            whole += not missing
+            if name in _LINES and there and missing:
+                assert max(seconds[i] for i in there) <= min(seconds[i] for i in missing) * 1.01
+    assert whole > 20

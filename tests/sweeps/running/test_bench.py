@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_a_case_whose_kernels_cannot_be_named_is_not_asked_again(
     def refuse(launch: object) -> list[object]:
         raise RuntimeError("the profiler is not permitted")
 
-    monkeypatch.setattr(bench_module, "trace_cpu", refuse)
+    monkeypatch.setattr(bench_module, "cpu_tracer", lambda: nullcontext(refuse))
     assert named(bench(SMALL), SMALL) == {SMALL.id: ""}
 
 

@@ -185,6 +185,24 @@ def test_another_pytorch_or_protocol_starts_anew(
     assert read_run(first.folder)["protocol"] == PROTOCOL
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: bool) -> None:
+    first = begin(request(tmp_path), quiet)
+    record = read_run(first.folder)
+    record["run"] = "2026-11-01T12:30:00Z"
+    record["health"] = {"verdict": "unusable", "reasons": ["other processes had 80%"]}
+    write_run(first.folder, record)
+    with SampleLog(first.folder, (1, 1)) as log:
+        where = {"case": "", "worker": "1/1", "cost": 0.0, "at": 1.0}
+        log.append({"event": "end" if ended else "aside", "why": "budget", "budget": 20.0, **where})
+    said: list[str] = []
+    begin(request(tmp_path), said.append)
+    kept = first.folder / "runs" / "2026-11-01T12-30-00Z" / "run.json"
+    assert kept.exists() == ended
+    assert any("is unusable (other processes had 80%); the old run" in s for s in said) == ended
+    assert (read_run(first.folder)["run"] == record["run"]) == (not ended)
+
+
 def test_the_shards_of_a_plan_are_named(tmp_path: Path) -> None:
     begin(request(tmp_path, shard=(1, 2)), quiet)
     with pytest.raises(UserError, match="give --gpus or --shard I/2"):

@@ -16,10 +16,10 @@ from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
 from sweeps.timing.trace import (
     Kernel,
+    cpu_tracer,
     kernel_columns,
     parse_verbose,
     split_trace,
-    trace_cpu,
     trace_gpu,
 )
 
@@ -222,7 +222,9 @@ def test_a_real_cpu_launch_names_its_kernels(problem: Problem, kind: str) -> Non
         pytest.skip("not on this CPU")
     name = library_for(problem, machine)
     launch = all_implementations()[name].prepare(problem, [random_operands(problem, "cpu")])
-    kernels = trace_cpu(lambda: launch(0))
+    with cpu_tracer() as trace:
+        kernels, again = trace(lambda: launch(0)), trace(lambda: launch(0))
+    assert [kernel.name for kernel in again] == [kernel.name for kernel in kernels]
     if not kernels:
         pytest.skip("this PyTorch's libraries do not say")
     assert all(kernel.seconds > 0 for kernel in kernels)
@@ -232,7 +234,8 @@ def test_a_real_cpu_launch_names_its_kernels(problem: Problem, kind: str) -> Non
 
 def test_stdout_is_given_back(capfd: pytest.CaptureFixture[str]) -> None:
     os.write(1, b"before\n")
-    trace_cpu(lambda: os.write(1, b"inside\n"))
+    with cpu_tracer() as trace:
+        assert trace(lambda: os.write(1, b"inside\n")) == []
     os.write(1, b"after\n")
     assert capfd.readouterr().out == "before\nafter\n"
 
