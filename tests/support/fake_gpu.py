@@ -270,7 +270,7 @@ def install_rooftile() -> None:
     put(sweeps.profiling.profile, training_step=step)
     put(Library, prepare=prepare)
     # Memory that is never touched costs nothing, however large.
-    put(torch, mm=multiply, randn=lambda *size, **how: torch.empty(*size, dtype=how.get("dtype")))
+    put(torch, mm=multiply, randn=lambda *size, **how: torch.zeros(*size, dtype=how.get("dtype")))
     from kernels.triton.family import TritonFamily
     from kernels.triton.persistent import TritonPersistent
 
