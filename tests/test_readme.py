@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*
 IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
 RECORDED = "cpu-amd-epyc-2t"
 
-# A target only has to exist here. Where it runs for real:
+# The tests here only check that a target exists. This is where each one is really run:
 ELSEWHERE = {
     "help": "below",
     "sweep": "CI, which reads its last lines",

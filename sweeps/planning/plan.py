@@ -116,7 +116,7 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that a case costs beside its launches, and how these differ from the estimate.
+    """Cost of a case without its launches, in seconds, and the launches' ratio to the estimate.
 
     The defaults of a CPU were measured on one; a run measures its own
     (:func:`sweeps.running.probing.probe`).

@@ -58,8 +58,8 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
 
     A line has the cases of one sweep whose sizes differ in one, with everything that is timed at
     those sizes: dtypes, layouts, passes, implementations, modes. The longest lines are taken
-    first, and further ones only for sizes that no line has yet. A size that two lines cross at is
-    in both. Other cases stand alone, together with whatever else is timed at their sizes.
+    first, and further ones only for sizes that no line has yet. Two lines
+    that cross share the case where they meet. Any other size is a group of its own.
     """
     places: dict[Hashable, list[int]] = defaultdict(list)
     lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)

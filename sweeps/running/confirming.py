@@ -76,7 +76,7 @@ def explore(
         request: the device, the folder of results, and the budget.
         ways: what is timed.
         note: told what happens.
-        quickly: somebody waits: no process starts for what can wait, or is known of the machine.
+        quickly: somebody waits, so kernels are named by a later call.
 
     Returns:
         The run, for :func:`confirm_choices`.

@@ -216,8 +216,8 @@ def _record_to_resume(
 def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
     """Why a run that is over is measured once more: it is unusable. Empty if it is not.
 
-    An unusable run that was interrupted goes on: more samples may mend it. So does one of several
-    shards, which other nodes may still be measuring.
+    An unusable run that was interrupted is resumed, because more samples may improve it. A run with
+    several shards is resumed too, because other nodes may still be measuring it.
     """
     judged = record.get("health", {})
     if judged.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:

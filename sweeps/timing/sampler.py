@@ -141,8 +141,8 @@ class Sampler:
         Args:
             launch: launches once.
             warmed_up: it has been launched before, so that no warm-up launch is needed.
-            first: seconds of that launch, if they are known. Where it took several batches, no
-                further launch is needed to know that a batch will be a single one.
+            first: duration of that launch in seconds, 0 if unknown. If it is longer than a few
+                batches, it is returned: a batch will then have a single launch.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:

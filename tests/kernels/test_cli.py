@@ -21,7 +21,7 @@ def kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def process(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """As a user starts it, from any folder."""
+    """Run the command in a process of its own, from any folder."""
     return subprocess.run(
         [sys.executable, "-m", "kernels", *arguments], cwd=cwd, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,

@@ -6,9 +6,9 @@ Each run is a user's: ``make sweep DEVICE=cpu FRESH=1`` in a clone of a commit, 
 interpreter, so that no run installs anything. The busy runs share the machine with one process that
 computes all the time. For each run the study prints how many of the planned cases were measured,
 which of the three sweeps that people look for first are whole, and where the time went. Any two
-runs of a kind are compared case by case: ``difference`` is how far the ratio of two medians is from
-1, in the median and the 90th percentile over the cases, and of these the median over all pairs of
-runs. ``shifted`` is the same once the median ratio is taken off: what is left when the whole
+runs of a kind are compared case by case: ``difference`` is the distance of the ratio of two medians
+from 1. The study prints its median and its 90th percentile over the cases, each as the median over
+all pairs of runs. ``shifted`` is the same once the median ratio is taken off: what is left when the whole
 machine was faster in one run than in the other, which no ratio within a run feels. ``--write``
 appends a line of JSON for each run and one for the comparison.
 """
@@ -49,7 +49,7 @@ PHASES = {
 
 
 def phase_of(line: str, before: str) -> str:
-    """The phase that a line of a run begins, or the one that goes on."""
+    """Return the phase that a line of output starts, or the current phase if it starts none."""
     if "again" in line and line.startswith("Timing "):
         return "confirming" if before == "confirming" else "repeating"
     found = next((name for start, name in PHASES.items() if line.startswith(start)), before)

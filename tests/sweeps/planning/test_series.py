@@ -37,7 +37,7 @@ def test_lines_have_all_that_differs_in_one_size() -> None:
     sizes = [{(gemms[i].m, gemms[i].n) for i in line} for line in lines]
     assert sizes == [{(8, 8), (9, 8), (10, 8)}, {(8, 8), (8, 9), (8, 10)}, {(500, 700)}]
     assert all(len(line) == 2 * len(own) for line, own in zip(lines, sizes, strict=True))
-    # Squares differ in all three sizes: each stands alone.
+    # Squares differ in all three sizes, so each is a group of its own.
     assert len(lines_of([Case("s", Gemm(n, n, n, "fp32"), "mkl") for n in (64, 128, 256)])) == 3
 
 
