@@ -8,8 +8,8 @@ computes all the time. For each run the study prints how many of the planned cas
 which of the three sweeps that people look for first are whole, and where the time went. Any two
 runs of a kind are compared case by case: ``difference`` is the distance of the ratio of two medians
 from 1. The study prints its median and its 90th percentile over the cases, each as the median over
-all pairs of runs. ``shifted`` is the same once the median ratio is taken off: what is left when the whole
-machine was faster in one run than in the other, which no ratio within a run feels. ``--write``
+all pairs of runs. ``shifted`` is the same after dividing by the median ratio. It leaves out
+that the whole machine was faster in one run, which does not change ratios within a run. ``--write``
 appends a line of JSON for each run and one for the comparison.
 """
 

@@ -354,8 +354,8 @@ def test_every_shipped_file_begins_with_its_question() -> None:
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", sorted(all_sweeps()))
 def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -> None:
-    """Sweeps of Triton kernels need a GPU, so they are not run by default. Sweeps of emulated dtypes
-    need a CPU that emulates one."""
+    """Sweeps of Triton kernels need a GPU, so they are not run by default. Sweeps of emulated
+    dtypes need a CPU that emulates one."""
     sweep = all_sweeps()[name]
     cases = cases_of(sweep, machine)
     assert cases or (machine is CPU and not sweep.default) or "emulated" in name
