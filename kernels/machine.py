@@ -402,9 +402,9 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
 
 
 def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
-    """This CPU, its ceilings as measured a moment ago: FLOP/s by dtype, bytes/s, 0 if not yet."""
+    """This CPU, its ceilings as measured: FLOP/s by dtype, bytes/s, 0 if not yet."""
     model, instructions = cpu_model(), instruction_set()
-    measured = "measured before the run: the best of several passes"
+    measured = "measured by the run: the best of several passes"
     return Machine(
         slug=cpu_slug(model, instructions, threads),
         name=model or platform.machine(),

@@ -293,7 +293,7 @@ def run_command(
         raise
     record = read_run(folder)
     note(counts_sentence(record))
-    note(health_sentence(record["health"]))
+    note(health_sentence(record))
     if not record["counts"]["measured"] and (stop_at is None or time.monotonic() < stop_at):
         raise UserError(
             f"No case has a time; {folder / 'measurements.csv'} says why, and "
@@ -326,7 +326,7 @@ def merge_command(
     for sentence in merged.sentences:
         note(sentence)
     note(counts_sentence(record))
-    note(health_sentence(record["health"]))
+    note(health_sentence(record))
     ask = f"{command('analysis report')} takes --machine {folder.name} --results {folder.parent}"
     note(f"The merged recording is in {folder}, with merged.md; {ask}.")
     if json:

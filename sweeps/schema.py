@@ -86,6 +86,8 @@ IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("
 """The columns that identify a case."""
 
 
+_CEILINGS = {"bandwidth": POSITIVE, "peaks": Each(POSITIVE)}
+
 RUN = {
     "schema": COUNT, "protocol": COUNT, "run": str, "machine": Maybe(dict),
     "software": Each(str),
@@ -97,7 +99,7 @@ RUN = {
     "counts?": Each(COUNT), "sweeps?": Each(Each(COUNT)),
     "canary?": Maybe({"median_us": POSITIVE, "spread": NOT_NEGATIVE, "samples?": COUNT}),
     "repeats?": Maybe({"cases": COUNT, "between": NOT_NEGATIVE, "between_cases?": NOT_NEGATIVE}),
-    "earlier_ceilings?": Maybe({"bandwidth": POSITIVE, "peaks": Each(POSITIVE)}),
+    "ceilings?": Maybe({"start": _CEILINGS, "raised?": Each({"case": str, "from": POSITIVE})}),
     "health?": Maybe({"verdict": str, "reasons": [str]}),
     "gpus?": [{
         "gpu": COUNT, "id?": str, "node": COUNT, "power_limit_w?": Maybe(NOT_NEGATIVE),
@@ -130,6 +132,7 @@ _EVENTS = {
     "anchor": {**_SAMPLE, "phase": str},
     "place": {**_ANY, "place": COUNT, "at": _MOMENT},
     "end": {**_ANY, "why": str, "budget": NOT_NEGATIVE},
+    "ceilings": {**_ANY, **_CEILINGS},
     "confirm": {**_ANY, "against": str, "process": Number(), "s": [POSITIVE]},
     "host": {
         **_ANY,

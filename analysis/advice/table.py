@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.advice.findings import findings_lines
-from analysis.advice.highlights import health_of
+from analysis.advice.headlines import health_of
 from analysis.advice.measurements import Measurements, read_measurements, rows_near
 from analysis.advice.options import Question
 from analysis.advice.recommend import Advice, advise_all
@@ -20,6 +20,7 @@ from analysis.model.basis import for_any_software
 from analysis.model.fitted import MOST_ROWS, Analysis
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import Recording, library_rows, problems_of
+from analysis.recordings.runs import health_reasons
 from analysis.recordings.write import write_records
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM
@@ -145,8 +146,9 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         "",
         *(line for text in health_of(analysis) for line in (plain(text), "")),
     ]
+    steady = _steadiness(analysis.recording)
     if analysis.recording.unusable:
-        return "\n".join([*lines, "Nothing is advised from times such as these.", ""])
+        return "\n".join([*lines, "Nothing is advised from times such as these.", "", *steady])
     lines += [*findings_lines(advice), "", _LEGEND, ""]
     known = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
     for question in QUESTIONS:
@@ -164,7 +166,15 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         for op in ("gemm", "conv"):
             changes = [a for a in answers if a.verdict != LEAVE_IT and a.problem.op == op]
             lines += _folded(_listed(changes), len(changes))
-    return "\n".join(lines)
+    return "\n".join([*lines, *steady])
+
+
+def _steadiness(recording: Recording) -> list[str]:
+    """What made the run noisy or unusable; empty for a quiet one."""
+    reasons = health_reasons(recording)
+    if not reasons:
+        return []
+    return ["## How steady the machine was", "", *(f"- {plain(text)}" for text in reasons), ""]
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:

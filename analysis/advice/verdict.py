@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 DO_IT, LIKELY, LEAVE_IT = VERDICTS = ("do it", "likely", "leave it")
 
-CONFIRMED, MEASURED, PREDICTED = "confirmed", "measured", "predicted"
+CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
 """What a gain rests on: samples taken anew after it was chosen, those that it was chosen by, or the
 model."""
 

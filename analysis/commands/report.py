@@ -41,11 +41,12 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
     """Write predictions, plots, table and page. Print what matters most."""
-    from analysis.advice.highlights import five_lines, health_of
+    from analysis.advice.headlines import UNUSABLE_LINE, headlines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
     from analysis.model.fitted import write_predictions
     from analysis.plots import write_plots
+    from analysis.recordings.write import write_records
     from sweeps.progress import LiveReporter
 
     note("Calibrating the model, drawing plots and looking for better shapes …")
@@ -58,6 +59,8 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         live.update(2, _STEPS)
         advice = build_table(analysis)
         write_table(analysis, advice)
+        found = headlines(analysis, advice)
+        write_records(analysis.recording.folder, "findings", [f.to_json() for f in found])
         live.update(3, _STEPS)
         page = add_page(analysis, advice)
         live.update(4, _STEPS)
@@ -65,7 +68,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     print()
     for line in health_of(analysis):
         print(f"{line}\n")
-    for line in five_lines(analysis, advice):
+    for line in [f.text for f in found] if not analysis.recording.unusable else [UNUSABLE_LINE]:
         print(f"  • {line}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")

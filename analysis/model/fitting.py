@@ -202,8 +202,15 @@ def _solved(
     low, high = np.array(limits + [list(_WEIGHTS)] * weights).T
 
     def constants(x: Array) -> Constants:
-        fitted = {name: _from_fit_scale(name, value) for name, value in zip(names, x, strict=True)}
+        pairs = zip(names, x, strict=True)
+        fitted = {name: float(_from_fit_scale(name, value)) for name, value in pairs}
         return Constants(**{**start.to_json(), **fitted})
+
+    def varied(x: Array) -> Constants:
+        """Each constant as a column: as in ``x``, then with one constant after another moved."""
+        at = np.vstack([x, x + _STEP * np.eye(count)])
+        moved = [_from_fit_scale(name, at[:, [i]]) for i, name in enumerate(names)]
+        return Constants(**{**start.to_json(), **dict(zip(names, moved, strict=True))})
 
     def residuals(x: Array) -> Array:
         guess = inputs.estimate(constants(x[:count])).time
@@ -215,11 +222,10 @@ def _solved(
         # not once per constant.
         x = x[:count]
         settled = inputs.settled(inputs.estimate(constants(x)))
-        log_time = [np.log(settled.estimate(constants(at)).time) for at in (x, *(x + steps))]
+        log_time = np.log(settled.estimate(varied(x)).time)  # a row for each set of constants
         of_constants = (log_time[1:] - log_time[0]).T / _STEP
         return np.vstack([np.hstack([of_constants, regressors]), np.diag(pull)])
 
-    steps = _STEP * np.eye(count)
     # The solver refuses to begin on a bound.
     inside = np.clip(origin, low + 1e-6, high - 1e-6)
     with _one_blas_thread():
@@ -249,5 +255,6 @@ def _to_fit_scale(name: str, value: float) -> float:
     return value if name in _LINEAR else float(np.log(max(value, 1e-10)))
 
 
-def _from_fit_scale(name: str, value: float) -> float:
-    return float(value if name in _LINEAR else np.exp(value))
+def _from_fit_scale(name: str, value: Any) -> Any:
+    """Inverse of :func:`_to_fit_scale`, for a number or an array."""
+    return value if name in _LINEAR else np.exp(value)

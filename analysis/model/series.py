@@ -10,6 +10,8 @@ from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
+NEARLY = 0.9
+"""Share of the best speed, from which on a size counts as large enough."""
 ENDS = ["tflops_lo", "tflops_hi"]
 _STEADY = ["steady_log", "steady_error"]
 
@@ -27,6 +29,18 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
     """With the speeds of both ends of each time's interval; without any where it has none."""
     speeds = [rows["flops"] / rows[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
     return rows.assign(**dict(zip(ENDS, speeds, strict=True)))
+
+
+def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
+    """The size from which on all sizes reach :data:`NEARLY` of the best speed; None: not one does.
+
+    Args:
+        group: rows of :func:`square_series` of one dtype.
+        speeds: the column to judge by; an end of the interval says how sure the size is.
+    """
+    slow = group[group[speeds].fillna(group["tflops"]) < NEARLY * group["tflops"].max()]
+    fast = group[group["m"] > slow["m"].max()] if len(slow) else group
+    return int(fast["m"].min()) if len(fast) else None
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -51,8 +65,9 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     pieces = []
     for along in DIMENSIONS:
         fixed = [name for name in DIMENSIONS if name != along]
-        for base in (1024, 4096):
-            line = rows[(rows[fixed[0]] == base) & (rows[fixed[1]] == base)]
+        equal = rows[rows[fixed[0]] == rows[fixed[1]]]
+        for base in sorted(equal[fixed[0]].unique()):
+            line = equal[equal[fixed[0]] == base]
             line = line[line[along].between(base, base + 16)]
             for dtype, group in line.groupby("dtype", sort=False):
                 at_base = group[group[along] == base]

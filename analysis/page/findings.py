@@ -6,17 +6,13 @@ from collections import Counter
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
-from analysis.advice.highlights import (
-    UNUSABLE_LINE,
-    accuracy_line,
-    health_of,
-    peak_line,
-    sizes_line,
-)
+from analysis.advice.headlines import UNUSABLE_LINE, health_of, peak, sizes_line
+from analysis.advice.headlines import accuracy as accuracy_headline
 from analysis.model.series import DIMENSIONS
 from analysis.model.steps import steepest
 from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
+from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED
 
 if TYPE_CHECKING:
@@ -24,15 +20,16 @@ if TYPE_CHECKING:
 
 
 def health(report: Report) -> list[str]:
-    """How far the times can be trusted."""
-    return health_of(report.analysis)
+    """How far the times can be trusted, and why."""
+    return [*health_of(report.analysis), *health_reasons(report.analysis.recording)]
 
 
 def speed(report: Report) -> str:
-    """The fastest products."""
+    """The fastest GEMMs."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
-    return peak_line(report.analysis) or "No product of matrices has a time."
+    found = peak(report.analysis)
+    return found.text if found else "Too few GEMMs have a time."
 
 
 def advice(report: Report) -> str:
@@ -48,7 +45,8 @@ def accuracy(report: Report) -> str:
     errors = report.analysis.errors
     worst = errors.groupby(table["predicted_limit"]).median().sort_values()
     where = f" Worst where {worst.index[-1]} binds: {worst.iloc[-1]:.1%}." if len(worst) > 1 else ""
-    return accuracy_line(report.analysis) + where
+    found = accuracy_headline(report.analysis)
+    return (found.text if found else "Too few cases to judge predictions by.") + where
 
 
 def neighbourhood(report: Report) -> str:

@@ -119,6 +119,9 @@ def save(
     files = [folder / f"{name}.{kind}" for kind in kinds]
     with plt.rc_context(_SETTINGS):
         figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
+        # Laid out once, not for each kind of file.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         for path, kind in zip(files, kinds, strict=True):
             drawn = io.BytesIO()
             figure.savefig(drawn, format=kind, metadata={_MOMENT[kind]: None})

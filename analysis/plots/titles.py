@@ -6,24 +6,25 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.model.series import layout_summary
+from analysis.model.series import NEARLY, fast_from, layout_summary
 from analysis.model.steps import steepest
 from kernels.machine import Machine
 
-_NEARLY = 0.9  # of the best speed, from which on a size counts as large enough
-
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """How much of its ceiling each dtype reaches.
+    """How much of its ceiling each dtype reaches with a GEMM.
 
     Args:
         rows: of :func:`analysis.model.series.roofline_series`.
         machine: with the ceilings.
     """
-    best = rows.groupby("dtype", sort=False)["tflops"].max()
-    shares = {str(dtype): top * 1e12 / machine.peak(str(dtype)) for dtype, top in best.items()}
+    best = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
+    # A ceiling that was measured is uncertain itself: nothing is said to be above it.
+    shares = {
+        str(dtype): min(1.0, top * 1e12 / machine.peak(str(dtype))) for dtype, top in best.items()
+    }
     told = [f"{share:.0%} in {dtype}" for dtype, share in shares.items()]
-    return f"The fastest products reach {_listed(told)} of the ceiling" if told else ""
+    return f"The fastest GEMMs reach {_listed(told)} of the ceiling" if told else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
@@ -34,11 +35,9 @@ def square_title(rows: pd.DataFrame) -> str:
     """
     told = []
     for dtype, group in rows.groupby("dtype", sort=False):
-        slow = group[group["tflops"] < _NEARLY * group["tflops"].max()]
-        fast = group[group["m"] > slow["m"].max()] if len(slow) else group
-        size = f"from {fast['m'].min()} on" if len(fast) else f"not at {group['m'].max()}"
-        told.append(f"{dtype} {size}")
-    return f"{_NEARLY:.0%} of the best speed: {_listed(told)}"
+        size = fast_from(group)
+        told.append(f"{dtype} " + (f"from {size} on" if size else f"not at {group['m'].max()}"))
+    return f"{NEARLY:.0%} of the best speed: {_listed(told)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:

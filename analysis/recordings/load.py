@@ -32,6 +32,10 @@ from sweeps.schema import SCHEMA, problem_of
 from sweeps.store import read_run
 from sweeps.timing.sampler import PROTOCOL
 
+_DISTURBED = {
+    "noisy": "  ·  noisy run",
+    "unusable": "  ·  unusable run: nothing can be concluded from it",
+}
 PRODUCTS = ("gemm", "conv")
 """Operations that the model knows."""
 
@@ -108,17 +112,21 @@ class Recording:
         of = self.run.get("public")
         return ", ".join(filter(None, (of["source"], of["package"]))) if of else ""
 
-    def caption(self) -> str:
-        """Machine, versions and date, for below a plot."""
+    def caption(self, dates: Sequence[str] = ()) -> str:
+        """Machine, versions and date, for below a plot, and whether the run was disturbed.
+
+        ``dates`` are those to name; the run's own if empty.
+        """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
         # A merged recording's own run is of the moment of merging.
-        dates = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
-        date = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-        return f"{self.machine.name}  ·  {versions}  ·  measured {date}"
+        own = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
+        date = " and ".join(dates) or " to ".join(dict.fromkeys((own[0], own[-1])))
+        disturbed = _DISTURBED.get(self.health.get("verdict", ""), "")
+        return f"{self.machine.name}  ·  {versions}  ·  measured {date}{disturbed}"
 
 
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:

@@ -145,11 +145,10 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     large, times do not follow the shapes.
     """
     lines = []
-    health = recording.health
-    if not health and not recording.public:
+    if not recording.health and not recording.public:
         lines.append("Health: not judged; it was recorded before runs were.")
-    elif health:
-        lines.append(health_sentence(health))
+    elif recording.health:
+        lines.append(health_sentence(recording.run))
     if error >= _LARGE_ERROR:
         lines.append(
             f"Predictions of rows that the model had not seen miss by {error:.0%} in the median: "
@@ -175,3 +174,9 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             "is not as fast."
         )
     return lines
+
+
+def health_reasons(recording: Recording) -> list[str]:
+    """What made a run noisy or unusable and likely causes, a sentence each; for a report's end."""
+    reasons = recording.health.get("reasons", ())
+    return [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]

@@ -45,10 +45,8 @@ class RuleInputs:
     @property
     def caption(self) -> str:
         """Machine, versions and all dates."""
-        if self.public:
-            return self.recordings[0].caption()
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
-        return f"{self.recordings[0].caption().rpartition(' ')[0]} {' and '.join(dates)}"
+        return self.recordings[0].caption(() if self.public else dates)
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
@@ -101,7 +99,7 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """A row for every rule; pairs of two recordings are never mixed, an unusable one has none."""
     evidence = [
-        Evidence.none(r.machine) if r.unusable else Evidence.of_recording(r)
+        Evidence.of_unusable(r) if r.unusable else Evidence.of_recording(r)
         for r in inputs.recordings
     ]
     return judge_all(evidence, model_rules(inputs.steps))

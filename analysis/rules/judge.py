@@ -34,6 +34,7 @@ from kernels.workload_time import moving_seconds, workload_seconds
 
 _MAX_GROUPS = 6
 NOT_MEASURED = "not measured here"
+_UNUSABLE = "measured, but unusable"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class RuleResult:
     cases: int
     reason: str
 
+    @property
+    def unusable(self) -> bool:
+        """Whether its cases were measured, but only by a run that is unusable."""
+        return self.verdict == NOT_MEASURED and self.reason.startswith(_UNUSABLE)
+
     def to_json(self) -> dict[str, Any]:
         """As in rules.json."""
         return asdict(self)
@@ -65,7 +71,7 @@ class Evidence:
     """The cases of one run on one machine that rules may pair, and the model's seconds of each.
 
     ``planned`` are the sweeps that the run was to measure, of which its budget may have left out
-    the cases that a rule needs.
+    the cases that a rule needs. ``unusable`` are the sweeps that it measured in vain.
     """
 
     machine: Machine
@@ -73,11 +79,18 @@ class Evidence:
     predicted: Array
     public: bool = False
     planned: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
 
     @classmethod
     def none(cls, machine: Machine) -> Evidence:
         """No case at all."""
         return cls(machine, [], np.empty(0))
+
+    @classmethod
+    def of_unusable(cls, recording: Recording) -> Evidence:
+        """No case, and which sweeps an unusable run measured."""
+        measured = frozenset(recording.ok["sweep"])
+        return replace(cls.none(recording.machine), unusable=measured)
 
     @classmethod
     def of_recording(cls, recording: Recording) -> Evidence:
@@ -210,8 +223,10 @@ def judge_all(
         best = max(candidates, key=lambda item: _strength(item[2]), default=None)
         if best is None or not best[2]:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
-            planned = any(e.planned & set(rule.sweeps) for e in evidence)
-            rows.append(not_measured(rule, on_gpu, planned))
+            sweeps = set(rule.sweeps)
+            planned = any(e.planned & sweeps for e in evidence)
+            unusable = any(e.unusable & sweeps for e in evidence)
+            rows.append(not_measured(rule, on_gpu, planned, unusable))
         else:
             rows.append(_judged(rule, *best))
     return rows
@@ -222,18 +237,23 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
     return any(match.control is not None for match in matches), len(matches)
 
 
-def not_measured(rule: Rule, on_gpu: bool = False, planned: bool = False) -> RuleResult:
+def not_measured(
+    rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
+) -> RuleResult:
     """The row of a rule without evidence: what it needs, here or on another machine.
 
-    Where a run had ``planned`` its sweeps, it is time that was lacking.
+    Where a run had ``planned`` its sweeps, it is time that was lacking; where only ``unusable``
+    runs have measured them, a quieter machine.
     """
     how = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
     of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
     needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
+    reason = f"needs {needs}"
+    if unusable:
+        reason = f"{_UNUSABLE}: run {target('rules', 'record')} again on a quieter machine"
     return RuleResult(
-        rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0,
-        f"needs {needs}",
-    )  # fmt: skip
+        rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0, reason
+    )
 
 
 def _judged(

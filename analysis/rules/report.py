@@ -41,7 +41,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
-        f"{len(measured)} of {len(rows)} rules were measured here. An effect is a ratio of times "
+        f"{counts_sentence(rows)} An effect is a ratio of times "
         "or of speeds, above 1 where following the rule pays; in brackets its 95 % interval, to "
         "which the verdict is bound.",
         "",
@@ -64,9 +64,22 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     return "\n".join(lines)
 
 
+def counts_sentence(rows: Sequence[RuleResult]) -> str:
+    """How many rules were measured, and how many of them in vain."""
+    judged = sum(row.verdict != NOT_MEASURED for row in rows)
+    unusable = sum(row.unusable for row in rows)
+    told = f"{judged} of {len(rows)} rules were judged here."
+    if unusable:
+        told += f" {unusable} more were measured, but the run is unusable."
+    return told
+
+
 def terminal_table(rows: Sequence[RuleResult]) -> str:
     """One aligned line per rule, for a terminal."""
-    return "\n".join(f"{row.id:18}{figures(row):24}{row.cases:6}  {row.verdict}" for row in rows)
+    return "\n".join(
+        f"{row.id:18}{figures(row):24}{row.cases:6}  {row.reason if row.unusable else row.verdict}"
+        for row in rows
+    )
 
 
 def _table_line(row: RuleResult) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -30,18 +30,24 @@ def measured_device(kind: str, gpu: int) -> Device:
 
 
 def measure_ceilings(device: Device) -> Device:
-    """The same CPU with its peaks (FLOP/s by dtype) and bandwidth (bytes/s) filled in.
+    """The same CPU with its peaks (FLOP/s by dtype) and bandwidth (bytes/s) filled in."""
+    peaks, bandwidth = ceilings(device.machine, device.machine.peaks)
+    return replace(device, machine=of_cpu(peaks, bandwidth, device.machine.sms))
 
-    A peak is the best of up to 20 products of 1024³, of 256³ where the dtype is emulated. The
+
+def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
+    """What this CPU reaches now: its peak for each dtype (FLOP/s), and its bandwidth (bytes/s).
+
+    A peak is the best of up to 20 GEMMs of 1024³, of 256³ where the dtype is emulated. The
     bandwidth is the best of up to 20 copies of 256 MiB, read and written. A case may still come out
-    a little above either.
+    above either, so a run measures them several times (:mod:`sweeps.running.raised_ceilings`).
     """
     clock = CpuClock()
     peaks = {}
-    for dtype in device.machine.peaks:
-        size = _EMULATED_SIZE if dtype in device.machine.emulated else _SIZE
+    for dtype in dtypes:
+        size = _EMULATED_SIZE if dtype in machine.emulated else _SIZE
         problem = Gemm(size, size, size, dtype)
-        implementation = implementations()[library_for(problem, device.machine)]
+        implementation = implementations()[library_for(problem, machine)]
         launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
         launch(0)
         with launch.settings():
@@ -50,8 +56,7 @@ def measure_ceilings(device: Device) -> Device:
     source = torch.ones(_COPY_BYTES // 4)
     target = torch.empty_like(source)
     target.copy_(source)
-    bandwidth = 2 * _COPY_BYTES / _best(clock, lambda _: target.copy_(source))
-    return replace(device, machine=of_cpu(peaks, bandwidth, device.machine.sms))
+    return peaks, 2 * _COPY_BYTES / _best(clock, lambda _: target.copy_(source))
 
 
 def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:

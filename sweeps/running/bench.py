@@ -22,6 +22,7 @@ from kernels.machine import Machine
 from kernels.problem import Gemm
 from kernels.registry import library_for
 from sweeps.cases.case import Case
+from sweeps.planning.ceilings import ceilings
 from sweeps.running.checking import ResultChecker
 from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
@@ -150,6 +151,12 @@ class TorchBench:
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
+
+    def ceilings(self) -> tuple[dict[str, float], float] | None:
+        """A CPU's ceilings as measured now, except those of emulated dtypes, which take long."""
+        if self.gpu is not None:
+            return None
+        return ceilings(self.machine, self.machine.peaks.keys() - set(self.machine.emulated))
 
     def canary(self) -> Subject | None:
         """A product that is bound by arithmetic, in the machine's fastest common dtype."""

@@ -21,6 +21,7 @@ from sweeps.running.fold import (
     spent_seconds,
 )
 from sweeps.running.health import health
+from sweeps.running.raised_ceilings import raise_ceilings
 from sweeps.running.steadiness import canary_report, machine_speeds, repeats_report
 from sweeps.running.tally import count_by_sweep
 from sweeps.store import (
@@ -68,6 +69,15 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             )
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds, known = machine_speeds(events), histories(events)
+        ceilings: dict[str, Any] = {}
+        if machine is not None:
+            raised = raise_ceilings(record, machine, events, planned, known)
+            machine = raised.machine
+            if raised.record is not None:
+                reached = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
+                ceilings = {
+                    "machine": {**record["machine"], **reached}, "ceilings": raised.record,
+                }  # fmt: skip
         rows = fold_rows(record["run"], planned, events, machine, speeds)
         write_table(folder, rows)
         write_rounds(folder, rounds_table(planned, known))
@@ -77,6 +87,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             write_anchors(folder, rows_of_anchors)
         statuses = [row["status"] for row in rows]
         folded = {
+            **ceilings,
             "counts": {
                 "planned": len(planned),
                 "measured": statuses.count("ok"),

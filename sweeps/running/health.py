@@ -1,8 +1,12 @@
-"""A run's health: whether the machine was steady and alone, so that its times may be believed.
+"""A run's health: how far its times can be believed.
 
-``quiet``: nothing was seen that widens what the intervals say. ``noisy``: something was; intervals
-are wider for it where it can be reckoned with. ``unusable``: times are of something other than the
-machine, and nothing should be advised from them.
+What matters is whether medians repeat, in another process and from round to round.
+
+``quiet``: they do, and intervals say all that is uncertain. ``noisy``: they differ, and intervals
+are widened by as much. ``unusable``: repeated medians differ by more than 30% beyond their
+intervals, or what was timed is something other than the cases.
+
+How busy the host was decides nothing. It is listed as the likely cause where a run is not quiet.
 """
 
 from __future__ import annotations
@@ -16,10 +20,8 @@ from typing import Any
 import numpy as np
 
 from kernels.machine import Machine
-from sweeps.cases.case import Case
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.fold import timed
-from sweeps.running.limits import MEASURED_SLACK, is_from_datasheet, share_of_ceiling
 from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed
 from sweeps.timing.telemetry import RETRY
@@ -27,7 +29,7 @@ from sweeps.timing.telemetry import RETRY
 VERDICTS = ("quiet", "noisy", "unusable")
 """From the best to the worst."""
 
-UNUSABLE = VERDICTS[-1]
+QUIET, _, UNUSABLE = VERDICTS
 
 Finding = tuple[str, str]
 """A verdict and its reason, a sentence without its full stop."""
@@ -50,16 +52,14 @@ class _Limits:
         return "unusable" if value >= self.unusable else "noisy" if value >= self.noisy else "quiet"
 
 
-_SPEED = _Limits(0.03, 0.5)
-_CANARY = _Limits(0.05, 1.0)
 _BETWEEN = _Limits(0.03, 0.3)
-_HALF_WIDTH = _Limits(0.05, 0.5)
-_STEAL = _Limits(0.02, 0.3)
-_OTHERS = _Limits(0.05, 0.5)
-_AT_TICKS = _Limits(0.1, 0.25)
+_SPEED = _Limits(0.03)
+_CANARY = _Limits(0.05)
+_HALF_WIDTH = _Limits(0.05)
+_AT_TICKS = _Limits(0.25, 0.5)  # cases alike may last a whole tick by chance
 _THROTTLED = _Limits(0.05)
-_CEILINGS_APART = 0.15
-_FEW_CONVERGED = 0.25
+_STEAL = 0.02
+_OTHERS = 0.05
 _MIN_ROWS = 8
 
 
@@ -71,7 +71,7 @@ def health(
     events: Sequence[Event],
     speeds: Iterable[MachineSpeed],
 ) -> dict[str, Any]:
-    """The verdict on a run and its reasons, worst first.
+    """The verdict on a run and its reasons: the worst first, then likely causes.
 
     Args:
         record: the run's record, with ``canary`` and ``repeats``.
@@ -82,54 +82,74 @@ def health(
         speeds: the machine's over the run, of each place.
     """
     ok = [row for row in rows if row["status"] == "ok"]
+    looks = [event for event in events if event["event"] == "host"]
     found = [
-        *_of_time(record, max((speed.spread for speed in speeds), default=0.0)),
+        *_of_repeats(record),
+        *_of_speed(max((speed.spread for speed in speeds), default=0.0)),
         *_of_rows(ok),
         *_of_ticks(events, planned),
-        *(_of_ceilings(record, machine, ok) if machine else ()),
-        *_of_host(events, machine),
+        *_of_gpu(looks),
         *_of_merged(record),
     ]
-    bad = sorted((f for f in found if f[0] != "quiet"), key=lambda f: -VERDICTS.index(f[0]))
-    return {"verdict": bad[0][0] if bad else "quiet", "reasons": [reason for _, reason in bad]}
+    bad = sorted((f for f in found if f[0] != QUIET), key=lambda f: -VERDICTS.index(f[0]))
+    if not bad:
+        return {"verdict": QUIET, "reasons": []}
+    reasons = [reason for _, reason in bad]
+    if machine is None or machine.kind == "cpu":
+        reasons += _causes(looks)
+    return {"verdict": bad[0][0], "reasons": reasons}
 
 
-def health_sentence(judged: Mapping[str, Any]) -> str:
-    """What :func:`health` found, for reading."""
-    reasons = "; ".join(judged["reasons"])
-    return f"Health: {judged['verdict']}" + (f" ({reasons})" if reasons else "") + "."
+def health_sentence(run: Mapping[str, Any]) -> str:
+    """The verdict of :func:`health` in a line, with what it means for the intervals.
+
+    Args:
+        run: run.json, with ``health`` and ``repeats``.
+    """
+    verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
+    text = f"Health: {verdict}"
+    if repeats := run.get("repeats"):
+        text += f"; repeated medians differ by {repeats['between']:.0%}"
+        if verdict == "noisy":
+            text += ", and intervals are widened accordingly"
+        elif verdict == UNUSABLE and repeats["between"] < _BETWEEN.unusable:
+            text += f", but {reasons[0]}"
+    elif reasons:
+        text += f"; {reasons[0]}"
+    return f"{text}."
 
 
-def _of_time(record: Mapping[str, Any], spread: float) -> Iterator[Finding]:
-    """The machine's speed over the run, by all cases, by the canary, and by another process."""
-    change = math.expm1(spread)
-    yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
+def _of_repeats(record: Mapping[str, Any]) -> Iterator[Finding]:
+    """How medians of another process differ. Where none were taken, the canary's scatter tells."""
     canary, repeats = record.get("canary"), record.get("repeats")
-    if canary:
-        yield (
-            _CANARY.verdict(canary["spread"]),
-            f"the same product, timed every two seconds, scatters by {canary['spread']:.0%}",
-        )
     if repeats:
         yield (
             _BETWEEN.verdict(repeats["between"]),
             f"{repeats['cases']} cases timed again by another process differ by "
             f"{repeats['between']:.0%} beyond their intervals",
         )
+    elif canary:
+        yield (
+            _CANARY.verdict(canary["spread"]),
+            f"the canary GEMM, timed every two seconds, scatters by {canary['spread']:.0%}",
+        )
+
+
+def _of_speed(spread: float) -> Iterator[Finding]:
+    """The machine's speed from round to round, by all cases. Intervals reach over its changes."""
+    change = math.expm1(spread)
+    yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
 def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """How wide intervals are, how many have converged, and whether clocks were held back."""
+    """How wide intervals are, and whether clocks were held back."""
     widths = [(row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
               for row in ok if "time_lo_us" in row]  # fmt: skip
     if len(widths) < _MIN_ROWS:
-        yield "noisy", f"{len(widths)} times have an interval, which is too few to tell more"
+        yield "noisy", f"only {len(widths)} times have an interval, which is too few to tell more"
         return
     half = float(np.median(widths))
     yield _HALF_WIDTH.verdict(half), f"half of the intervals are wider than ±{half:.0%}"
-    converged = sum(row["converged"] for row in ok) / len(ok)
-    if converged < _FEW_CONVERGED:
-        yield "noisy", f"{converged:.0%} of the times are certain within ±1 %"
     throttled = sum(not RETRY.isdisjoint(row["throttled"].split(";")) for row in ok) / len(ok)
     yield _THROTTLED.verdict(throttled), f"the clock was held back in {throttled:.0%} of the cases"
 
@@ -170,58 +190,31 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
 
 
-def _of_ceilings(
-    record: Mapping[str, Any], machine: Machine, ok: Sequence[Mapping[str, Any]]
-) -> Iterator[Finding]:
-    """Whether ceilings that were measured, not looked up, were measured too low."""
-    shares = [
-        share_of_ceiling(Case.from_columns(row), row["time_us"] * 1e-6, machine)
-        for row in ok if not is_from_datasheet(machine)
-    ]  # fmt: skip
-    above = [share for share in shares if share > MEASURED_SLACK]
-    if above:
-        yield (
-            "noisy",
-            (
-                f"{len(above)} cases ran above the machine's ceiling, up to {max(above):.2f} of "
-                "it: it was measured or derived too low"
-            ),
-        )
-    earlier = record.get("earlier_ceilings")
-    if earlier:
-        now = {**machine.peaks, "bytes": machine.bandwidth}
-        then = {**earlier["peaks"], "bytes": earlier["bandwidth"]}
-        ratio = max((max(now[k] / then[k], then[k] / now[k]) for k in now.keys() & then.keys()),
-                    default=1.0)  # fmt: skip
-        if ratio > 1 + _CEILINGS_APART:
-            yield "noisy", f"the ceilings differ from the run before by up to {ratio - 1:.0%}"
-
-
-def _of_host(events: Sequence[Event], machine: Machine | None) -> Iterator[Finding]:
-    """What others took of a CPU's cores, or of the GPU, meanwhile.
-
-    Beside a GPU the cores are idle or compile, for this run or for another GPU's.
-    """
-    looks = [event for event in events if event["event"] == "host"]
-    seconds = sum(look["seconds"] for look in looks)
-    if seconds and (machine is None or machine.kind == "cpu"):
-        for name, limits, whom in (
-            ("steal", _STEAL, "other virtual machines"),
-            ("others", _OTHERS, "other processes"),
-        ):
-            share = sum(look.get(name, 0.0) * look["seconds"] for look in looks) / seconds
-            yield limits.verdict(share), f"{whom} had {share:.0%} of the cores' time"
+def _of_gpu(looks: Sequence[Event]) -> Iterator[Finding]:
+    """Whether other processes used the GPU meanwhile."""
     others = max((look.get("gpu_processes", 0) for look in looks), default=0)
     if others:
         yield "noisy", f"{others} other processes used the GPU"
 
 
+def _causes(looks: Sequence[Event]) -> Iterator[str]:
+    """What others took of a CPU's cores meanwhile."""
+    seconds = sum(look["seconds"] for look in looks)
+    for name, limit, who in (
+        ("steal", _STEAL, "other virtual machines"),
+        ("others", _OTHERS, "other processes"),
+    ):
+        share = sum(look.get(name, 0.0) * look["seconds"] for look in looks) / max(seconds, 1e-9)
+        if share >= limit:
+            yield f"a likely cause: {who} had {share:.0%} of the cores' time"
+
+
 def _of_merged(record: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the recordings that this one was merged of were found to be, each by itself: one that
-    was disturbed may hide among quiet ones.
+    """The verdicts on the recordings that this one was merged from, since a disturbed one may hide
+    among quiet ones.
     """
     parts = record.get("merged", ())
     for verdict in VERDICTS[1:]:
         of = [part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict]
         if of:
-            yield verdict, f"what it was merged of was {verdict} by itself: {', '.join(of)}"
+            yield verdict, f"a recording that it was merged from was {verdict}: {', '.join(of)}"

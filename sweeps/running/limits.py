@@ -61,5 +61,5 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     share = share_of_ceiling(case, seconds, machine)
     if share <= MEASURED_SLACK:
         return False, ""
-    how = "measured before the run" if machine.kind == "cpu" else "derived from its properties"
+    how = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
     return False, f"{share:.2f} of the machine's ceiling, which was {how}."

@@ -70,10 +70,7 @@ def begin(
     with planning(folder):
         record, why_not = _record_to_resume(folder, request, device, sweeps, own)
         if record is None:
-            record = {
-                **_new_record(request, sweeps, device, note),
-                "earlier_ceilings": _ceilings_of_run(folder),
-            }
+            record = _new_record(request, sweeps, device, note)
             if why_not:
                 note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
                 make_folder(folder / "samples")
@@ -161,18 +158,6 @@ def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> flo
     return spent_seconds(e for e in events if e["case"] in asked)
 
 
-def _ceilings_of_run(folder: Path) -> dict[str, Any] | None:
-    """What a quiet run in a folder measured as the CPU's ceilings; None if there is none."""
-    try:
-        run = read_run(folder)
-        machine = run["machine"]
-        if machine["kind"] != "cpu" or run["health"]["verdict"] != "quiet":
-            return None
-        return {name: machine[name] for name in ("peaks", "bandwidth")}
-    except (UserError, KeyError, TypeError):
-        return None
-
-
 def _record_to_resume(
     folder: Path,
     request: Request,
@@ -196,7 +181,8 @@ def _record_to_resume(
                 "and start anew."
             )
         why = _why_outdated(record, device)
-        if not why and own is None and not request.add:
+        adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
+        if not why and own is None and not adds:
             why = _why_again(folder, record)
         if not why:
             read_plan(record["plan"])  # refuses a damaged one before anything looks at it
@@ -402,7 +388,11 @@ def _recorded_sweeps(
         return []
     for name in (f"{device.machine.slug}-local", device.machine.slug):
         folder = results / name
-        if (folder / "run.json").exists() and not _why_outdated(read_run(folder), device):
+        if not (folder / "run.json").exists():
+            continue
+        record = read_run(folder)
+        unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
+        if not unusable and not _why_outdated(record, device):
             timed = read_timed(folder)
             lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
             groups = [{*map(sweep_name, group)} for group in request.groups]

@@ -31,6 +31,7 @@ preparing is slow, the first cases have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
 _ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
+_LEAST_WITH_CEILINGS = 30.0  # seconds left, from which a process measures the ceilings again
 _MARGIN = 0.02  # share of the time kept when cases are admitted: samples vary in what they cost
 _MISTAKEN = 2.5  # times the plan's seconds from which a case is too long
 _MAX_SHARE = 0.05
@@ -95,6 +96,12 @@ class Bench(Protocol):
         """The subject that measures drift."""
         ...
 
+    def ceilings(self) -> tuple[Mapping[str, float], float] | None:
+        """The device's peaks (FLOP/s by dtype) and bandwidth (bytes/s) as measured now; None where
+        a datasheet has them.
+        """
+        ...
+
 
 Visit = Callable[[Sequence[str], float], None]
 """Called with the ids of the cases that are about to run (none where the work belongs to no case)
@@ -141,6 +148,8 @@ class Rounds:
         self._worker = worker
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
+        # In the middle and at the end; the plan was made with those measured at the start.
+        self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
         self._tell = tell
@@ -166,6 +175,8 @@ class Rounds:
         Cases with samples are checked again at the end; without that no sample counts.
         """
         end = self._measure()
+        if self._ceilings_due > -math.inf:
+            self._measure_ceilings()
         self._check([subject for subject in self._open if subject.samples])
         return end
 
@@ -191,6 +202,9 @@ class Rounds:
             for subject in due:
                 if self._spare_seconds <= 0:
                     break
+                if self._left < self._ceilings_due:
+                    self._ceilings_due = 0.0
+                    self._measure_ceilings()
                 self._watch_drift()
                 self._take_sample(subject)
             self._check([subject for subject in self._open if subject.finished])
@@ -345,6 +359,12 @@ class Rounds:
             if self._canary.key in self._failed:
                 self._canary, self._watching = None, False
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
+
+    def _measure_ceilings(self) -> None:
+        """Measure the ceilings again: the machine may have been slow when it was done before."""
+        found = self._run_outside_cases(None, self._bench.ceilings)
+        if found is not None:
+            self._report("ceilings", "", 0.0, peaks=dict(found[0]), bandwidth=found[1])
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work of no case and charge it to the budget; None if it fails, and the run goes on."""

@@ -26,6 +26,7 @@ from sweeps.running.features import Feature, crashed_features, feature_of, open_
 from sweeps.running.fold import BLOCKS, PROCESSES
 from sweeps.running.folding import fold
 from sweeps.running.moving import begun_elsewhere, last_place
+from sweeps.running.raised_ceilings import beyond
 from sweeps.running.run import MEASURE, Run
 from sweeps.running.steadiness import choose_repeats, repeating_seconds
 from sweeps.running.tally import STOPPED, Tally
@@ -223,7 +224,11 @@ class _Supervisor:
 
         Once in a run: what it tells is the machine's, not a case's.
         """
-        chosen = choose_repeats(self._run.planned, self._tally.histories, self._run.budget)
+        known, machine = self._tally.histories, self._run.arguments.get("machine")
+        # A ceiling that a case exceeds is raised only if the case does so in another process, too.
+        measured = machine is not None and machine.kind == "cpu"
+        exceeding = beyond(self._run.planned, known, machine.peaks) if measured else {}
+        chosen = choose_repeats(self._run.planned, known, self._run.budget, exceeding.values())
         if not chosen or not self._run.repeats:
             return
         if self._run.stop_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,13 @@ def repeating_seconds(budget: float) -> float:
 
 
 def choose_repeats(
-    planned: Sequence[PlanEntry], known: Mapping[str, History], budget: float
+    planned: Sequence[PlanEntry],
+    known: Mapping[str, History],
+    budget: float,
+    wanted: Collection[PlanEntry] = (),
 ) -> list[PlanEntry]:
     """Cases with an interval to be timed again: from the cheap half, all over the plan's order; or
-    all, where there are few.
+    all, where there are few. ``wanted`` ones come on top.
 
     None if any was timed again before, or if too few have one. What advice asked for is another
     matter: it is timed again for its own sake.
@@ -97,7 +100,7 @@ def choose_repeats(
         places = np.linspace(0, len(cheap) - 1, count).round().astype(int)
         chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]
         if sum(entry.expected for entry in chosen) <= limit:
-            return chosen
+            return [*chosen, *(entry for entry in wanted if entry not in chosen)]
     return []
 
 

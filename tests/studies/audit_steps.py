@@ -121,7 +121,7 @@ def main(
             run = read_run(results / document["machine"])
             lines.append({
                 "what": "products", "model": model, "predicted_us": products, "profiled_us": real,
-                "ratio": products / real, "health": health_sentence(run["health"]),
+                "ratio": products / real, "health": health_sentence(run),
                 "machine": document["machine"], "torch": torch.__version__,
             })  # fmt: skip
             for lever in document["levers"]:

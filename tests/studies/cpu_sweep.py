@@ -1,4 +1,4 @@
-"""Does ``make sweep DEVICE=cpu`` measure what it plans, and do two runs agree?
+"""Does ``make sweep DEVICE=cpu`` measure what it plans, do its answers hold, and do runs agree?
 
     python -m tests.studies.cpu_sweep [--quiet 5] [--busy 5] [--revision REV] [--write FILE]
 
@@ -9,7 +9,12 @@ which of the three sweeps that people look for first are whole, and where the ti
 runs of a kind are compared case by case: ``difference`` is the distance of the ratio of two medians
 from 1. The study prints its median and its 90th percentile over the cases, each as the median over
 all pairs of runs. ``shifted`` is the same after dividing by the median ratio. It leaves out
-that the whole machine was faster in one run, which does not change ratios within a run. ``--write``
+that the whole machine was faster in one run, which does not change ratios within a run.
+
+After each run, what its table says to do is timed again by other processes in another folder: all
+that it calls *do it*, and eight of the measured *likely* ones. ``gain_again`` is the share that
+gains again. ``findings`` has the numbers that the run ended with; ``same_sign`` is the share of
+pairs of runs in which both of them lie on the same side of 1, or of 0 for a gain. ``--write``
 appends a line of JSON for each run and one for the comparison.
 """
 
@@ -18,6 +23,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -29,13 +35,20 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from analysis.advice.headlines import headlines
+from analysis.advice.table import build_table
+from analysis.advice.verdict import DO_IT, LIKELY, PREDICTED
+from analysis.model.fitted import analyse
+from analysis.recordings.runs import load_runs
 from sweeps.cases.case import CONFIRM
 from sweeps.store import read_events
+from tests.studies.advice_repeats import gains_again
 from tests.studies.repeatability import busy
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = ("alignment", "conv-layouts", "steps")
 SAMPLES = 10
+CLAIMS = 8  # of the likely ones, timed again
 
 # A phase ends where the next one's first line is printed.
 PHASES = {
@@ -95,9 +108,52 @@ def run_sweep(clone: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], float]
         "phases": {name: round(value, 1) for name, value in seconds.items()},
         "within_measuring": shares,
     }  # fmt: skip
+    told |= answers(file.parent, clone / "again")
     names = list(ok[0])
     keys = names[names.index("sweep") : names.index("status")]
     return told, {tuple(row[key] for key in keys): float(row["time_us"]) for row in ok}
+
+
+def answers(folder: Path, again: Path) -> dict[str, Any]:
+    """What a run ended with, and whether what it claims gains again."""
+    analysis = analyse(load_runs(folder))
+    table = build_table(analysis)
+    found = headlines(analysis, table)
+    sure = [answer for answer in table if answer.verdict == DO_IT]
+    likely = [a for a in table if a.verdict == LIKELY and a.evidence != PREDICTED]
+    chosen = sure + random.Random(0).sample(likely, min(CLAIMS, len(likely)))
+    gained = gains_again(chosen, analysis.recording.machine, again) if chosen else []
+    claims = [
+        {"verdict": a.verdict, "evidence": a.evidence, "question": a.question,
+         "gain": round(a.gain.value, 4), "lo": round(a.gain.lo, 4), "again": round(more, 4)}
+        for a, more in zip(chosen, gained, strict=True) if more == more
+    ]  # fmt: skip
+    return {
+        "repeats": analysis.recording.run["repeats"],
+        "reasons": list(analysis.recording.health["reasons"]),
+        "plots": len(list((folder / "plots").glob("*.png"))),
+        "findings": [[f.id, *(round(v, 5) for v in (f.value, f.lo, f.hi)), f.count] for f in found],
+        "error_median": round(float(analysis.errors.median()), 4),
+        "error_p95": round(float(analysis.errors.quantile(0.95)), 4),
+        "claims": claims,
+    }  # fmt: skip
+
+
+def judge(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many claims of several runs gain again, and how many findings keep their sign."""
+    told: dict[str, Any] = {}
+    for verdict in (DO_IT, LIKELY):
+        gained = [c["again"] > 0 for run in runs for c in run["claims"] if c["verdict"] == verdict]
+        told[verdict] = {"claims": len(gained), "gain_again": _share(gained)}
+    for name in ("alignment", "layout"):
+        sides = [f[1] > 1 for run in runs for f in run["findings"] if f[0] == name]
+        same = [one == other for one, other in itertools.combinations(sides, 2)]
+        told[name] = {"runs": len(sides), "same_sign": _share(same)}
+    return told
+
+
+def _share(held: list[bool]) -> float | None:
+    return round(float(np.mean(held)), 3) if held else None
 
 
 def event_shares(folder: Path) -> dict[str, float]:
@@ -146,7 +202,7 @@ def main(
     )  # fmt: skip
     commit = parsed.stdout.strip()
     for kind, count in (("quiet", quiet), ("busy", others)):
-        runs = []
+        runs, lines = [], []
         for _ in range(count):
             with tempfile.TemporaryDirectory() as folder:
                 clone = Path(folder) / "rooftile"
@@ -155,9 +211,11 @@ def main(
                 with busy(int(kind == "busy")):
                     told, medians = run_sweep(clone)
             runs.append(medians)
+            lines.append(told)
             tell({"commit": commit, "kind": kind, **told}, write)
         if difference := compare(runs):
-            tell({"commit": commit, "kind": kind, "difference": difference}, write)
+            judged = {"difference": difference, "answers": judge(lines)}
+            tell({"commit": commit, "kind": kind, **judged}, write)
 
 
 def tell(document: dict[str, Any], write: Path | None) -> None:

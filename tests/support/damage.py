@@ -47,7 +47,7 @@ def small_recording(folder: Path, seed: int = 0) -> Path:
     run_name = "2026-01-02T03:04:05Z"
     ceilings = {"bandwidth": H100.bandwidth, "peaks": dict(H100.peaks)}
     write_run(folder, {
-        "earlier_ceilings": ceilings, "schema": SCHEMA, "protocol": PROTOCOL, "published": False,
+        "ceilings": {"start": ceilings}, "schema": SCHEMA, "protocol": PROTOCOL, "published": False,
         "run": run_name,
         "machine": H100.to_json(), "software": {"torch": "2.13.0", "cuda": "13.0"}, "plan": plan,
     })  # fmt: skip

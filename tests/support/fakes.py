@@ -218,6 +218,9 @@ class FakeBench:
             return "wrong", str(error)
         return "error", f"{type(error).__name__}: {error}"
 
+    def ceilings(self) -> None:
+        return None  # as where a datasheet has them
+
     def canary(self) -> Subject | None:
         if self._canary == "abort":
             os.abort()

@@ -183,6 +183,9 @@ class SimulatedBench:
             self.clock.pause(0.02)
             yield Ready(one, self.subject(one, one.id))
 
+    def ceilings(self) -> None:
+        return None  # as where a datasheet has them
+
     def canary(self) -> Subject:
         return self.subject(simulated_case(500), CANARY)
 

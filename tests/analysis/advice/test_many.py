@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.advice import table
-from analysis.advice.highlights import health_of
+from analysis.advice.headlines import health_of
 from analysis.advice.table import build_table, recommendations_markdown
 from analysis.model import fitted
 from analysis.model.fitted import analyse, write_predictions

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis.advice.highlights import five_lines
-from analysis.advice.table import build_table
 from analysis.model import series
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
@@ -143,23 +141,6 @@ def test_accuracy_counts_every_row(analysis: Analysis) -> None:
     rows = series.accuracy_series(analysis.table)
     assert len(rows) == len(analysis.table)
     assert rows["error"].abs().median() < 0.01  # the law is the model's own
-
-
-def test_five_lines_are_sentences_from_the_rows(analysis: Analysis) -> None:
-    lines = five_lines(analysis, build_table(analysis))
-    assert len(lines) == 5
-    assert all(line.endswith(".") for line in lines)
-    peak, alignment, layout, padding, trust = lines
-    assert peak.startswith("Fastest products: bf16 ")
-    assert "of the ceiling" in peak
-    assert "4096 + " not in alignment
-    assert "runs at" in alignment
-    assert "over 6 pairs" in layout
-    assert padding.startswith("Sizes: of ")
-    assert "median error 0." in trust
-    assert "drifted by -2.0%" in trust
-    analysis.recording.run["canary"]["certain"] = False
-    assert "drifted" not in five_lines(analysis, [])[-1]  # within its own noise: not news
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_it_is_read_as_any_recording(two: Path) -> None:
     recording = load(result.folder)
     assert len(recording.ok) == 16
     assert recording.damaged == ()
-    assert recording.caption().endswith("measured 2026-01-02 to 2026-01-05")
+    assert "measured 2026-01-02 to 2026-01-05" in recording.caption()
     assert set(places_of(recording.ok)) == {
         f" {recording.run['run']} 1/2 ", f" {recording.run['run']} 2/2 ",
     }  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_disturbed_recording_does_not_hide_among_quiet_ones(two: Path) -> None
     change(two / "b", health={"verdict": "unusable", "reasons": reasons})
     health = merged(two).record["health"]
     assert health["verdict"] == "unusable"
-    assert "what it was merged of was unusable by itself: 2/2" in health["reasons"]
+    assert "a recording that it was merged from was unusable: 2/2" in health["reasons"]
     assert reasons[0] in (two / "all" / "merged.md").read_text(encoding="utf-8")
 
 

@@ -34,7 +34,7 @@ CHANCE = 3.0
 """Standard errors of such a share, by which a sample of cases may fall short of it."""
 QUIET = ("log-normal 0.1%", "log-normal 0.3%", "log-normal 0.5%", "exponential 0.5%")
 NOISY = (
-    *(f"two speeds, {s} s each" for s in ("0.2", "0.5", "1", "2", "5")), "drift 10 %",
+    *(f"two speeds, {s} s each" for s in ("0.2", "0.5", "1", "2", "5")),
     "neighbour of 1 s in 4", "neighbour of 10 s in 20", "neighbour of 20 s in 80",
 )  # fmt: skip
 

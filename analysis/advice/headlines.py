@@ -1,0 +1,269 @@
+"""What a recording says, in at most eight sentences: each has a number and its interval.
+
+A sentence that compares cases rests on at least eight of them, or is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.advice.findings import findings
+from analysis.advice.recommend import Advice
+from analysis.advice.verdict import DO_IT, EVIDENCE, LIKELY, VERDICTS
+from analysis.model.fitted import Analysis
+from analysis.model.series import (
+    NEARLY,
+    alignment_series,
+    fast_from,
+    layout_series,
+    square_series,
+)
+from analysis.recordings.runs import health_lines
+from analysis.units import rate
+from sweeps.timing.statistics import Z95, median_interval
+
+UNUSABLE_LINE = (
+    "Nothing is concluded from times such as these. The same command measures everything again; a "
+    "quieter machine helps."
+)
+_LEAST = 8  # cases or pairs that a sentence rests on
+_CHANGES = 3
+_WIDE = 8  # elements: sizes that are a multiple of so many are aligned for every dtype but fp8
+_MULTIPLES = (1, 2, 4, 8, 16)
+_HARDLY = 0.02  # of the speed, which an alignment may cost that is called enough
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A sentence about a recording, with the number that it is about and its 95% interval.
+
+    ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``alignment``, ``layout``), a
+    size (``size``), a relative error (``accuracy``) or a gain (``change``), from ``count`` cases.
+    """
+
+    id: str
+    text: str
+    value: float
+    lo: float
+    hi: float
+    count: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A record of findings.json; null where there is no interval."""
+        return {k: None if v != v else v for k, v in asdict(self).items()}
+
+
+def health_of(analysis: Analysis) -> list[str]:
+    """How far the times can be trusted: the head of every report."""
+    lines = health_lines(analysis.recording, float(analysis.errors.median()))
+    return [*lines, analysis.sampled] if analysis.sampled else lines
+
+
+def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
+    """What matters most in a recording, the measured facts first; nothing from an unusable run."""
+    if analysis.recording.unusable:
+        return []
+    found = (
+        peak(analysis), alignment(analysis.table), layout(analysis.table), size(analysis.table),
+        accuracy(analysis), *changes(advice),
+    )  # fmt: skip
+    return [headline for headline in found if headline is not None]
+
+
+def peak(analysis: Analysis) -> Headline | None:
+    """The fastest GEMM of each dtype and its share of the ceiling; the fastest one's numbers."""
+    gemms = analysis.table[analysis.table["op"] == "gemm"]
+    parts, best = [], []
+    for dtype, rows in gemms.groupby("dtype", sort=False):
+        if len(rows) < _LEAST:
+            continue
+        row = rows.loc[rows["tflops"].idxmax()]
+        ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
+        # A ceiling that was measured is uncertain itself: nothing is said to be above it.
+        share = min(1.0, row["tflops"] / ceiling)
+        ends = [row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
+        about = "" if math.isnan(ends[0]) else f" ({_ends([rate(end) for end in ends])})"
+        parts.append(f"{dtype} {rate(row['tflops'])}{about}, {share:.0%} of the ceiling")
+        best.append((row["tflops"], *ends, len(rows)))
+    if not parts:
+        return None
+    raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
+    more = "".join(
+        f" The {dtype} ceiling was raised from {rate(of['from'] / 1e12)}: {of['case']} was faster "
+        "than what was measured as the ceiling, in two processes."
+        for dtype, of in raised.items()
+    )
+    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *max(best))
+
+
+def alignment(table: pd.DataFrame) -> Headline | None:
+    """How fast sizes are that are not a multiple of eight, and which multiple is enough.
+
+    By dimension where each has enough sizes; the numbers are the worst dimension's.
+    """
+    rows = alignment_series(table)
+    if rows.empty:
+        return None
+    odd = rows[rows["offset"] % _WIDE != 0]
+    groups = {along.upper(): group for along, group in odd.groupby("along")}
+    if min(map(len, groups.values()), default=0) < _LEAST:
+        groups = {"": odd}
+    if len(odd) < _LEAST:
+        return None
+    means = {name: _mean_ratio(group) for name, group in groups.items()}
+    told = [
+        f"{value:.0%} ({_percent(lo, hi)})" + (f" along {name}" if name else "")
+        for name, (value, lo, hi) in means.items()
+    ]
+    worst = min(means, key=lambda name: means[name][0])
+    affected = rows[rows["along"] == worst.lower()] if worst else rows
+    return Headline(
+        "alignment",
+        f"Sizes that are not a multiple of {_WIDE} run at {', '.join(told)} of the speed of the "
+        f"round size next to them; {_enough(affected)}.",
+        *means[worst], len(groups[worst]),
+    )  # fmt: skip
+
+
+def _enough(rows: pd.DataFrame) -> str:
+    """From which multiple on sizes are as fast as multiples of the largest one that is looked at.
+
+    Args:
+        rows: of :func:`analysis.model.series.alignment_series`, the round sizes themselves too.
+    """
+    speed = {
+        multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
+        for multiple in _MULTIPLES
+    }
+    least = speed[_MULTIPLES[-1]] - _HARDLY
+    multiple = next(multiple for multiple in _MULTIPLES if speed[multiple] >= least)
+    return f"a multiple of {multiple} is enough" if multiple > 1 else "alignment hardly matters"
+
+
+def layout(table: pd.DataFrame) -> Headline | None:
+    """NHWC's speed over NCHW's, geometric mean."""
+    pairs = layout_series(table)
+    if len(pairs) < _LEAST:
+        return None
+    value, lo, hi = _mean_ratio(pairs, "ratio")
+    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    return Headline(
+        "layout",
+        f"NHWC against NCHW: {value:.2f}× the speed in geometric mean ({lo:.2f}–{hi:.2f}) over "
+        f"{len(pairs)} pairs; clearly faster in {faster}, clearly slower in {slower}.",
+        value, lo, hi, len(pairs),
+    )  # fmt: skip
+
+
+def size(table: pd.DataFrame) -> Headline | None:
+    """From which size on square GEMMs are nearly at their best; the first dtype's numbers."""
+    rows = square_series(table)
+    parts, found = [], []
+    for dtype, group in rows.groupby("dtype", sort=False):
+        if len(group) < _LEAST:
+            continue
+        # Where not even the largest size is certain to be fast, the interval ends there.
+        largest = int(group["m"].max())
+        value, lo, hi = (
+            fast_from(group, name) or largest for name in ("tflops", "tflops_hi", "tflops_lo")
+        )
+        about = f" ({lo}–{hi})" if lo != hi else ""
+        parts.append(f"from {value} on in {dtype}{about}")
+        found.append((value, lo, hi, len(group)))
+    if not parts:
+        return None
+    return Headline("size", f"Square GEMMs reach {NEARLY:.0%} of their best speed "
+                    f"{', '.join(parts)}.", *found[0])  # fmt: skip
+
+
+def accuracy(analysis: Analysis) -> Headline | None:
+    """How well cases are predicted that the model had not seen, and how steady the machine was."""
+    errors = analysis.errors.dropna()
+    interval = median_interval(errors.tolist())
+    if len(errors) < _LEAST or interval is None:
+        return None
+    canary = analysis.recording.run.get("canary")
+    steady = ""
+    if canary and canary.get("certain"):
+        steady = f"; the machine drifted by {canary['drift']:+.1%} during the run"
+    value = float(errors.median())
+    return Headline(
+        "accuracy",
+        f"Predictions of {len(errors):,} held-out cases: median error {value:.1%} "
+        f"({100 * interval[0]:.1f}–{interval[1]:.1%}), 95th percentile {errors.quantile(0.95):.0%}"
+        f"{steady}.",
+        value, *interval, len(errors),
+    )  # fmt: skip
+
+
+def changes(advice: Sequence[Advice]) -> list[Headline]:
+    """The best changes, each of another kind: the surest first, then what gains most at least."""
+    kinds = [max(group.advice, key=_promise) for group in findings(advice)]
+    found = []
+    for best in sorted(kinds, key=_promise, reverse=True)[:_CHANGES]:
+        what = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
+        per_flop = " per FLOP" if best.question == "choose" else ""
+        gain = best.gain
+        found.append(Headline(
+            "change",
+            f"{best.verdict.capitalize()} ({best.evidence}): {best.problem} {what} gains "
+            f"{gain.value:.0%}{per_flop} ({_percent(gain.lo, gain.hi)}).",
+            gain.value, gain.lo, gain.hi, 1,
+        ))  # fmt: skip
+    return found
+
+
+def _promise(answer: Advice) -> tuple[int, int, float]:
+    """How sure an answer is, on what evidence, and what it gains at least."""
+    sure, evidence = VERDICTS.index(answer.verdict), EVIDENCE.index(answer.evidence)
+    return -sure, -evidence, answer.gain.lo
+
+
+def sizes_line(advice: Sequence[Advice]) -> str:
+    """How many shapes should be changed."""
+    sure, likely = (
+        sum(answer.verdict == verdict for answer in advice) for verdict in (DO_IT, LIKELY)
+    )
+    if not sure and not likely:
+        return f"None of {len(advice)} shapes has a better size nearby."
+    return (
+        f"Of {len(advice)} shapes, {sure} should be changed for a gain that was measured twice, "
+        f"and {likely} for one that is likely."
+    )
+
+
+def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
+    """The geometric mean of ratios and its 95% interval.
+
+    The interval has the scatter of the ratios, by Student's distribution, and their own
+    uncertainty.
+
+    Args:
+        rows: with the column ``name`` and its ends, ``_lo`` and ``_hi``.
+        name: of the column.
+    """
+    logs = np.log(rows[name].to_numpy(float))
+    ends = np.log(rows[[f"{name}_lo", f"{name}_hi"]].to_numpy(float))
+    error = np.nan_to_num((ends[:, 1] - ends[:, 0]) / 2 / Z95)
+    variance = (np.var(logs, ddof=1) + np.mean(error**2)) / len(logs)
+    half = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
+    mean = float(logs.mean())
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _ends(texts: Sequence[str]) -> str:
+    """``86.1–87.9 GFLOP/s``: an interval whose unit is written once."""
+    first, _, unit = texts[0].partition(" ")
+    return f"{first}–{texts[1]}" if texts[1].endswith(unit) else f"{texts[0]}–{texts[1]}"
+
+
+def _percent(lo: float, hi: float) -> str:
+    """``86–91%``: an interval of shares."""
+    return f"{100 * lo:.0f}–{hi:.0%}"

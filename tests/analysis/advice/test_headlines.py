@@ -1,0 +1,125 @@
+"""What a recording says at the end: sentences with a number, its interval and enough cases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.advice.headlines import Headline, alignment, headlines, layout, peak, size
+from analysis.advice.table import build_table
+from analysis.model.fitted import Analysis, analyse
+from analysis.recordings.load import load
+from kernels.problem import Conv, Gemm
+from sweeps.cases.case import Case
+from tests.support.synthetic import model_law, problems, record
+
+SIZES = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)
+
+
+def conv(layout: str, c: int) -> Case:
+    return Case("conv-layouts", Conv.parse(f"8,{c},28,28,64,3,3,1,1,1,1,fp32,{layout}"), "onednn")
+
+
+def analysed(folder: Path, cases: list[Case], seconds: np.ndarray) -> Analysis:
+    return analyse(load(record(folder / "nvidia-h100-sxm", cases, list(seconds))))
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Sizes off a multiple of four cost a tenth along N, and NHWC is 1.25 times as fast."""
+    cases = [Case("square", Gemm(n, n, n, "fp32"), "cublas") for n in SIZES]
+    at = [*((512 + i, 512, 512) for i in range(17)), *((512, 512 + i, 512) for i in range(1, 17)),
+          *((512, 512, 512 + i) for i in range(1, 17))]  # fmt: skip
+    cases += [Case("alignment", Gemm(*mnk, "fp32"), "cublas") for mnk in at]
+    cases += [conv(layout, c) for layout in ("nchw", "nhwc") for c in range(16, 16 * 13, 16)]
+    seconds = model_law()(problems(cases))
+    for i, case in enumerate(cases):
+        problem = case.problem
+        if isinstance(problem, Conv):
+            first = Conv.parse(problem.spec().replace("nhwc", "nchw"))
+            (seconds[i],) = model_law()([first])
+            seconds[i] /= 1.25 if problem.layout == "nhwc" else 1.0
+        elif isinstance(problem, Gemm) and case.sweep == "alignment":
+            seconds[i] = 1e-3 * problem.flops / Gemm(512, 512, 512, "fp32").flops
+            seconds[i] /= 0.9 if problem.n % 4 else 1.0
+    return analysed(tmp_path_factory.mktemp("results"), cases, seconds)
+
+
+def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: Analysis) -> None:
+    found = alignment(analysis.table)
+    assert found is not None
+    # Of 14 sizes along N, two are a multiple of four.
+    assert found.value == pytest.approx(0.9 ** (12 / 14), rel=0.01)
+    assert found.lo < found.value < found.hi < 1
+    assert "100% (" in found.text
+    assert found.text.endswith("a multiple of 4 is enough.")
+    assert found.count == 14
+
+
+def test_a_planted_layout_is_found(analysis: Analysis) -> None:
+    found = layout(analysis.table)
+    assert found is not None
+    assert found.value == pytest.approx(1.25, rel=0.01)
+    assert found.lo <= 1.25 <= found.hi
+    assert found.count == 12
+
+
+def test_the_size_from_which_on_it_is_fast(analysis: Analysis) -> None:
+    found = size(analysis.table)
+    rows = analysis.table[analysis.table["sweep"] == "square"].set_index("m")["tflops"]
+    assert found is not None
+    assert (rows[rows.index >= found.value] >= 0.9 * rows.max()).all()
+    assert rows[rows.index < found.value].iloc[-1] < 0.9 * rows.max()
+    assert found.lo <= found.value <= found.hi
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_few_pairs_say_nothing(analysis: Analysis, count: int) -> None:
+    """As the headline that rested on one pair of convolutions."""
+    table = analysis.table
+    pairs = table[table["sweep"] == "conv-layouts"]
+    some = pairs[pairs["c"].isin(sorted(pairs["c"].unique())[:count])]
+    assert layout(some) is None
+    assert alignment(table[table["sweep"] == "alignment"].head(8)) is None
+    assert size(table[(table["sweep"] == "square") & (table["m"] < 512)]) is None
+
+
+def test_nothing_is_above_its_ceiling(analysis: Analysis) -> None:
+    slow = replace(analysis.recording.machine, peaks={"fp32": 1e12})
+    found = peak(replace(analysis, recording=replace(analysis.recording, machine=slow)))
+    assert found is not None
+    assert "100% of the ceiling" in found.text
+
+
+def test_a_raised_ceiling_is_said_to_be(analysis: Analysis) -> None:
+    raised = {"fp32": {"case": "512×512×512 fp32 nt", "from": 30e12}}
+    run = {**analysis.recording.run, "ceilings": {"raised": raised}}
+    found = peak(replace(analysis, recording=replace(analysis.recording, run=run)))
+    assert found is not None
+    assert "The fp32 ceiling was raised from 30 TFLOP/s: 512×512×512 fp32 nt" in found.text
+
+
+def test_they_are_sentences_with_an_interval(analysis: Analysis) -> None:
+    found = headlines(analysis, build_table(analysis))
+    assert [f.id for f in found][:5] == ["peak", "alignment", "layout", "size", "accuracy"]
+    assert len(found) <= 8
+    assert all(f.text.endswith(".") and f.lo <= f.value <= f.hi for f in found)
+
+
+def test_an_unusable_run_says_nothing(analysis: Analysis) -> None:
+    run = {**analysis.recording.run, "health": {"verdict": "unusable", "reasons": ["of it"]}}
+    unusable = replace(analysis, recording=replace(analysis.recording, run=run))
+    assert headlines(unusable, build_table(unusable)) == []
+    assert unusable.recording.caption().endswith("unusable run: nothing can be concluded from it")
+
+
+def test_a_time_without_an_interval_is_null_in_a_file() -> None:
+    told = Headline("peak", "Fast.", 1.0, math.nan, math.nan, 8).to_json()
+    assert told["lo"] is None
+    assert told["value"] == 1.0
+    assert pd.notna(told["value"])
