@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.model.fitted import analyse
+from analysis.model.fitted import Analysis, analyse
 from analysis.recordings.load import load
 from kernels.errors import UserError
 from kernels.machine import known_machine
@@ -32,10 +32,13 @@ def rows_of(folder: Path) -> pd.DataFrame:
 
 
 def write(folder: Path, *more: Path) -> Path:
+    return write_analysed([analyse(load(each)) for each in (folder, *more)])
+
+
+def write_analysed(analyses: list[Analysis]) -> Path:
     pytest.importorskip("bokeh", reason="needs the extra `page`")
     from analysis.commands.page import write_page
 
-    analyses = [analyse(load(each)) for each in (folder, *more)]
     return write_page(analyses, [None] * len(analyses))
 
 
@@ -236,10 +239,11 @@ def test_damaged_verdicts_are_a_sentence(tmp_path: Path) -> None:
     changes: list[dict[str, object]] = [{"id": 5}, {"lo": None}, {"hi": -1.0}, {"effect": "x"},
                                         {"cases": None}]  # fmt: skip
     damaged = [json.dumps([{**rule, **change}]) for change in changes]
+    analyses = [analyse(load(folder))]
     for text in ("[{}]", "{", '[{"id": 1}]', json.dumps([rule, rule]), *damaged):
         (folder / "rules.json").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"rules.json cannot be read"):
-            write(folder)
+            write_analysed(analyses)
 
 
 @pytest.mark.slow

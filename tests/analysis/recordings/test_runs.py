@@ -135,16 +135,23 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     assert load_runs(folder).unusable
     done = analysis("report", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "Health: unusable (launches waited)." in done.stdout
+    assert "Health: unusable; launches waited." in done.stdout
     assert "Nothing is concluded from times such as these" in done.stdout
     assert json.loads((folder / "recommendations.json").read_bytes()) == []
     page = (folder / "recommendations.md").read_text(encoding="utf-8")
     assert "Nothing is advised from times such as these." in page
+    assert page.rstrip().endswith("- Launches waited.")  # all reasons are at the end
+    assert json.loads((folder / "findings.json").read_bytes()) == []
     done = analysis("rules", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "the run is unusable (launches waited)" in done.stderr
     rules = json.loads((folder / "rules.json").read_bytes())
     assert {rule["verdict"] for rule in rules} == {"not measured here"}
+    in_vain = [rule for rule in rules if rule["reason"].startswith("measured, but unusable: run ")]
+    assert in_vain
+    said = (folder / "rules.md").read_text(encoding="utf-8")
+    assert f"{len(in_vain)} more were measured, but the run is unusable." in said
+    assert done.stdout.count("measured, but unusable") == len(in_vain)
 
 
 def test_an_answer_rests_on_something_else_than_an_unusable_run(tmp_path: Path) -> None:

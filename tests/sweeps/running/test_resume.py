@@ -203,6 +203,22 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
     assert (read_run(first.folder)["run"] == record["run"]) == (not ended)
 
 
+@pytest.mark.parametrize("verdict", ["quiet", "unusable"])
+def test_what_an_unusable_run_recorded_is_measured_elsewhere(tmp_path: Path, verdict: str) -> None:
+    """`make rules` skips the sweeps that `make sweep` recorded, unless nothing follows from them."""
+    first = begin(request(tmp_path), quiet)
+    record = read_run(first.folder)
+    write_run(first.folder, {**record, "health": {"verdict": verdict, "reasons": []}})
+    timed = [{**entry.case.columns(), "status": "ok"} for entry in first.planned]
+    write_table(first.folder, timed)
+    other = replace(request(tmp_path / "rules"), skip_recorded=tmp_path)
+    if verdict == "quiet":
+        with pytest.raises(UserError, match="recorded already"):
+            begin(other, quiet)
+    else:
+        assert begin(other, quiet).planned
+
+
 def test_the_shards_of_a_plan_are_named(tmp_path: Path) -> None:
     begin(request(tmp_path, shard=(1, 2)), quiet)
     with pytest.raises(UserError, match="give --gpus or --shard I/2"):
