@@ -225,9 +225,10 @@ class _Supervisor:
         Once in a run: what it tells is the machine's, not a case's.
         """
         known, machine = self._tally.histories, self._run.arguments.get("machine")
-        # A ceiling that a case exceeds is raised only if the case does so in another process, too.
-        measured = machine is not None and machine.kind == "cpu"
-        exceeding = beyond(self._run.planned, known, machine.peaks) if measured else {}
+        exceeding: dict[str, PlanEntry] = {}
+        if machine is not None and machine.kind == "cpu":
+            # A ceiling that a case exceeds is raised only if it does so in another process, too.
+            exceeding = beyond(self._run.planned, known, machine.peaks)
         chosen = choose_repeats(self._run.planned, known, self._run.budget, exceeding.values())
         if not chosen or not self._run.repeats:
             return

@@ -202,7 +202,8 @@ def main(
     )  # fmt: skip
     commit = parsed.stdout.strip()
     for kind, count in (("quiet", quiet), ("busy", others)):
-        runs, lines = [], []
+        runs: list[dict[tuple[str, ...], float]] = []
+        lines: list[dict[str, Any]] = []
         for _ in range(count):
             with tempfile.TemporaryDirectory() as folder:
                 clone = Path(folder) / "rooftile"

@@ -24,7 +24,7 @@ from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.pairing import TimedCase
-from analysis.rules.report import terminal_table, write_rules
+from analysis.rules.report import counts_sentence, terminal_table, write_rules
 from kernels.config import ceil_div, large_tile
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
@@ -365,3 +365,16 @@ def test_public_tables_answer_the_rules_that_they_can(
     assert all(rows[name].cases > 1000 for name in answered)
     assert rows["bigger"].verdict == "holds"
     assert rows["batch-intensity"].verdict == "holds"
+
+
+def test_what_an_unusable_run_measured_is_said_to_be_measured() -> None:
+    """As after 272 measured cases, of which it was said that no rule was measured."""
+    measured = frozenset(next(rule.sweeps for rule in all_rules().values() if rule.sweeps))
+    rows = judge_all([replace(Evidence.none(H100), unusable=measured)])
+    in_vain = [row for row in rows if row.unusable]
+    assert in_vain
+    assert {row.verdict for row in rows} == {"not measured here"}
+    assert counts_sentence(rows).endswith(
+        f"{len(in_vain)} more were measured, but the run is unusable."
+    )
+    assert terminal_table(rows).count("measured, but unusable: run ") == len(in_vain)

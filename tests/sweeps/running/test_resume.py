@@ -205,7 +205,7 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
 
 @pytest.mark.parametrize("verdict", ["quiet", "unusable"])
 def test_what_an_unusable_run_recorded_is_measured_elsewhere(tmp_path: Path, verdict: str) -> None:
-    """`make rules` skips the sweeps that `make sweep` recorded, unless nothing follows from them."""
+    """`make rules` skips sweeps that are recorded, unless nothing follows from the recording."""
     first = begin(request(tmp_path), quiet)
     record = read_run(first.folder)
     write_run(first.folder, {**record, "health": {"verdict": verdict, "reasons": []}})
