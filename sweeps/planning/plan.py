@@ -35,6 +35,9 @@ from sweeps.timing.statistics import CHECKPOINTS
 _T = TypeVar("_T")
 
 _SAMPLES, _PLANNED_SAMPLES = CHECKPOINTS[0], 10
+_SOUGHT = ("alignment", "steps", "conv-layouts")
+"""Sweeps that people look for first: where time is short, others lose lines before these do."""
+_SOUGHT_TIMES = 3.0
 _ADMITTED = 0.92  # share of the budget that a plan fills: a machine is slower at times
 _LARGEST_SHARE = 0.02  # of the budget, for one case
 _CHEAPEST_TIMES = 2.0  # that share, or the cost of a sweep's cheapest case where that is over it
@@ -206,9 +209,10 @@ def make_plan(
 ) -> Plan:
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
-    The sweep that has had the least time gives the next line, so that every sweep is represented;
-    or, ``in_order``, a sweep begins when the one before it is over, and any case may be as long as
-    the budget allows. A sweep of which no line fits gives single cases instead.
+    The sweep that has had the least time gives the next line, so that every sweep is represented.
+    Those that people look for first get three times as much. Or, ``in_order``, a sweep begins when
+    the one before it is over, and any case may be as long as the budget allows. A sweep of which no
+    line fits gives single cases instead.
 
     No case may take over 2% of the budget, unless every case of its sweep does. Cases that
     somebody compares, also with those planned ``before``, have one shard
@@ -237,10 +241,11 @@ def make_plan(
     room = _Room(budget)
     queues = {name: deque(_in_lines(own)) for name, own in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
+    weight = {name: _SOUGHT_TIMES if name in _SOUGHT else 1.0 for name in queues}
     planned: list[PlanEntry] = []
     admitted: set[str] = set()
     while queues:
-        name = next(iter(queues)) if in_order else min(queues, key=spent.__getitem__)
+        name = next(iter(queues)) if in_order else min(queues, key=lambda n: spent[n] / weight[n])
         line = queues[name].popleft()
         if not queues[name]:
             del queues[name]

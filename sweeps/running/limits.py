@@ -12,8 +12,7 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
 
 _SLACK = 1.03  # clocks and event timers are off by less
-MEASURED_SLACK = 1.15
-"""By how much a time may beat a ceiling that was measured, on a busy machine perhaps."""
+_MEASURED_SLACK = 1.15  # a ceiling that was measured may be beaten by as much
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
@@ -34,14 +33,9 @@ def min_seconds(case: Case, machine: Machine) -> float:
     return seconds
 
 
-def is_from_datasheet(machine: Machine) -> bool:
+def _is_from_datasheet(machine: Machine) -> bool:
     """Whether the machine's facts are looked up, and neither measured nor derived."""
     return machine.slug in known_machines()
-
-
-def share_of_ceiling(case: Case, seconds: float, machine: Machine) -> float:
-    """The least time over a launch's: above 1, it is faster than the machine's facts allow."""
-    return min_seconds(case, machine) / seconds
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
@@ -51,15 +45,15 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     themselves: then the sentence is only a remark.
     """
     minimum = min_seconds(case, machine)
-    if is_from_datasheet(machine):
+    if _is_from_datasheet(machine):
         if seconds * _SLACK >= minimum:
             return False, ""
         return True, (
             f"a launch took {seconds * 1e6:.3g} µs, and {machine.name} needs "
             f"{minimum * 1e6:.3g} µs at its highest rates: what was timed is not this problem."
         )
-    share = share_of_ceiling(case, seconds, machine)
-    if share <= MEASURED_SLACK:
+    share = minimum / seconds
+    if share <= _MEASURED_SLACK:
         return False, ""
     how = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
     return False, f"{share:.2f} of the machine's ceiling, which was {how}."
