@@ -56,7 +56,7 @@ class Headline:
     count: int
 
     def to_json(self) -> dict[str, Any]:
-        """A record of findings.json; null where there is no interval."""
+        """Return a record of findings.json, with null for a missing interval."""
         return {k: None if v != v else v for k, v in asdict(self).items()}
 
 
@@ -133,7 +133,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
 
 def _enough(rows: pd.DataFrame) -> str:
-    """From which multiple on sizes are as fast as multiples of the largest one that is looked at.
+    """Name the smallest multiple whose sizes are as fast as multiples of 16.
 
     Args:
         rows: of :func:`analysis.model.series.alignment_series`, the round sizes themselves too.
@@ -163,7 +163,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """From which size on square GEMMs are nearly at their best; the first dtype's numbers."""
+    """Find the smallest square GEMM that is nearly at its best speed, for each dtype."""
     rows = square_series(table)
     parts, found = [], []
     for dtype, group in rows.groupby("dtype", sort=False):

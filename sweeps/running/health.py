@@ -120,7 +120,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _of_repeats(record: Mapping[str, Any]) -> Iterator[Finding]:
-    """How medians of another process differ. Where none were taken, the canary's scatter tells."""
+    """Compare with the medians of another process, or judge by the canary if there are none."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (

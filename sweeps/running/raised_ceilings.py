@@ -1,6 +1,6 @@
 """A CPU's ceilings over a whole run, since a shared machine may be slow at any one moment.
 
-They are measured at the start, in the middle and at the end of a run, and the best counts. Where a
+A run measures them at its start, middle and end, and takes the best. If a
 GEMM of the run was faster still, beyond its interval and in two processes, the peak is raised to
 what the GEMM reached: no share of a ceiling is then above 100%.
 """
@@ -69,7 +69,7 @@ def raise_ceilings(
 def beyond(
     planned: Sequence[PlanEntry], known: Mapping[str, History], peaks: Mapping[str, float]
 ) -> dict[str, PlanEntry]:
-    """By dtype, the GEMM that exceeds its peak the most, if one does beyond its interval.
+    """Find the GEMM of each dtype that exceeds its peak the most, beyond its interval.
 
     Args:
         planned: cases.

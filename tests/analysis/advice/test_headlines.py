@@ -80,7 +80,7 @@ def test_the_size_from_which_on_it_is_fast(analysis: Analysis) -> None:
 
 @pytest.mark.parametrize("count", [1, 7])
 def test_a_few_pairs_say_nothing(analysis: Analysis, count: int) -> None:
-    """As the headline that rested on one pair of convolutions."""
+    """A report once drew a conclusion from one pair of convolutions."""
     table = analysis.table
     pairs = table[table["sweep"] == "conv-layouts"]
     some = pairs[pairs["c"].isin(sorted(pairs["c"].unique())[:count])]

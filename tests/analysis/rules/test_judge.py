@@ -368,7 +368,7 @@ def test_public_tables_answer_the_rules_that_they_can(
 
 
 def test_what_an_unusable_run_measured_is_said_to_be_measured() -> None:
-    """As after 272 measured cases, of which it was said that no rule was measured."""
+    """A report once said that no rule was measured, although 272 cases were."""
     measured = frozenset(next(rule.sweeps for rule in all_rules().values() if rule.sweeps))
     rows = judge_all([replace(Evidence.none(H100), unusable=measured)])
     in_vain = [row for row in rows if row.unusable]

@@ -154,7 +154,7 @@ def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
 
 @pytest.mark.parametrize("budget", [76.0, 86.0])
 def test_what_people_look_for_first_is_whole_on_a_slow_cpu(budget: float) -> None:
-    """As on a CPU whose speed had dropped by a third, where `alignment` lacked a line."""
+    """The plan of a slow CPU once left out a line of `alignment`."""
     machine = of_cpu({"fp32": 90e9}, 16e9, 1)
     sweeps = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(()).items()}
     plan = make_plan(sweeps, machine, budget, costs=Costs(prepare=0.0))

@@ -118,7 +118,7 @@ def test_a_power_cap_is_no_disturbance() -> None:
 
 
 def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
-    """As in the runs that were called unusable while their medians repeated within 4%."""
+    """Such runs were once called unusable, although their medians repeated within 4%."""
     busy = [host(others=0.6, steal=0.1)]
     assert judge(events=busy) == ("quiet", "")
     told = health({**STEADY_RECORD, "repeats": {"cases": 24, "between": 0.04}}, CPU, [],

@@ -48,7 +48,7 @@ def test_the_best_of_start_middle_and_end_counts() -> None:
 
 
 def test_a_ceiling_that_was_measured_in_a_slow_moment_is_raised_and_said_to_be() -> None:
-    """As in the run that reached 201% of its ceiling."""
+    """A run once reported 201% of its ceiling."""
     events = [*events_of(FAST, 120e9), *events_of(SLOW, 50e9), *events_of(FAST, 118e9, "repeat")]
     found = raised(events)
     assert 115e9 < found.machine.peaks["fp32"] < 118e9
