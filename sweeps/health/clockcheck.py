@@ -6,6 +6,7 @@ profiler slows the launches of the process that loads it.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -71,7 +72,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
         note("Replaying CUDA graphs as public tables were measured …")
-        graphs = _in_process(_replays, machine, gpu, None)
+        graphs = _in_process(_replays, machine, gpu, count)
     return {
         "schema": SCHEMA, "protocol": PROTOCOL, "machine": machine.to_json(),
         "software": software(device), "timers": summarise(passes), "passes": passes,
@@ -177,17 +178,17 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
     ]  # fmt: skip
 
 
-def _replays(machine: Any, gpu: int, _: None) -> list[dict[str, Any]]:
-    """The public grid's shapes by replayed graphs; what does not fit or fails is left out."""
+def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
+    """Evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
     device = select_device("gpu", gpu).torch_name
     torch.cuda.set_device(gpu)
-    problems = dict.fromkeys(
+    problems = list(dict.fromkeys(
         case.problem
         for sweep in choose_sweeps(["public-grid"]).values()
         for case in sweep_cases(sweep, machine)
-    )
+    ))  # fmt: skip
     rows = []
-    for problem in problems:
+    for problem in problems[:: math.ceil(len(problems) / count)]:
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
         weight_bytes = problem.n * problem.k * dtype.itemsize

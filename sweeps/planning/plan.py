@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _SAMPLES, _PLANNED_SAMPLES = CHECKPOINTS[0], 10
 _SOUGHT = ("alignment", "steps", "conv-layouts")
 """Sweeps that people look for first: where time is short, others lose lines before these do."""
-_SOUGHT_TIMES = 3.0
+_SOUGHT_TIMES = 6.0
 _ADMITTED = 0.92  # share of the budget that a plan fills: a machine is slower at times
 _LARGEST_SHARE = 0.02  # of the budget, for one case
 _CHEAPEST_TIMES = 2.0  # that share, or the cost of a sweep's cheapest case where that is over it
@@ -210,7 +210,7 @@ def make_plan(
     """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
 
     The sweep that has had the least time gives the next line, so that every sweep is represented.
-    Those that people look for first get three times as much. Or, ``in_order``, a sweep begins when
+    Those that people look for first get six times as much. Or, ``in_order``, a sweep begins when
     the one before it is over, and any case may be as long as the budget allows. A sweep of which no
     line fits gives single cases instead.
 
@@ -238,7 +238,7 @@ def make_plan(
     largest = {name: _largest_cost(own, share) for name, own in entries.items()}
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
-    room = _Room(budget)
+    room = _Room(budget, naming=machine.kind == "gpu")
     queues = {name: deque(_in_lines(own)) for name, own in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
     weight = {name: _SOUGHT_TIMES if name in _SOUGHT else 1.0 for name in queues}
@@ -265,12 +265,18 @@ def make_plan(
 
 
 class _Room:
-    """What is left of the budget of each shard, naming included."""
+    """What is left of the budget of each shard.
 
-    def __init__(self, budget: float) -> None:
+    With ``naming``, time is left for naming kernels at the end.
+    """
+
+    def __init__(self, budget: float, naming: bool) -> None:
         self._budget = budget
+        self._most_naming = _NAMING_SHARE * budget if naming else 0.0
         self._total: dict[int | None, float] = defaultdict(float)
-        self._naming: dict[int | None, float] = defaultdict(lambda: naming_reserve((), budget))
+        self._naming: dict[int | None, float] = defaultdict(
+            lambda: min(self._most_naming, _NAMING_START)
+        )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of some cases, if all of them fit."""
@@ -279,7 +285,7 @@ class _Room:
             shard = entry.shard
             total[shard] = total.get(shard, self._total[shard]) + entry.expected + entry.more
             naming[shard] = min(
-                _NAMING_SHARE * self._budget,
+                self._most_naming,
                 naming.get(shard, self._naming[shard])
                 + _NAMING_SECONDS + _cudnn_seconds(entry.case),
             )  # fmt: skip

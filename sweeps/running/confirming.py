@@ -90,8 +90,8 @@ def explore(
         {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
     )  # fmt: skip
     known = read_run(run.folder).get("repeats") is not None
-    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0), names=not quickly,
-                  repeats=not known)  # fmt: skip
+    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0), repeats=not known,
+                  names=run.names and not quickly)  # fmt: skip
     with LiveReporter() as live:
         carry_out(run, live, note)
     return run

@@ -130,6 +130,7 @@ def begin(
         anchors=[] if own else [PlanEntry.from_json(row) for row in record.get("anchors", ())],
         anchor_options={"seconds": sustained_seconds(plan["budget_s"])},
         compile_beside=device.gpu is not None and is_shared(device.gpu),
+        names=device.gpu is not None,
         stop_at=request.stop_at,
     )
 

@@ -50,7 +50,9 @@ class Run:
     repeats: bool = True
     """Whether some cases are timed again at the end, by a process that has to start for it."""
     names: bool = True
-    """Whether kernels are named at the end, likewise; else a later call names them."""
+    """Whether kernels are named at the end, likewise; if not, a later call names them.
+
+    On a CPU they are named before they are timed."""
     longest: float | None = None
     """Seconds that six samples of a case may take; None: a share of the budget."""
     stop_at: float | None = None

@@ -194,13 +194,12 @@ class _Supervisor:
     def _measure(self) -> str:
         run, tally, announced = self._run, self._tally, False
         left = run.budget - tally.spent
-        cases = [entry.case for entry in run.planned]
         until = math.inf
         # Naming comes last and needs time of its own, which measuring must leave to it.
         if run.stop_at is not None:
             left = min(left, run.stop_at - time.monotonic())
-            until = run.stop_at - naming_reserve(cases, left)
-        budget = run.budget - naming_reserve(cases, left)
+            until = run.stop_at - self._naming_reserve(left)
+        budget = run.budget - self._naming_reserve(left)
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"
@@ -219,6 +218,11 @@ class _Supervisor:
                 return end
         return "done"
 
+    def _naming_reserve(self, seconds: float) -> float:
+        """Seconds of what is left for naming kernels at the end of this run."""
+        cases = [entry.case for entry in self._run.planned]
+        return naming_reserve(cases, seconds) if self._run.names else 0.0
+
     def _repeat(self) -> None:
         """Time some cases again, in another process: how well does a median repeat?
 
@@ -234,11 +238,11 @@ class _Supervisor:
             return
         if self._run.stop_at is not None:
             left = self._run.stop_at - time.monotonic()
-            left -= naming_reserve([entry.case for entry in self._run.planned], left)
+            left -= self._naming_reserve(left)
             if left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Timing {len(chosen)} cases again in another process …")
-        naming = naming_reserve([entry.case for entry in self._run.planned], self._run.budget)
+        naming = self._naming_reserve(self._run.budget)
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
         self._run_child(self._order(chosen, self._run.budget, work="repeat"))
 

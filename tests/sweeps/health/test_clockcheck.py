@@ -8,9 +8,26 @@ from pathlib import Path
 import pytest
 
 from analysis.recorder.recorder import run_command
+from sweeps.health.clockcheck import summarise
 from tests.support.gpu_recording import FAKE
 
 
+def test_passes_are_compared_over_the_cases_that_all_of_them_have() -> None:
+    sampler = {"seconds": 2.0, "medians_us": {"a": 10.0, "b": 20.0, "lost": 1.0}}
+    slower = {"seconds": 6.0, "medians_us": {"a": 11.0, "b": 22.0}}
+    again = {"seconds": 2.0, "medians_us": {"a": 10.2, "b": 20.4}}
+    timers = summarise([
+        {"timers": {"sampler": sampler, "do_bench": slower}},
+        {"timers": {"sampler": again, "do_bench": slower}},
+    ])  # fmt: skip
+    assert timers["sampler"]["passes_differ"] == pytest.approx(0.02)
+    assert timers["sampler"]["over_sampler"] == 1.0
+    assert timers["do_bench"]["passes_differ"] == 0.0
+    assert timers["do_bench"]["over_sampler"] == pytest.approx(1.1)
+    assert timers["do_bench"]["seconds_per_case"] == pytest.approx(6.0 / 2)
+
+
+@pytest.mark.slow
 def test_both_timers_agree_on_a_simulated_gpu(tmp_path: Path) -> None:
     """They see the same simulated kernels, so that any difference is a fault of the comparison."""
     line = ["sweeps", "clock", "--device", "gpu", "--cases", "3", "--results", str(tmp_path)]

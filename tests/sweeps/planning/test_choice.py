@@ -152,10 +152,15 @@ def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
     assert whole > 20
 
 
-@pytest.mark.parametrize("budget", [76.0, 86.0])
-def test_what_people_look_for_first_is_whole_on_a_slow_cpu(budget: float) -> None:
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("budget", [66.0, 76.0])
+def test_what_people_look_for_first_is_whole_on_a_slow_cpu(budget: float, bf16: bool) -> None:
     """The plan of a slow CPU once left out a line of `alignment`."""
-    machine = of_cpu({"fp32": 90e9}, 16e9, 1)
+    machine = replace(
+        of_cpu({"fp32": 90e9, "bf16": 180e9 if bf16 else 10e9}, 16e9, 1),
+        l2_bytes=32 << 20,
+        emulated=() if bf16 else ("bf16",),
+    )
     sweeps = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(()).items()}
     plan = make_plan(sweeps, machine, budget, costs=Costs(prepare=0.0))
     assert plan.left_out  # there is not time for all

@@ -182,6 +182,16 @@ def test_naming_has_its_place_in_the_budget() -> None:
     assert naming_reserve([conv] * 100, 600) == pytest.approx(10.5)  # each plan is built anew
 
 
+def test_a_cpu_s_plan_leaves_no_time_for_naming() -> None:
+    """Its kernels are named while its cases are prepared."""
+    cpu = replace(of_cpu({"fp32": 90e9}, 16e9, 1), l2_bytes=1 << 20)
+    cases = [replace(case, implementation="mkl") for case in sweep("s", *range(64, 9000, 8))]
+    planned = make_plan({"s": cases}, cpu, 60).planned
+    assert len(planned) < len(cases)
+    taken = sum(entry.expected + entry.more for entry in planned)
+    assert 0.9 * 60 < taken <= 0.92 * 60  # the share of the budget that a plan fills
+
+
 def test_no_case_is_too_long_of_what_was_asked_for_by_name() -> None:
     gemm = Gemm(1024, 1024, 1024, "fp32")
     case, short = (Case("s", gemm, "cublas", mode=mode) for mode in ("sustained", "burst"))
