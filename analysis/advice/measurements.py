@@ -14,6 +14,7 @@ from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import Recording, bursts, problems_of, stored_ordinarily
 from analysis.recordings.repetition import (
     MeasuredTime,
+    between_cases,
     between_processes,
     case_ids,
     places_of,
@@ -189,7 +190,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
         for name in ("time_us", "time_lo_us", "time_hi_us")
     )
-    between, rounds = between_processes(recording), rounds_of(recording)
+    rounds = rounds_of(recording)
+    between, of_cases = between_processes(recording), between_cases(recording)
     samples = [rounds.get(case, {}) for case in case_ids(rows)] if rounds else [{}] * len(rows)
     times: dict[Problem, dict[str, MeasuredTime]] = {}
     again: dict[Way, list[MeasuredTime]] = {}
@@ -198,7 +200,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         problems_of(rows), rows["implementation"], runs, places_of(rows), samples, *times_s,
     )  # fmt: skip
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
-        time = MeasuredTime(seconds, lo, hi, taken, between.get(run, 0.0), place)
+        apart = between.get(run, 0.0), of_cases.get(run, 0.0)
+        time = MeasuredTime(seconds, lo, hi, taken, *apart, place)
         again.setdefault((problem, name), []).append(time)
         known = times.setdefault(problem, {})
         # Of the same problem in two sweeps, the time with the narrower interval counts.

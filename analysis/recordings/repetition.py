@@ -46,9 +46,10 @@ Rounds = Mapping[tuple[str, int], float]
 class MeasuredTime:
     """A measured time and the interval of its median, in seconds; NaN ends under six samples.
 
-    ``rounds`` are its samples where they are recorded, ``between`` is the standard deviation of the
-    logarithm by which medians of its run differ from those of another process. ``run`` tells where
-    it was measured: in which run, by which worker and on which GPU.
+    ``rounds`` are its samples where they are recorded. ``between`` is the standard deviation of the
+    logarithm by which medians of its run differ from those of another process, ``between_cases``
+    what is left of it without the change that all cases share. ``run`` tells where it was measured:
+    in which run, by which worker and on which GPU.
     """
 
     time: float
@@ -56,6 +57,7 @@ class MeasuredTime:
     hi: float
     rounds: Rounds = field(default_factory=dict)
     between: float = 0.0
+    between_cases: float = 0.0
     run: str = ""
 
     @property
@@ -73,7 +75,8 @@ class MeasuredTime:
 def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
     """The time of one case over that of another, with the 95 % interval of a repetition.
 
-    None where no interval is known, and for times of two runs, which are never compared.
+    A change of speed that all cases share between two processes does not widen it. None where no
+    interval is known, and for times of two runs, which are never compared.
     """
     if one.run != other.run:
         return None
@@ -89,7 +92,7 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
         middle = math.log(one.time / other.time)
         halves = _log_halves(one), _log_halves(other)
         below, above = (math.hypot(halves[0][i], halves[1][1 - i]) for i in (0, 1))
-    spread = Z95 * math.hypot(one.between, other.between)
+    spread = Z95 * math.hypot(one.between_cases, other.between_cases)
     lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
     return math.exp(middle), math.exp(lo), math.exp(hi)
 
@@ -110,17 +113,23 @@ def _log_halves(of: MeasuredTime) -> tuple[float, float]:
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """By run, the standard deviation of log medians between processes."""
-    return {part.run["run"]: _between(part.run) for part in recording.parts}
+    """Standard deviation of log medians between processes, for each run."""
+    return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
 
-def _between(run: Mapping[str, Any]) -> float:
+def between_cases(recording: Recording) -> dict[str, float]:
+    """The same without the change that all cases share, which ratios within a run do not feel."""
+    return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
+
+
+def _between(run: Mapping[str, Any], name: str) -> float:
     """As it was measured; where nothing was timed again, a guess: half of the canary's deviation.
 
     A run that recorded neither is taken to repeat as its intervals say.
     """
     if repeats := run.get("repeats"):
-        return float(repeats["between"])
+        # Older recordings do not tell the two apart.
+        return float(repeats.get(name, repeats["between"]))
     canary = run.get("canary")
     return 0.5 * float(canary["spread"]) / _TENTHS if canary else 0.0
 
@@ -142,7 +151,7 @@ def steady_times(
     rows: pd.DataFrame, recording: Recording
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The logarithm of each row's time in seconds, put right for the machine's speed in each round
-    where its samples are recorded, and the standard error of it for a repetition.
+    where its samples are recorded, and its standard error in a ratio of a repetition.
 
     The error is NaN where a time has no interval. How fast the machine was in a round is the median
     of a sample over its case's median, over the cases sampled in it.
@@ -158,7 +167,7 @@ def steady_times(
             interval = median_interval(put_right)
             if interval is not None:
                 ends[0][i], (ends[1][i], ends[2][i]) = median(put_right), interval
-    between = rows["run"].map(between_processes(recording)).fillna(0.0).to_numpy(float)
+    between = rows["run"].map(between_cases(recording)).fillna(0.0).to_numpy(float)
     return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
 
 

@@ -159,7 +159,9 @@ class Collections:
         times: dict[Problem, dict[str, MeasuredTime]] = {}
         for i in map(int, rows):
             seconds = float(source.seconds[i])
-            time = MeasuredTime(seconds, seconds, seconds, {}, self.apart)
+            time = MeasuredTime(
+                seconds, seconds, seconds, between=self.apart, between_cases=self.apart
+            )
             times[source.problems[i]] = {source.implementations[i]: time}
         return Measurements(times, pairs=pairs)
 

@@ -14,6 +14,8 @@ from analysis.advice.measurements import read_measurements
 from analysis.recordings.load import load
 from analysis.recordings.repetition import (
     MeasuredTime,
+    between_cases,
+    between_processes,
     repeated_ratio,
     rounds_of,
     steady_times,
@@ -87,10 +89,22 @@ def test_few_common_rounds_are_not_enough() -> None:
 
 
 def test_what_processes_differ_by_widens_a_ratio() -> None:
-    one = MeasuredTime(1.0, 0.999, 1.001, {}, 0.03)
+    one = MeasuredTime(1.0, 0.999, 1.001, {}, between=0.2, between_cases=0.03)
     _, lo, hi = repeated_ratio(one, one) or (0.0, 0.0, 0.0)
     assert math.log(hi) == pytest.approx(1.96 * 0.03 * math.sqrt(2), rel=0.01)
     assert math.log(lo) == pytest.approx(-math.log(hi))
+
+
+def test_a_change_that_all_cases_share_widens_times_and_no_ratio(tmp_path: Path) -> None:
+    repeats = {"cases": 24, "ratio": 1.3, "between": 0.3, "between_cases": 0.01}
+    recording = load(record(tmp_path / "h100", CASES, [1.05e-5, 1e-5], repeats=repeats))
+    assert between_processes(recording) == {RUN: 0.3}
+    assert between_cases(recording) == {RUN: 0.01}
+    measured = read_measurements(recording.products, recording)
+    lo, hi = measured.of(CASES[0].problem)["cublas"].repetition  # type: ignore[arg-type]
+    assert hi / lo > 1.5
+    _, error = steady_times(recording.ok.reset_index(drop=True), recording)
+    assert np.all(error < 0.02)
 
 
 def test_a_recordings_rounds_reach_its_advice(tmp_path: Path) -> None:
