@@ -22,6 +22,7 @@ _REPEATED_SHARE = 0.05  # of the budget, for that
 _REPEATED_SECONDS = 2.0  # at least, if that is no more than a quarter: advice's budgets are small
 _MIN_REPEATED = 4
 _FEW_CASES = 12  # of which the dear ones are timed again, too
+_CUT = 3.0  # robust standard deviations
 _FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
@@ -107,10 +108,14 @@ def choose_repeats(
 def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     """How well medians repeat in another process: by cases that one timed again after the run.
 
-    ``ratio`` is the second median over the first in geometric mean, ``between`` the standard
-    deviation of the ratio's logarithm beyond what both medians' own intervals explain, and
-    ``between_cases`` what is left of that when all cases' common change is taken off, which the
-    ratio of two cases does not feel.
+    ``ratio`` is the second median over the first, as the median over the cases. ``between`` is the
+    standard deviation of the ratio's logarithm beyond what both medians' own intervals explain.
+    ``between_cases`` is what is left of it without the change that all cases share, which the ratio
+    of two cases does not feel.
+
+    A case whose memory happens to lie badly in one of the processes can take twice as long there.
+    So that it does not widen the intervals of all others, no case counts for more than three robust
+    standard deviations.
     """
     apart, own = [], []
     for history in known.values():
@@ -125,14 +130,26 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
         own.append(sum(_variance_of_median(np.log(seconds)) for seconds in both))
     if len(apart) < _MIN_REPEATED:
         return None
-    between = float(np.mean(np.square(apart)) - np.mean(own))
-    between_cases = float(np.var(apart, ddof=1) - np.mean(own))
+    logs, noise = np.array(apart), float(np.mean(own))
+    middle = float(np.median(logs))
+    between = _mean_square(logs, noise) - noise
+    degrees = len(logs) / (len(logs) - 1)  # the middle is taken from the same cases
+    between_cases = degrees * _mean_square(logs - middle, noise) - noise
     return {
         "cases": len(apart),
-        "ratio": math.exp(float(np.mean(apart))),
+        "ratio": math.exp(middle),
         "between": math.sqrt(max(0.0, between)),
         "between_cases": math.sqrt(max(0.0, between_cases)),
     }
+
+
+def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
+    """Mean square of deviations from 0, each cut at three robust standard deviations of them all.
+
+    ``noise`` is the variance that they have at least.
+    """
+    deviation = max(1.4826 * float(np.median(np.abs(logs))), math.sqrt(noise))
+    return float(np.mean(np.square(np.clip(logs, -_CUT * deviation, _CUT * deviation))))
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:

@@ -153,6 +153,22 @@ def test_what_another_process_differs_by_is_found(
     assert report["between"] == pytest.approx(apart, abs=0.25 * apart + 0.002)
 
 
+def test_one_case_that_takes_twice_as_long_does_not_widen_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned, events, _ = simulate(SimulatedMachine(log_normal(0.003)), 24, 1, monkeypatch)
+    again = with_repeats([*events, *right_of(planned)], planned, 0.02)
+    odd = planned[0].case.id
+    doubled = [{**e, "s": 2 * e["s"]} if e["event"] == "repeat" and e["case"] == odd else e
+               for e in again]  # fmt: skip
+    usual, with_odd = (repeats_report(histories(found)) for found in (again, doubled))
+    assert usual is not None
+    assert with_odd is not None
+    for name in ("between", "between_cases"):
+        assert usual[name] <= with_odd[name] < 1.5 * usual[name]
+    assert with_odd["ratio"] == pytest.approx(usual["ratio"], abs=0.01)
+
+
 def test_repeated_are_cheap_finished_cases_from_all_over_the_plan_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
