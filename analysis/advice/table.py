@@ -11,9 +11,9 @@ import pandas as pd
 from analysis.advice.findings import findings_lines
 from analysis.advice.headlines import health_of
 from analysis.advice.measurements import Measurements, read_measurements, rows_near
-from analysis.advice.options import Question
+from analysis.advice.options import Question, options_of_each
 from analysis.advice.recommend import Advice, advise_all
-from analysis.advice.trials import Trial, trial_of
+from analysis.advice.trials import Trial, trial_among
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN
 from analysis.markdown import plain, table_row
 from analysis.model.basis import for_any_software
@@ -74,10 +74,13 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """What may be measured for the table: of each question the best guesses, so many at most."""
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
+    asked = _asked(recording, measured)
     trials = [
-        trial_of(problem, model, measured, library, question, count)
+        trial_among(*options, model, measured, library, question, count)
         for question in QUESTIONS
-        for problem, library in _asked(recording, measured).items()
+        for library, options in zip(
+            asked.values(), options_of_each(asked, model, measured, question), strict=True
+        )
     ]
     return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
 
