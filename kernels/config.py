@@ -17,6 +17,22 @@ from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES, Gemm
 
 
+@dataclass(frozen=True)
+class Storage:
+    """How the operands of a problem lie in memory, where that is not as densely as they can.
+
+    ``offset``: elements by which each operand misses an aligned address. ``ld_multiple``: elements
+    of which the leading dimension of each matrix of a GEMM is made a multiple, by a gap after every
+    row that is stored. With 64, rows of 50,257 elements lie 50,304 apart.
+    """
+
+    offset: int = 0
+    ld_multiple: int = 1
+
+
+DENSE = Storage()
+
+
 class Config:
     """Base of the frozen dataclasses that tune an implementation; its text is ``key=value;…``."""
 
@@ -36,6 +52,11 @@ class Config:
                 raise UserError(f"config {key} takes a whole number, on or off, not {word!r}.")
             values[key] = word == "on" if word in ("on", "off") else int(word)
         return cls(**values)
+
+    @property
+    def storage(self) -> Storage:
+        """How the operands lie in memory."""
+        return DENSE
 
     @property
     def experimental(self) -> str | None:
@@ -61,9 +82,19 @@ class TileConfig(Config):
     warps: int = 4
     group: int = 8
 
-    def shared_bytes(self, dtype: str) -> int:
-        """Shared memory of the pipeline's stages: A and B blocks of each."""
-        return self.stages * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
+    def shared_bytes(self, dtype: str, machine: Machine) -> int:
+        """Shared memory that the compiler allocates for the pipeline's blocks of A and B.
+
+        Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks
+        of all stages there. Others read registers: the blocks of the step that is being multiplied
+        have left shared memory, and those of one stage fewer remain.
+        """
+        held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
+        return held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
+
+    def _reads_shared(self, dtype: str, machine: Machine) -> bool:
+        major = machine.capability[0] if machine.capability else 0
+        return major in (9, 10) and dtype != "fp32" and self.bm >= 64
 
     @property
     def accumulators(self) -> int:
@@ -77,7 +108,7 @@ class TileConfig(Config):
     def fitted(self, dtype: str, machine: Machine) -> Self:
         """With as many of its stages as fit the CTA's shared memory, at least two."""
         config = self
-        while config.stages > 2 and config.shared_bytes(dtype) > machine.shared_cta_bytes:
+        while config.stages > 2 and config.shared_bytes(dtype, machine) > machine.shared_cta_bytes:
             config = replace(config, stages=config.stages - 1)
         return config
 
@@ -94,10 +125,11 @@ class TileConfig(Config):
                 return f"{name}={size} is not a power of two of at least 16."
         if self.accumulators > 128:
             return f"{self.accumulators} accumulators a thread do not fit; use more warps."
-        if self.shared_bytes(dtype) > machine.shared_cta_bytes:
+        shared = self.shared_bytes(dtype, machine)
+        if shared > machine.shared_cta_bytes:
             return (
-                f"{self.stages} stages take {self.shared_bytes(dtype) >> 10} KiB of shared memory "
-                f"and a CTA of {machine.name} has {machine.shared_cta_bytes >> 10}."
+                f"{self.stages} stages take {shared >> 10} KiB of shared memory and a CTA of "
+                f"{machine.name} has {machine.shared_cta_bytes >> 10}."
             )
         return None
 
@@ -108,9 +140,9 @@ class SplitConfig(TileConfig):
 
     split: int = 1
 
-    def parts(self, gemm: Gemm) -> float:
-        """The split."""
-        return self.split
+    def parts(self, gemm: Gemm) -> int:
+        """The split, or one part for each K step where there are fewer: no part is empty."""
+        return min(self.split, ceil_div(gemm.k, self.bk))
 
 
 @dataclass(frozen=True)
@@ -142,10 +174,10 @@ class PersistentConfig(TileConfig):
         """Specialised, a second group of as many warps takes half of the sums."""
         return super().accumulators // (2 if self.specialize else 1)
 
-    def shared_bytes(self, dtype: str) -> int:
+    def shared_bytes(self, dtype: str, machine: Machine) -> int:
         """The pipeline's stages and, with TMA, the block of the result that is being stored."""
         stored = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
-        return super().shared_bytes(dtype) + stored
+        return super().shared_bytes(dtype, machine) + stored
 
 
 HAND_WRITTEN: dict[str, type[TileConfig]] = {

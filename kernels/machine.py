@@ -370,17 +370,24 @@ def cpu_threads() -> int:
 
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Physical cores on which this process may run, within the CPU quota of its container."""
-    usable = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
+    usable = _usable_processors()
     cores = set()
     for block in (_cpuinfo() if cpuinfo is None else cpuinfo).split("\n\n"):
         facts = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
         if int(facts.get("processor", -1)) in usable and "core id" in facts:
             cores.add((facts.get("physical id"), facts["core id"]))
     return max(1, math.ceil(min(len(cores) or len(usable), _quota_cores())))
+
+
+def usable_processors() -> int:
+    """Logical processors on which this process may run, within the CPU quota of its container."""
+    return max(1, math.ceil(min(len(_usable_processors()), _quota_cores())))
+
+
+def _usable_processors() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _quota_cores() -> float:

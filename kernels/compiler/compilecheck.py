@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +28,7 @@ from triton.runtime.cache import get_cache_manager
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.config import TileConfig
 from kernels.errors import UserError
-from kernels.machine import Machine, machine_of_arch
+from kernels.machine import Machine, machine_of_arch, usable_processors
 from kernels.problem import (
     DTYPE_BYTES,
     GEMM_LAYOUTS,
@@ -49,6 +48,7 @@ _SIZE = 4096
 
 _CONV_CHANNELS, _CONV_SIZE = 256, 14
 _SLACK = 0.1  # work of an inner loop beyond what the algorithm needs, on aligned shapes
+_SHARED_SLACK = 0.15  # of shared memory: the persistent kernel in fp32 turns operands there
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class _Facts:
     shared_bytes: int
     bulk_copies: bool  # TMA reads for it
     moves_registers: bool  # between the warps that copy and those that multiply
+    serialised: str = ""  # the number of ptxas's warning that each wgmma waits for the one before
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class _Job:
     problem: Problem
     alignment: int
     arch: str
+    chosen: bool = True  # and not only a candidate
 
 
 def compile_rows(
@@ -121,7 +123,7 @@ def compile_rows(
     ]  # fmt: skip
     rows = []
     context = get_context("spawn")  # a fork would share Triton's and LLVM's locks
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+    with ProcessPoolExecutor(usable_processors(), mp_context=context) as pool:
         for row in pool.map(_compile, jobs, chunksize=4):
             rows.append(row)
             if done is not None:
@@ -133,14 +135,13 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
     return [
-        _Job(family.name, config, problem, alignment, arch)
+        _Job(family.name, config, problem, alignment, arch, chosen=place == 0)
         for family in families
         for alignment in (_ALIGNED, _MISALIGNED)
         for op in family.ops
         for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
-        for config in family.configs(problem, machine, every_candidate)[
-            : None if every_candidate else 1
-        ]
+        for place, config in enumerate(family.configs(problem, machine, every_candidate))
+        if place == 0 or every_candidate
         if isinstance(config, TileConfig)
     ]
 
@@ -263,10 +264,13 @@ def _inspect(call: Call, warps: int) -> _Facts:
         shared_bytes=kernel.metadata.shared,
         bulk_copies=BULK_COPY in ptx,
         moves_registers="setmaxnreg" in ptx,
+        serialised=" ".join(sorted({*_SERIALISED.findall(log)})),
     )
 
 
 _LOG = "ptxas.log"
+_SERIALISED = re.compile(r"\b(C75\d\d)\b")
+"""Such as C7515, "Potential Performance Loss: wgmma.mma_async instructions are serialized"."""
 _RESOURCES = re.compile(
     r"(\d+) bytes spill stores, (\d+) bytes spill loads\b.*?\bUsed (\d+) registers", re.DOTALL
 )
@@ -316,10 +320,18 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
         complaints.append(f"{instruction} instead of {' or '.join(wanted)}.")
     if facts.spill_bytes:
         complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
+    if facts.serialised and job.chosen:
+        complaints.append(f"every wgmma waits for the one before it ({facts.serialised} of ptxas).")
     if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
             f"{facts.shared_bytes} bytes of shared memory, and a CTA has "
             f"{machine.shared_cta_bytes}."
+        )
+    counted = job.config.shared_bytes(job.problem.dtype, machine)
+    exact = job.alignment == _ALIGNED and not _transposes_tf32(job)
+    if exact and not math.isclose(facts.shared_bytes, counted, rel_tol=_SHARED_SLACK):
+        complaints.append(
+            f"{facts.shared_bytes} bytes of shared memory, and the config counts {counted}."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("no TMA copies.")
@@ -352,6 +364,8 @@ def _transposes_tf32(job: _Job) -> bool:
 
 def _remark(job: _Job, facts: _Facts) -> str:
     remarks = []
+    if facts.serialised:  # of a candidate that is not chosen
+        remarks.append(f"Every wgmma waits for the one before it ({facts.serialised} of ptxas).")
     if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= 64:
         if facts.loop.instruction == "mma.sync":
             remarks.append("wgmma takes tf32 operands K-major only (layout nt).")

@@ -61,8 +61,8 @@ def product(
 ):  # fmt: skip
     """fp32 (BM, BN): rows m0… of A (M, K) times columns n0… of B (K, N), K steps first…last − 1.
 
-    EVEN: M and N are multiples of the tile. EVEN_K: K is one of BK. UPCAST: Triton's interpreter
-    multiplies bf16 as raw integers, so there it widens.
+    There is at least one step. EVEN: M and N are multiples of the tile. EVEN_K: K is one of BK.
+    UPCAST: Triton's interpreter multiplies bf16 as raw integers, so there it widens.
     """
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     m_in, n_in = m0 + m < M, n0 + n < N
@@ -74,6 +74,9 @@ def product(
     a_block = m[:, None] * a_stride[0] + k[None, :] * a_stride[1]
     b_block = k[:, None] * b_stride[0] + n[None, :] * b_stride[1]
 
+    # If the loop could be empty, the sums would also be set on its zero-trip edge. ptxas then waits
+    # for every wgmma of what Triton 3.6 generates (warning C7515).
+    tl.assume(last > first)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for step in range(first, last):
         if EVEN and EVEN_K:

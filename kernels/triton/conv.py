@@ -119,9 +119,13 @@ def conv_data(
 
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
+    # 32 bits, like the loop: what is assumed of 64 would not hold for their lower halves.
+    first = (part * steps // tl.num_programs(1)).to(tl.int32)
+    last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
+    if not BACKWARD:  # there a phase may have no taps, and a tile of it no pixels
+        tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
-    for step in range(first.to(tl.int32), last.to(tl.int32)):
+    for step in range(first, last):
         if WHOLE:
             tap = step // (depth // BK)
             k = step % (depth // BK) * BK + tl.arange(0, BK)
@@ -196,9 +200,11 @@ def conv_filter(
     per_image = grad_size[0] * grad_size[1]
     K = images * per_image
     steps = tl.cdiv(K, BK)
-    first, last = part * steps // tl.num_programs(1), (part + 1) * steps // tl.num_programs(1)
+    first = (part * steps // tl.num_programs(1)).to(tl.int32)
+    last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
+    tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(first.to(tl.int32), last.to(tl.int32)):
+    for step in range(first, last):
         pixel = step * BK + tl.arange(0, BK)
         k_in = pixel < K
         image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
@@ -270,11 +276,12 @@ class TritonConv(TritonFamily):
         """The parts of the result, channels last, where there is more than one."""
         assert isinstance(problem, Conv)
         assert isinstance(config, SplitConfig)
-        if config.split == 1:
+        parts = _parts(problem, config)
+        if parts == 1:
             return ()
         result = {"fprop": "y", "dgrad": "x", "wgrad": "w"}[problem.pass_]
         outer, channels, rows, columns = conv_shapes(problem)[result]
-        return config.split, outer, rows, columns, channels
+        return parts, outer, rows, columns, channels
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
@@ -283,13 +290,14 @@ class TritonConv(TritonFamily):
         assert isinstance(problem, Conv)
         assert isinstance(config, SplitConfig)
         target, strides = operands.out, (0, *operands.out.stride())
-        if config.split > 1:  # scratch is (part, …) with the channels last
+        parts = _parts(problem, config)
+        if parts > 1:  # scratch is (part, …) with the channels last
             target = scratch
             part, outer, rows, columns, channels = scratch.stride()
             strides = (part, outer, channels, rows, columns)
         launch = _filter_call if problem.pass_ == "wgrad" else _data_call
         calls = [launch(problem, operands, config, target, strides)]
-        if config.split > 1:
+        if parts > 1:
             calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
         return calls
 
@@ -305,6 +313,11 @@ def _computed_problem(conv: Conv) -> Problem:
     )
     c, kout = conv.c // conv.groups, conv.kout // conv.groups
     return Gemm(conv.n * rows * columns, c, kout * r * s, conv.dtype, "nt", conv.groups * phases)
+
+
+def _parts(conv: Conv, config: SplitConfig) -> int:
+    """Parts into which the sum is cut."""
+    return config.parts(_computed_problem(conv).implied_gemm)
 
 
 def _data_call(
@@ -340,8 +353,9 @@ def _data_call(
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
     }
     return Call(
-        conv_data, (tiles * problem.groups * math.prod(apart), config.split), arguments, options
-    )
+        conv_data, (tiles * problem.groups * math.prod(apart), _parts(problem, config)), arguments,
+        options,
+    )  # fmt: skip
 
 
 def _filter_call(
@@ -359,7 +373,7 @@ def _filter_call(
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
     options = _options(problem, operands, config, units, depth % config.bn == 0)
-    return Call(conv_filter, (tiles * problem.groups, config.split), arguments, options)
+    return Call(conv_filter, (tiles * problem.groups, _parts(problem, config)), arguments, options)
 
 
 def _options(

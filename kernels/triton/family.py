@@ -14,6 +14,7 @@ import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from kernels.config import HAND_WRITTEN, Config, TileConfig, ceil_div
 from kernels.constants import Constants, default_constants
 from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
-from kernels.machine import Machine
+from kernels.machine import Machine, usable_processors
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload, as_problem
 from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
@@ -166,21 +167,32 @@ class TritonFamily(ABC):
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile all cases in parallel on the CPU cores; a failure is repeated at the launch."""
-        with (
-            ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool,
-            triton.AsyncCompileMode(pool, ignore_errors=True),
-        ):
-            for workload, config in cases:
-                if isinstance(config, TileConfig):
-                    problem = as_problem(workload)
-                    for call in self.unbound_calls(problem, meta_operands(problem), config):
-                        call.warmup()
+        with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
+            with triton.AsyncCompileMode(pool, ignore_errors=True):
+                kernels = [
+                    call.warmup()
+                    for workload, config in cases if isinstance(config, TileConfig)
+                    for problem in [as_problem(workload)]
+                    for call in self.unbound_calls(problem, meta_operands(problem), config)
+                ]  # fmt: skip
+            for kernel in kernels:
+                pool.submit(_build_launcher, kernel)
 
     def unbound_calls(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
         """The calls with a scratch tensor that has no memory yet: enough to compile them."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Build what launches a compiled kernel, which Triton would do at its first launch.
+
+    Triton 3.6 has the host's C compiler make a module for every signature, in a third of a second.
+    """
+    with suppress(Exception):  # repeated, and reported, at the launch
+        kernel = kernel.result() if hasattr(kernel, "result") else kernel
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:

@@ -76,7 +76,7 @@ def matmul_persistent(
     a_ptr, b_ptr, c_ptr, batch, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
-    A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, CTAS: tl.constexpr,
+    A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
@@ -95,7 +95,7 @@ def matmul_persistent(
     tiles = batch * rows * columns
     # Specialised and fused loops exclude each other: Triton 3.7 drops the first without a word.
     for tile in tl.range(
-        tl.program_id(0), tiles, CTAS, flatten=FLATTEN, warp_specialize=SPECIALIZE
+        tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
         z = tile // (rows * columns)
         row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
@@ -123,14 +123,15 @@ def matmul_persistent_plain(
     a_ptr, b_ptr, c_ptr, batch, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """The same with plain loads, any strides."""
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), batch * rows * columns, CTAS, disable_licm=True):
+    tiles = batch * rows * columns
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), disable_licm=True):
         z = (tile // (rows * columns)).to(tl.int64)
         row, column = grouped(tile % (rows * columns), rows, columns, GROUP)
         m0, n0 = row * BM, column * BN
@@ -203,7 +204,7 @@ class TritonPersistent(GemmFamily):
         matrices = Matrices.of(operands)
         batch, m, n, _ = matrices.sizes
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
-        options = {**gemm_options(problem, matrices, config), "CTAS": grid[0]}
+        options = gemm_options(problem, matrices, config)
         arguments = (*matrices, batch, *Units.of(matrices, problem.dtype).arguments(matrices))
         a, b, c = (_tma_order(matrix) for matrix in matrices)
         # Decided by the operands at hand as well: an offset or stride may rule TMA out.

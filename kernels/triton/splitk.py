@@ -73,7 +73,7 @@ class TritonSplitK(GemmFamily):
         """The parts, (split, batch, m, n)."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
-        return config.split, problem.batch, problem.m, problem.n
+        return config.parts(problem), problem.batch, problem.m, problem.n
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
@@ -83,7 +83,7 @@ class TritonSplitK(GemmFamily):
         assert isinstance(config, SplitConfig)
         matrices = Matrices.of(operands)
         batch, m, n, _ = matrices.sizes
-        grid = tile_count(m, n, config.bm, config.bn, batch), config.split
+        grid = tile_count(m, n, config.bm, config.bn, batch), config.parts(problem)
         a, b, c = matrices
         sizes, *read, _ = Units.of(matrices, problem.dtype).arguments(matrices)
         arguments = (a, b, scratch, batch, sizes, *read)

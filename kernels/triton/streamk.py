@@ -123,7 +123,7 @@ class TritonStreamK(GemmFamily):
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
             # Eight warps of 255 registers fill a register file: only four-warp tiles fit twice.
-            shared = 2 * (tile.shared_bytes(problem.dtype) + _RESERVED)
+            shared = 2 * (tile.shared_bytes(problem.dtype, machine) + _RESERVED)
             if tile.warps == 4 and shared <= machine.shared_sm_bytes:
                 configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
         return configs

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.config import (
+    SplitConfig,
     TileConfig,
     ceil_div,
     next_wave_edge,
@@ -16,6 +17,7 @@ from kernels.config import (
 )  # fmt: skip
 from kernels.errors import UserError
 from kernels.machine import known_machine
+from kernels.problem import Gemm
 
 sizes = st.integers(1, 3000)
 blocks = st.sampled_from([16, 32, 64, 128, 192, 256])
@@ -83,10 +85,16 @@ def test_a_config_text_is_checked() -> None:
         (TileConfig(192, 128), "nvidia-h200", "power of two"),
         (TileConfig(256, 256, warps=8), "nvidia-h200", "256 accumulators"),
         (TileConfig(128, 128, 64, stages=8), "nvidia-h200", "shared memory"),
-        (TileConfig(128, 128, 64, stages=4), "nvidia-l40s", "shared memory"),
+        (TileConfig(128, 128, 64, stages=5), "nvidia-l40s", "shared memory"),
         (TileConfig(128, 128, 64, stages=4), "nvidia-h200", None),
     ],
 )
 def test_the_validity_rule(config: TileConfig, slug: str, words: str | None) -> None:
     reason = config.invalid("bf16", known_machine(slug))
     assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(("k", "parts"), [(8, 1), (64, 1), (65, 2), (500, 8), (513, 8)])
+def test_no_part_of_a_split_sum_is_empty(k: int, parts: int) -> None:
+    """The kernels' loop over K must not be empty."""
+    assert SplitConfig(64, 64, 64, split=8).parts(Gemm(64, 64, k, "bf16")) == parts

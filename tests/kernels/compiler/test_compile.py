@@ -125,13 +125,28 @@ TMA = PersistentConfig(specialize=True)
         (JOB, {"loop": replace(LOOP, instruction="mma.sync")}, "mma.sync instead of wgmma"),
         (JOB, {"spill_bytes": 8}, "8 bytes of registers are spilled"),
         (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
+        (
+            JOB,
+            {"shared_bytes": 3 << 15},
+            "98304 bytes of shared memory, and the config counts 131072",
+        ),
+        (JOB, {"serialised": "C7515"}, "every wgmma waits for the one before it (C7515 of ptxas)."),
+        (replace(JOB, chosen=False), {"serialised": "C7515"}, None),
         (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
         (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "0.50 times the bytes"),
         (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
         (replace(JOB, config=TMA), {}, "no TMA copies. no warp is specialised."),
-        (replace(JOB, config=TMA), {"bulk_copies": True, "moves_registers": True}, None),
+        (
+            replace(JOB, config=TMA),
+            {"shared_bytes": 5 << 15, "bulk_copies": True, "moves_registers": True},
+            None,
+        ),
         (replace(JOB, arch="sm_100"), {}, "instead of tcgen05"),
-        (replace(JOB, arch="sm_80"), {"loop": replace(LOOP, instruction="mma.sync")}, None),
+        (
+            replace(JOB, arch="sm_80"),
+            {"shared_bytes": 3 << 15, "loop": replace(LOOP, instruction="mma.sync")},
+            None,
+        ),
     ],
 )
 def test_what_counts_as_not_ok(job: _Job, facts: dict[str, Any], words: str | None) -> None:
@@ -207,6 +222,33 @@ def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> Non
     script.write_text(AHEAD)
     answer = outside_the_interpreter(script)
     assert answer.stdout.splitlines() == [f"{name} True" for name in HAND_WRITTEN], answer.stderr
+
+
+COUNTERS = """
+import torch
+import triton
+from kernels.compiler.compilecheck import _TargetDriver
+from kernels.machine import machine_of_arch
+from kernels.triton.sm_clock import read_counters
+
+if __name__ == "__main__":
+    for arch in ("sm_80", "sm_90", "sm_120"):
+        triton.runtime.driver.set_active(_TargetDriver(machine_of_arch(arch)))
+        out = torch.empty(396, dtype=torch.int64, device="meta")
+        kernel = read_counters.warmup(out, grid=(132,), num_warps=1)
+        ptx = kernel.asm["ptx"]
+        places = [ptx.index(name) for name in ("%clock64", "%globaltimer")]
+        print(arch, places == sorted(places), "%smid" in ptx, ptx.count("st.global"))
+"""
+
+
+@pytest.mark.slow
+def test_the_sm_clock_reads_its_counters_in_order(tmp_path: Path) -> None:
+    script = tmp_path / "counters.py"
+    script.write_text(COUNTERS)
+    answer = outside_the_interpreter(script)
+    wanted = [f"{arch} True True 3" for arch in ("sm_80", "sm_90", "sm_120")]
+    assert answer.stdout.splitlines() == wanted, answer.stderr
 
 
 CACHED = """

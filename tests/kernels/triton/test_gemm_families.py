@@ -318,7 +318,7 @@ def test_streaming_ctas_all_fit_at_once(slug: str) -> None:
     for config in family("triton-streamk").configs(Gemm(4096, 4096, 4096, "bf16"), machine):
         assert isinstance(config, StreamConfig)
         resident = config.ctas // machine.sms
-        assert resident * (config.shared_bytes("bf16") + 1024) <= machine.shared_sm_bytes
+        assert resident * (config.shared_bytes("bf16", machine) + 1024) <= machine.shared_sm_bytes
 
 
 def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
@@ -349,7 +349,7 @@ def test_stages_are_fitted_to_the_shared_memory() -> None:
         tile.fitted("bf16", known_machine(slug)).stages
         for slug in ("nvidia-h200", "nvidia-a100-sxm-80gb", "nvidia-l40s")
     ]
-    assert stages == [4, 4, 3]
+    assert stages == [4, 4, 4]  # of 32 KiB, of which mma.sync holds one fewer
     huge = replace(tile, bk=256).fitted("bf16", known_machine("nvidia-l40s"))
     assert huge.stages == 2
     assert huge.invalid("bf16", known_machine("nvidia-l40s")) is not None
