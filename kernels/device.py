@@ -58,6 +58,17 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     return this_cpu()
 
 
+def make_current(gpu: int | None) -> None:
+    """Make a GPU the one that this process launches and waits on; None: nothing to do for a CPU.
+
+    PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` mean the
+    current GPU. :func:`select_device` leaves it alone, because a process that only plans must not
+    open a GPU.
+    """
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+
+
 def this_cpu() -> Device:
     """The CPU, with as many threads as :func:`kernels.machine.cpu_threads` says.
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kernels.correctness.verify import verify
-from kernels.device import Device
+from kernels.device import Device, make_current
 from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
@@ -58,6 +58,7 @@ class Row:
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[Row]:
     """Check each named implementation on each problem; a failure is a row, never an exception."""
     names, problems = list(names), list(problems)
+    make_current(device.gpu)
     if device.gpu is not None:
         for name in names:
             # On all cores at once; a failure here is repeated, and reported, by _check_one.

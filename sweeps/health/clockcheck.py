@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels.device import Device, select_device, software
+from kernels.device import Device, make_current, select_device, software
 from kernels.operands import TORCH_DTYPES
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
@@ -181,7 +181,7 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
     """Evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
     device = select_device("gpu", gpu).torch_name
-    torch.cuda.set_device(gpu)
+    make_current(gpu)
     problems = list(dict.fromkeys(
         case.problem
         for sweep in choose_sweeps(["public-grid"]).values()

@@ -7,6 +7,7 @@ one dies, its kernels are compiled when their turn comes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from kernels.config import HAND_WRITTEN
-from kernels.machine import Machine
+from kernels.machine import Machine, usable_processors
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 from sweeps.process import die_with_parent
@@ -32,26 +33,38 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     Each has a context on the GPU, whose memory the run wants for itself.
     """
     contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
-    spare = (cores or len(os.sched_getaffinity(0))) - _SPARED_CORES
+    spare = (cores or usable_processors()) - _SPARED_CORES
     return max(0, min(_MAX_PROCESSES, spare, contexts))
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """What Triton compiles for a case, nearly: cases with equal keys share their kernels.
 
-    Sizes count by what Triton specialises: 1, multiples of 16, others. None: nothing is compiled.
+    Sizes count by what the kernels and Triton specialise: 1, the power of two up to 16 that divides
+    them, and whether tiles leave no rest. None: nothing is compiled.
     """
     if case.implementation not in HAND_WRITTEN or not isinstance(case.problem, Gemm | Conv):
         return None
-    problem = case.problem
+    problem, tile = case.problem, HAND_WRITTEN[case.implementation].parse(case.config)
+    gemm = problem.implied_gemm
+    rests: tuple[object, ...] = (gemm.m % tile.bm or gemm.n % tile.bn) > 0, gemm.k % tile.bk > 0
     if isinstance(problem, Gemm):
-        sizes: tuple[int, ...] = (problem.m, problem.n, problem.k, problem.batch)
-        kind: tuple[object, ...] = ("gemm",)
+        sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
+        kind: tuple[object, ...] = (problem.batch > 1, *rests)
     else:
-        sizes = (problem.n, problem.c, problem.h, problem.w, problem.kout)
-        kind = (problem.pass_, problem.r, problem.s, problem.stride, problem.dilation)
-    classes = tuple("1" if size == 1 else size % 16 == 0 for size in sizes)
+        sizes = (problem.c, problem.kout)
+        pixels = (problem.n, problem.h, problem.w, problem.p, problem.q)
+        kind = (
+            problem.pass_, problem.r, problem.s, problem.stride, problem.padding, problem.dilation,
+            *(_specialised(size) for size in pixels),
+        )  # fmt: skip
+    classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)
     return (case.implementation, case.config, problem.dtype, problem.layout, *kind, classes)
+
+
+def _specialised(size: int) -> str:
+    """How Triton tells one whole number from another."""
+    return "1" if size == 1 else "multiple of 16" if size % 16 == 0 else "other"
 
 
 @contextmanager
@@ -62,7 +75,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     host's cores. Without a GPU, with two cores and on a small card nothing is started: the run
     compiles each chunk itself.
     """
-    cores = max(1, len(os.sched_getaffinity(0)) // workers)
+    cores = max(1, usable_processors() // workers)
     machine, gpu = where.get("machine"), where.get("gpu")
     first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
     wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
@@ -89,12 +102,11 @@ def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
     """Entry point of a compiling process."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
-    import torch
-
     from kernels import implementations
+    from kernels.device import make_current
 
     with suppress(Exception):  # without its device, nothing below compiles either
-        torch.cuda.set_device(gpu)
+        make_current(gpu)
     for case in cases:
         implementation = implementations()[case.implementation]
         with suppress(Exception):  # the failure is reported when the case is prepared

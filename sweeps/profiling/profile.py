@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernels.device import Device, software
+from kernels.device import Device, make_current, software
 from kernels.library.vendor import LibraryConfig, library_settings
 from sweeps.profiling.models import MODELS, training_step
 from sweeps.schema import SCHEMA
@@ -40,6 +40,7 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
         As in ``models.json``.
     """
     kind = device.machine.kind
+    make_current(device.gpu)
     models = []
     for name in MODELS:
         note(f"Profiling {name} …")

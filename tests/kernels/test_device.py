@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from kernels import device
+from kernels.correctness.check import check_all
 from kernels.errors import UserError
+from kernels.problem import Gemm
 
 
 @pytest.fixture
@@ -135,3 +138,20 @@ def test_the_drivers_version_is_read(
     monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/nvidia0"])
     monkeypatch.setattr(device, "Path", lambda path: file)
     assert device.nvidia_driver() == version
+
+
+def test_a_check_runs_on_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches and waits mean the current GPU, which is number 0 unless another one is chosen."""
+    current = [0]
+    launched_on = []
+    real = torch.mm
+
+    def mm(*arguments: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        launched_on.append(current[-1])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch, "mm", mm)
+    second = replace(device.this_cpu(), gpu=1)
+    (row,) = check_all(["mkl"], [Gemm(64, 64, 64, "fp32")], second)
+    assert (row.status, launched_on) == ("ok", [1])
