@@ -65,8 +65,8 @@ rules:  ## judge the field's rules: measures what they need and results lack (BU
 	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
 	&& "$$py" -m analysis rules $(of_machine)
 
-record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock one-more")
-	@$(call python,test); "$$py" -m analysis record $(budget) \
+record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock real-layers")
+	@$(call python,test?); "$$py" -m analysis record $(budget) \
 		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
 
 import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
@@ -79,8 +79,15 @@ bench:  ## benchmark our own code
 	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --tier all \
 		--benchmark-only -s --benchmark-json .benchmarks/bench.json
 
-compile-check:  ## compile the kernels for named architectures, without a GPU
-	@$(call python); "$$py" -m kernels compile $${WRITE:+--write "$$WRITE"}
+# What most GPU nodes have. It only compiles and launches here: the kernels must suit both.
+OLDER_TRITON = .venv-triton-3.6.0
+
+compile-check:  ## compile the kernels for named architectures, without a GPU, by two Tritons; launch them on a stub
+	@$(call python); "$$py" -m kernels compile $${WRITE:+--write "$$WRITE"} \
+	&& { test -d $(OLDER_TRITON) || "$$py" -m pip install -q --no-deps --target $(OLDER_TRITON) triton==3.6.0; } \
+	&& PYTHONPATH=$(OLDER_TRITON) "$$py" -m kernels compile --arch sm_90 \
+	&& "$$py" -m tests.support.launching.launch $(OLDER_TRITON)/launched \
+	&& "$$py" -m tests.support.launching.launch $(OLDER_TRITON)/launched-older $(OLDER_TRITON)
 
 lint:  ## ruff and the type checker
 	@$(call python,test lint); "$$py" -m ruff check . && "$$py" -m ruff format --check . && "$$py" -m mypy
@@ -89,4 +96,4 @@ format:  ## rewrite the code as lint wants it
 	@$(call python,test lint); "$$py" -m ruff check --fix . && "$$py" -m ruff format .
 
 clean:  ## remove the environment; results stay
-	rm -rf .venv
+	rm -rf .venv .venv-failed $(OLDER_TRITON)

@@ -20,14 +20,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rooftile-ready"
+FAILED = ROOT / ".venv-failed"
+"""Which optional extras could not be installed, and when: they are not tried again for a day."""
+_DAY = 86_400.0
 
 # Asked of an interpreter: which requirements it lacks, and whether its PyTorch sees a GPU.
 _PROBE = r"""
@@ -67,48 +72,84 @@ def main(groups: list[str]) -> int:
         return 1
     for group in groups:
         if group.endswith("?"):
-            try:
-                more = set_up(requirements([*needed, group.removesuffix("?")]), on_top=True)
-            except (OSError, subprocess.CalledProcessError):
-                more = None
-            if more is None:
-                _say(f"It goes on without the extra {group.removesuffix('?')}.")
-            python = more or python
+            python = add_if_possible(needed, group.removesuffix("?")) or python
     print(python)
     return 0
 
 
-def set_up(wanted: list[str], on_top: bool = False) -> str | None:
+def add_if_possible(needed: list[str], group: str) -> str | None:
+    """The interpreter with an optional extra added, or None with a sentence.
+
+    A node without a package index is asked once a day, not in every call.
+    """
+    failed = read_failed()
+    wanted = requirements([*needed, group])
+    try:
+        python = set_up(wanted, optional=True, offline=time.time() - failed.get(group, 0.0) < _DAY)
+    except (OSError, subprocess.CalledProcessError):
+        python = None
+    if python is None:
+        _say(
+            f"The optional extra {group} is missing; everything else works without it. It is tried "
+            "again tomorrow, or after `make clean`."
+        )
+        failed.setdefault(group, time.time())
+    elif group in failed:
+        del failed[group]
+    else:
+        return python
+    with suppress(OSError):
+        FAILED.write_text(json.dumps(failed), encoding="utf-8")
+    return python
+
+
+def read_failed() -> dict[str, float]:
+    """When each optional extra failed to install within the last day, in seconds since 1970."""
+    try:
+        failed = json.loads(FAILED.read_text(encoding="utf-8"))
+        return {str(group): float(at) for group, at in failed.items()
+                if time.time() - float(at) < _DAY}  # fmt: skip
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
     """The interpreter that has the requirements, set up if need be; None if it cannot be.
 
-    ``on_top``: what is missing is added to the packages of this interpreter, and nothing replaced,
-    whether or not its PyTorch sees a GPU.
+    Args:
+        wanted: requirements as ``name>=version``.
+        optional: what is missing is added to the packages of this interpreter, and nothing is
+            replaced, whether or not its PyTorch sees a GPU. An index that does not answer within
+            five seconds is given up.
+        offline: nothing is installed.
     """
     base, has = read_stamp()
     if base == _base():
         lacks = [requirement for requirement in wanted if requirement not in has]
-        if lacks and not install(lacks, _pins()):
+        if lacks and (offline or not install(lacks, _pins(), hurried=optional)):
             return None
     else:
         lacks, sees_gpu = probe(sys.executable, wanted)
         if not lacks and (sees_gpu or not needs_gpu()):
             return sys.executable
+        if offline:
+            return None
         has = []
-        kept = sees_gpu or on_top
-        if not replace_venv(sys.executable if kept else None, lacks if kept else wanted):
+        kept = sees_gpu or optional
+        if not replace_venv(sys.executable if kept else None, lacks if kept else wanted, optional):
             return None
     if lacks or not has:
         STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")
     return str(PYTHON)
 
 
-def replace_venv(on_top_of: str | None, lacks: list[str]) -> bool:
+def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
     """Make ``.venv`` and install into it; if that fails, the one that was there is put back."""
     before = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
         shutil.rmtree(before, ignore_errors=True)
         VENV.rename(before)
-    if make_venv(on_top_of) and install(lacks, _pins(without_torch=on_top_of is not None)):
+    if make_venv(on_top_of) and install(lacks, _pins(without_torch=on_top_of is not None), hurried):
         shutil.rmtree(before, ignore_errors=True)
         return True
     shutil.rmtree(VENV, ignore_errors=True)
@@ -175,12 +216,16 @@ def _ask(python: str | Path, code: str) -> str:
     return answer.stdout.strip()
 
 
-def install(lacks: list[str], pins: Path) -> bool:
-    """Install what is missing; False with one sentence if that fails."""
+def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
+    """Install what is missing; False with one sentence if that fails.
+
+    ``hurried``: without an index, fail in seconds rather than minutes.
+    """
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
     # pip compiles bytecode on one core; compileall, below, does it on all.
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile",
-           "--disable-pip-version-check", "-c", str(pins), *lacks]  # fmt: skip
+           "--disable-pip-version-check", "-c", str(pins),
+           *(["--retries", "0", "--timeout", "5"] if hurried else []), *lacks]  # fmt: skip
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         compile_all = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]

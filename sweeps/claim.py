@@ -13,9 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import SoftFileLease, Timeout
-
 from kernels.errors import UserError
+
+try:
+    from filelock import SoftFileLease, Timeout
+except ImportError:  # before filelock 3.30
+    from sweeps.plain_lease import PlainLease as SoftFileLease  # type: ignore[assignment]
+    from sweeps.plain_lease import Timeout  # type: ignore[assignment]
 
 SUFFIX = ".claim"
 _LEASE_SECONDS = 60.0  # without a renewal, after which a claim may be taken over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(bootstrap, "VENV", venv)
     monkeypatch.setattr(bootstrap, "PYTHON", venv / "bin" / "python")
     monkeypatch.setattr(bootstrap, "STAMP", venv / "rooftile-ready")
+    monkeypatch.setattr(bootstrap, "FAILED", tmp_path / ".venv-failed")
     monkeypatch.setattr(bootstrap, "probe", lambda py, wanted: (state["lacks"], state["sees_gpu"]))
     monkeypatch.setattr(bootstrap, "needs_gpu", lambda: state["gpu"])
 
@@ -28,8 +30,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         state["did"].append(("venv", on_top_of))
         return True
 
-    def install(lacks: list[str], pins: Path) -> bool:
+    def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
         if state.get("no_index"):
+            state["did"].append(("asked", hurried))
             return False
         pinned = [line.partition("==")[0] for line in pins.read_text().splitlines()]
         state["did"].append(
@@ -195,7 +198,16 @@ def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     told = capsys.readouterr()
     if no_index:
         assert told.out.strip() == sys.executable
-        assert "It goes on without the extra page." in told.err
+        assert "The optional extra page is missing" in told.err
+        # It is not asked again on the same day, neither for what was found nor for a sentence.
+        asked = len(stage["did"])
+        assert stage["did"][-1] == ("asked", True)
+        assert bootstrap.main(["page?"]) == 0
+        assert len(stage["did"]) == asked
+        tomorrow = time.time() + 86_401
+        monkeypatch.setattr(time, "time", lambda: tomorrow)
+        assert bootstrap.main(["page?"]) == 0
+        assert len(stage["did"]) > asked
     else:
         assert stage["did"] == [("venv", sys.executable), ("install", ["bokeh"], False)]
         assert told.out.strip() == str(bootstrap.PYTHON)

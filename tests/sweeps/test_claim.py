@@ -14,14 +14,32 @@ from filelock import SoftFileLease
 
 from kernels.errors import UserError
 from sweeps import claim as claim_module
+from sweeps import plain_lease
 from sweeps.claim import SUFFIX, Claim, claimed
 from sweeps.store import SampleLog
 
-_HOLD = "from pathlib import Path; import sys, time; from sweeps.claim import Claim; " \
-    "c = Claim(Path(sys.argv[1]), 'taken'); print('held', flush=True); time.sleep(60)"  # fmt: skip
+_HOLD = """
+import sys, time, types
+from pathlib import Path
+if sys.argv[2] == "plain":
+    sys.modules["filelock"] = types.ModuleType("filelock")  # an old one
+from sweeps.claim import Claim
+claim = Claim(Path(sys.argv[1]), "taken")
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+@pytest.fixture(params=["filelock", "plain"])
+def lease(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """filelock's lease, and ours that stands in for it where filelock is too old."""
+    if request.param == "plain":
+        monkeypatch.setattr(claim_module, "SoftFileLease", plain_lease.PlainLease)
+        monkeypatch.setattr(claim_module, "Timeout", plain_lease.Timeout)
+    return str(request.param)
+
+
+def test_one_process_at_a_time(tmp_path: Path, lease: str) -> None:
     path, order = tmp_path / "plan", []
 
     def wait_and_enter() -> None:
@@ -38,10 +56,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path, lease: str) -> None:
     path = tmp_path / "1-of-2.jsonl"
     child = subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE,
+        [sys.executable, "-c", _HOLD, str(path), lease], stdout=subprocess.PIPE,
         cwd=Path(claim_module.__file__).parents[1],
     )  # fmt: skip
     assert child.stdout is not None
@@ -52,7 +70,10 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> 
     child.wait()
     claim = Claim(path, "taken")
     assert not claim.lost
+    with pytest.raises(UserError, match="taken"):
+        Claim(path, "taken")
     claim.release()
+    Claim(path, "taken").release()
 
 
 def test_a_node_that_is_gone_is_waited_for_until_its_claim_ends(

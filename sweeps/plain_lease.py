@@ -1,0 +1,111 @@
+"""A claim on a file where filelock is older than 3.30, as on a GPU node without a package index.
+
+It does what :class:`filelock.SoftFileLease` does for processes of one machine: the claim of a
+process that is gone is taken over. A claim of another machine is never taken over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Timeout(Exception):  # noqa: N818 - filelock's name
+    """Another process kept its claim."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who has claimed a file."""
+
+    pid: int
+    hostname: str
+
+
+class PlainLease:
+    """A file with its owner's process and machine, which only one process can create."""
+
+    compromise = None
+    """Nobody takes a claim over from a process that lives."""
+
+    def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
+        """``lease_duration`` is there for filelock's sake: nothing is renewed."""
+        self.lock_file = str(lock_file)
+        self._mode = mode
+        self._held = False
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who has claimed it; None if nobody has, or if its owner is writing this right now."""
+        try:
+            pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
+            return Owner(int(pid), hostname)
+        except (OSError, ValueError):
+            return None
+
+    def acquire(self, timeout: float, poll_interval: float) -> None:
+        """Claim it, waiting ``timeout`` seconds at most.
+
+        Raises:
+            Timeout: another process kept it.
+            OSError: nothing can be written there.
+        """
+        until = time.monotonic() + timeout
+        while not (self._created() or self._taken_over()):
+            if time.monotonic() >= until:
+                raise Timeout(self.lock_file)
+            time.sleep(poll_interval)
+        self._held = True
+
+    def release(self) -> None:
+        """Let others claim it."""
+        if self._held:
+            self._held = False
+            Path(self.lock_file).unlink(missing_ok=True)
+
+    def _created(self) -> bool:
+        try:
+            number = os.open(self.lock_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, self._mode)
+        except FileExistsError:
+            return False
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(_this_process())
+        return True
+
+    def _taken_over(self) -> bool:
+        """Whether the owner was gone, and the file is this process's now.
+
+        Of several processes that find the owner gone, the lock lets one after another look again.
+        A file system that refuses locks leaves the claim where it is.
+        """
+        owner = self.owner
+        if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):
+            return False
+        try:
+            with open(self.lock_file, "r+", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if self.owner != owner:
+                    return False
+                file.truncate()
+                file.write(_this_process())
+        except OSError:
+            return False
+        return True
+
+
+def _this_process() -> str:
+    return f"{os.getpid()}\n{socket.gethostname()}\n"
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
