@@ -62,45 +62,59 @@ class Part:
 
 
 def all_parts() -> tuple[Part, ...]:
-    """The parts, the most informative per minute first."""
+    """The parts, the most informative per minute first.
+
+    The first six take ten minutes of a GPU, starts of commands included: enough to say what machine
+    it is, whether times can be trusted, and what nobody has published yet (convolutions in
+    channels-last, misaligned sizes). What they leave out of their sweeps comes in the parts after.
+    """
     return (
         Part(
             "machine",
             "who it is, and whether its results are right",
             (
-                _command("doctor", "sweeps doctor --json", (15, 5), "doctor.json"),
-                _command("implementations", "kernels list --json", (15, 5), "implementations.json"),
-                _command("checks", f"kernels check --json {_checks()}", (90, 15), "checks.json"),
+                _command("doctor", "sweeps doctor --json", (10, 5), "doctor.json"),
+                _command("implementations", "kernels list --json", (10, 5), "implementations.json"),
+                _command("checks", f"kernels check --json {_checks()}", (60, 15), "checks.json"),
             ),
         ),
         Part(
             "clock",
-            "can the clock be trusted, and how do public tables carry over",
-            (
-                _command("clock", "sweeps clock --json", (100, 35)),
-                _sweeps("public-grid", ("public-grid",), (80, 10)),
-            ),
+            "can the clock be trusted",
+            (_command("clock", "sweeps clock --cases 30 --json", (60, 35)),),
         ),
         Part(
-            "one-more",
-            "the price of one more in real layers",
-            (_sweeps("one-more", ("one-more",), (240, 40)),),
+            "real-layers",
+            "square GEMMs, and the price of one more in real layers",
+            (_sweeps("real-layers", ("square", "one-more"), (90, 40)),),
         ),
         Part(
             "convolutions",
-            "channels, three passes, layouts",
-            (_sweeps("convolutions", ("conv-channels", "conv-layouts"), (180, 25)),),
+            "channels, three passes, layouts; misaligned GEMMs",
+            (
+                _sweeps("convolutions", ("conv-channels", "conv-layouts", "alignment"), (90, 25)),
+            ),
+        ),
+        Part(
+            "families",
+            "the Triton kernels against the vendor libraries",
+            (_sweeps("families", ("families", "families-conv"), (60, None), "families"),),
         ),
         Part(
             "sustained",
             "sustained work, clocks and power",
-            (_sweeps("sustained", ("sustained",), (120, 20)),),
+            (_sweeps("sustained", ("sustained",), (30, 20)),),
+        ),
+        Part(
+            "public-grid",
+            "how public tables carry over",
+            (_sweeps("public-grid", ("public-grid",), (80, 10)),),
         ),
         Part(
             "sweeps",
-            "the other default sweeps, the rules, the report",
+            "all default sweeps, the rules, the report",
             (
-                _sweeps("defaults", _other_defaults(), (300, 50)),
+                _sweeps("defaults", _defaults(), (600, 50)),
                 _sweeps(
                     "rules", (*rule_sweeps(),), (240, 30), "rules", "--skip-recorded {results}"
                 ),
@@ -112,12 +126,12 @@ def all_parts() -> tuple[Part, ...]:
         ),
         Part(
             "kernels",
-            "the Triton families and candidates, then the checkout's tests that need a GPU",
+            "all Triton families and candidates, then the checkout's tests that need a GPU",
             (
                 _sweeps(
-                    "families",
+                    "candidates",
                     ("families", "families-conv", "candidates", "candidates-conv"),
-                    (480, None),
+                    (420, None),
                     "families",
                 ),
                 _analysis("families", (20, None), "families"),
@@ -175,8 +189,5 @@ def _checks() -> str:
     return " ".join([*(f"--gemm {spec}" for spec in gemms), *(f"--conv {spec}" for spec in convs)])
 
 
-def _other_defaults() -> tuple[str, ...]:
-    earlier = {"one-more", "conv-channels", "conv-layouts", "sustained"}
-    return tuple(
-        name for name, sweep in all_sweeps().items() if sweep.default and name not in earlier
-    )
+def _defaults() -> tuple[str, ...]:
+    return tuple(name for name, sweep in all_sweeps().items() if sweep.default)

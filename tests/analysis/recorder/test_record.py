@@ -119,6 +119,8 @@ def names(part: str) -> list[str]:
 
 
 ALL = [step.name for part in PARTS for step in part.steps]
+FIRST = ("machine", "clock", "real-layers", "convolutions", "families", "sustained")
+"""Parts that ten minutes of a GPU reach."""
 
 
 def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_path: Path) -> None:
@@ -134,6 +136,13 @@ def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_pa
     assert rules[rules.index("--results") + 1] == str(tmp_path / "rules")
 
 
+def test_ten_minutes_have_a_bit_of_everything_that_nobody_has_published(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.slice(600)
+    assert node.clock <= 600
+    assert {name for part in FIRST for name in names(part)} <= {*node.done}
+
+
 def test_three_slices_of_nine_minutes_have_what_is_worth_most(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for _ in range(3):
@@ -142,7 +151,7 @@ def test_three_slices_of_nine_minutes_have_what_is_worth_most(tmp_path: Path) ->
         assert node.clock - began <= 540
     assert any("8 cases take 1.010×" in line for line in said)  # said of each slice but the first
     missing = " ".join(recorder.missing())
-    for part in ("machine", "clock", "one-more", "convolutions", "sustained"):
+    for part in FIRST:
         assert f"{part}:" not in missing
     assert "kernels:" in missing
     document = json.loads((node.place.folder / "record.json").read_text())
@@ -367,8 +376,8 @@ def test_the_machine_is_told_by_a_process_and_so_is_what_is_wrong(tmp_path: Path
 
 
 def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
-    lines = plan_lines(select_parts(PARTS, ["one-more"]), "nvidia-h200", 16)
-    assert lines[0].startswith("one-more: 240 s")
+    lines = plan_lines(select_parts(PARTS, ["real-layers"]), "nvidia-h200", 16)
+    assert lines[0].startswith("real-layers: 90 s")
     assert "cases, which need" in lines[1]
 
 
