@@ -23,7 +23,7 @@ class Launch:
     Calling a launch sets and restores them around that one call. A timed batch enters
     ``settings()`` once and calls ``bare(i)``, so that no microsecond of it is measured. ``paced``
     says that the gaps between launches belong to the time. ``sets`` are the operand sets that it
-    reads and writes: those that it was given, or copies of them that are stored in another way.
+    reads and writes.
     """
 
     def __init__(

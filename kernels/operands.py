@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.config import DENSE, Storage, ceil_div
 from kernels.operation import GATES, Layer, Operation, Series, Workload
 from kernels.problem import Conv, Gemm
 
@@ -32,26 +33,36 @@ class Operands(NamedTuple):
     out: Tensor
 
 
-def element_counts(problem: Workload) -> tuple[int, int, int]:
-    """Elements of the two inputs and of the result, batch included."""
+def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
+    """Elements of memory that the two inputs and the result take, batch and gaps included."""
+    a, b, out = _without_offset(problem, storage)
+    return a + storage.offset, b + storage.offset, out + storage.offset
+
+
+def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     if isinstance(problem, Gemm):
-        a, b, c = problem.operand_elements
-        return problem.batch * a, problem.batch * b, problem.batch * c
+        a, b, c = (
+            problem.batch * stored * ceil_div(row, storage.ld_multiple) * storage.ld_multiple
+            for stored, row in (_stored(*matrix) for matrix in _matrices(problem))
+        )
+        return a, b, c
     if isinstance(problem, Operation):
         return problem.operand_elements
     x, w, y = problem.operand_elements
     return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[problem.pass_]
 
 
-def view_operands(problem: Workload, a: Tensor, b: Tensor, out: Tensor) -> Operands:
+def view_operands(
+    problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
+) -> Operands:
     """Views of three flat tensors, of :func:`element_counts` elements each, as the operands."""
+    a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
-        m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-        return Operands(
-            _matrix(a, m, k, problem.layout[0], batch),
-            _matrix(b, k, n, problem.layout[1], batch),
-            _matrix(out, m, n, "n", batch),
+        views = (
+            _matrix(flat, *matrix, problem.batch, storage.ld_multiple)
+            for flat, matrix in zip((a, b, out), _matrices(problem), strict=True)
         )
+        return Operands(*views)
     if isinstance(problem, Operation):
         return _view_operation(problem, a, b, out)
     shapes = conv_shapes(problem)
@@ -91,22 +102,39 @@ def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
-def random_operands(problem: Workload, device: torch.device | str, seed: int = 0) -> Operands:
+def random_operands(
+    problem: Workload, device: torch.device | str, seed: int = 0, storage: Storage = DENSE
+) -> Operands:
     """One fresh set of normal values, the result poisoned with NaN. For checks and tests."""
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
-    count_a, count_b, count_out = element_counts(problem)
+    count_a, count_b, count_out = element_counts(problem, storage)
     a, b = (
         torch.randn(count, generator=generator, device=device).to(dtype)
         for count in (count_a, count_b)
     )
     out = torch.full((count_out,), math.nan, dtype=dtype, device=device)
-    return view_operands(problem, a, b, out)
+    return view_operands(problem, a, b, out, storage)
 
 
-def _matrix(flat: Tensor, rows: int, columns: int, letter: str, batch: int) -> Tensor:
-    stored = (rows, columns) if letter == "n" else (columns, rows)
-    matrix = flat.view(batch, *stored) if batch > 1 else flat.view(stored)
+def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
+    """(rows, columns, how it is stored) of A, B and the result."""
+    m, n, k = gemm.m, gemm.n, gemm.k
+    return (m, k, gemm.layout[0]), (k, n, gemm.layout[1]), (m, n, "n")
+
+
+def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
+    """Rows in memory of a matrix, and the elements of each."""
+    return (rows, columns) if letter == "n" else (columns, rows)
+
+
+def _matrix(
+    flat: Tensor, rows: int, columns: int, letter: str, batch: int, ld_multiple: int
+) -> Tensor:
+    stored, row = _stored(rows, columns, letter)
+    leading: int = ceil_div(row, ld_multiple) * ld_multiple
+    shape = (batch, stored, leading) if batch > 1 else (stored, leading)
+    matrix = flat.view(shape)[..., :row]
     return matrix if letter == "n" else matrix.transpose(-1, -2)
 
 

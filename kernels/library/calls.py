@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.config import ceil_div
 from kernels.operands import Operands
-from kernels.operation import Layer, Lstm, Series, Workload
+from kernels.operation import Layer, Lstm, Series
 from kernels.problem import Conv, Gemm
 
 Call = Callable[[int], Tensor]
@@ -164,41 +163,3 @@ def graph_captured(call: Call, sets: int) -> Call:
         return result
 
     return replay
-
-
-def moved_copies(
-    problem: Workload, sets: Sequence[Operands], offset: int, ld_multiple: int
-) -> list[Operands]:
-    """The same operands in new memory; what several sets share, they still share.
-
-    Args:
-        problem: whose sets.
-        sets: inputs and the place of the result.
-        offset: elements past an aligned address at which every one begins.
-        ld_multiple: elements of which every leading dimension is made a multiple, by a gap after
-            each row that is stored; 1 keeps all strides. Of a GEMM only.
-    """
-    copies: dict[int, Tensor] = {}
-
-    def copied(tensor: Tensor, letter: str) -> Tensor:
-        address = tensor.data_ptr()
-        if address not in copies:
-            strides = tensor.stride()
-            if ld_multiple > 1:
-                strides = _padded_strides(tuple(tensor.shape), letter, ld_multiple)
-            reach = sum(s * (n - 1) for s, n in zip(strides, tensor.shape, strict=True)) + 1
-            memory = torch.empty(offset + reach, dtype=tensor.dtype, device=tensor.device)
-            copies[address] = memory.as_strided(tensor.shape, strides, offset).copy_(tensor)
-        return copies[address]
-
-    letters = problem.layout + "n" if isinstance(problem, Gemm) else "nnn"
-    return [Operands(*map(copied, operands, letters)) for operands in sets]
-
-
-def _padded_strides(shape: tuple[int, ...], letter: str, multiple: int) -> tuple[int, ...]:
-    """Strides of a matrix, or a batch of them, whose leading dimension is such a multiple."""
-    *batch, rows, columns = shape
-    stored, row = (rows, columns) if letter == "n" else (columns, rows)
-    leading: int = ceil_div(row, multiple) * multiple
-    inner = (leading, 1) if letter == "n" else (1, leading)
-    return (*(stored * leading for _ in batch), *inner)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from kernels.config import Config
+from kernels.config import Config, Storage
 from kernels.errors import UserError
 from kernels.launch import Launch
 from kernels.library.calls import (
@@ -26,7 +26,6 @@ from kernels.library.calls import (
     graph_captured,
     layer_call,
     lstm_call,
-    moved_copies,
     series_call,
 )
 from kernels.machine import Machine
@@ -40,10 +39,8 @@ class LibraryConfig(Config):
     """How PyTorch is asked to compute; its text has what differs from PyTorch's own way.
 
     ``autotune``: ``cudnn.benchmark``, which times cuDNN's algorithms at first use. ``reduced``:
-    whether cuBLAS may add partial sums in 16 bits. ``offset``: elements by which every operand
-    misses an aligned address. ``ld_multiple``: elements of which the leading dimension of every
-    matrix of a GEMM is made a multiple, operands and result alike: with 64, rows of 50,257 elements
-    lie 50,304 apart, and the size stays what it is. ``fused``: a series of products as one.
+    whether cuBLAS may add partial sums in 16 bits. ``offset`` and ``ld_multiple``: how operands and
+    result are stored (:class:`kernels.config.Storage`). ``fused``: a series of products as one.
     ``paced``: launched at the host's own pace, so that the gaps between launches are part of the
     time; ``graph``: likewise, but all launches of a call replayed from one CUDA graph.
     """
@@ -59,6 +56,11 @@ class LibraryConfig(Config):
     def __post_init__(self) -> None:
         if self.ld_multiple < 1:
             raise UserError(f"config ld_multiple must be at least 1, not {self.ld_multiple}.")
+
+    @property
+    def storage(self) -> Storage:
+        """How the operands lie in memory."""
+        return Storage(self.offset, self.ld_multiple)
 
     def __str__(self) -> str:
         named = zip(fields(self), super().__str__().split(";"), strict=True)
@@ -107,7 +109,7 @@ class Library:
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets to what PyTorch calls for the operation.
+        """Bind the sets, stored as the config says, to what PyTorch calls for the operation.
 
         Raises:
             UserError: a leading dimension is asked for where the operands are no matrices.
@@ -117,8 +119,6 @@ class Library:
             raise UserError(
                 f"config ld_multiple is about the matrices of a GEMM, and {problem.op} is none."
             )
-        if how.offset or how.ld_multiple > 1:
-            operand_sets = moved_copies(problem, operand_sets, how.offset, how.ld_multiple)
         settings = functools.partial(library_settings, problem.dtype, how)
         call = _call(problem, operand_sets, how)
         if how.graph:

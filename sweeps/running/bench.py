@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from kernels import implementations
-from kernels.device import select_device
-from kernels.errors import WrongResultError
+from kernels.config import DENSE, Storage
+from kernels.device import make_current, select_device
+from kernels.errors import UserError, WrongResultError
 from kernels.launch import Implementation, Launch
 from kernels.machine import Machine
 from kernels.problem import Gemm
@@ -27,7 +28,7 @@ from sweeps.running.checking import ResultChecker
 from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
-from sweeps.timing.clock import CpuClock, CudaClock, do_nothing
+from sweeps.timing.clock import CpuClock, CudaClock, SmClock, do_nothing
 from sweeps.timing.pulse import pulse_of_this_process
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
@@ -35,6 +36,8 @@ from sweeps.timing.trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, 
 
 _MAX_SETS = 512
 _ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
+_SMALL_SHARE = 0.09  # the same on a small card, where libraries' workspaces and contexts weigh more
+_SMALL_BYTES = 48e9
 _FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
 _COMPILE_AHEAD_SECONDS = 30.0  # what compiling a chunk of cases or reading a trace may take
 
@@ -62,15 +65,17 @@ class TorchBench:
         self._device = select_device(device, gpu or 0).torch_name
         self._telemetry = Telemetry()
         self._clock: CpuClock | CudaClock = CpuClock()
+        make_current(gpu)
         if gpu is not None:
-            torch.cuda.set_device(gpu)
-            self._clock = CudaClock(torch, self._device)
+            sm_clock = _open_sm_clock(machine.sms, self._device)
+            self._clock = CudaClock(torch, self._device, sm_clock=sm_clock)
             nvml = open_nvml()
             handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
             if nvml and handle is not None:
                 self._telemetry = NvmlTelemetry(nvml, handle)
         self._telemetry.start()
-        max_bytes = int(_ARENA_SHARE * self._free_memory())
+        small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
+        max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
         self._arena = Arena(self._device, machine.l2_bytes, max_bytes)
         self.sampler = Sampler(
             self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
@@ -79,8 +84,10 @@ class TorchBench:
         for case in cases:
             # A launch takes at least as long as reading the bytes that only its set has; this
             # bounds how many launches, and so how many sets, a batch can need.
-            shortest = set_bytes(case.problem, case.shared_a) / machine.bandwidth
-            self._arena.reserve(case.problem, self._set_count(case, shortest), case.shared_a)
+            storage = _storage_of(case)
+            shortest = set_bytes(case.problem, case.shared_a, storage) / machine.bandwidth
+            sets = self._set_count(case, shortest)
+            self._arena.reserve(case.problem, sets, case.shared_a, storage)
 
     def _free_memory(self) -> int:
         if self.gpu is not None:
@@ -203,7 +210,7 @@ class TorchBench:
             seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
         if self.gpu is None and "kernel" not in history.facts:
             facts |= _kernels_on_cpu(functools.partial(launch, 0))
-        capacity = self._arena.capacity(case.problem, case.shared_a)
+        capacity = self._arena.capacity(case.problem, case.shared_a, _storage_of(case))
         sets = min(self._set_count(case, seconds), capacity)
         if sets > 1:
             launch = self._launch(case, implementation, sets)
@@ -227,8 +234,9 @@ class TorchBench:
         return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
-        self._arena.capacity(case.problem)  # raises where not even one set fits
-        operands = self._arena.sets(case.problem, sets, case.shared_a)
+        storage = _storage_of(case)
+        self._arena.capacity(case.problem, storage=storage)  # raises where not even one set fits
+        operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
         )
@@ -248,6 +256,25 @@ class TorchBench:
         if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
             return "oom", str(error)
         return "error", f"{type(error).__name__}: {error}"
+
+
+def _open_sm_clock(sms: int, device: str) -> SmClock | None:
+    """What reads the SM clock around a batch; None where Triton cannot be used."""
+    try:
+        from kernels.triton import sm_clock
+
+        return sm_clock.SmClock(sms, device)
+    except Exception:  # a missing package or C compiler, or a GPU that Triton does not know
+        return None
+
+
+def _storage_of(case: Case) -> Storage:
+    """How the operands of a case lie in memory; dense where its config cannot be read."""
+    with suppress(KeyError, UserError):
+        config = implementations()[case.implementation].parse_config(case.config)
+        if config is not None:
+            return config.storage
+    return DENSE
 
 
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:

@@ -161,7 +161,9 @@ class Rounds:
         self._open: list[Subject] = []
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
-        self._begun: list[Subject] = []
+        # Seconds of one sample of each case begun so far. Subjects themselves are let go when they
+        # are finished, because their launches hold memory.
+        self._begun: dict[str, float] = {}
         # Seconds of the cases begun so far: by the plan, and spent preparing them.
         self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
@@ -268,7 +270,7 @@ class Rounds:
         """Seconds of the cases so far over the plan's, at least 1: a forecast for the next."""
         if not self._expected:
             return 1.0
-        sampling = _MIN_SAMPLES * sum(subject.cost for subject in self._begun)
+        sampling = _MIN_SAMPLES * sum(self._begun.values())
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
@@ -314,7 +316,7 @@ class Rounds:
             self._report("too-long", result.case.id, 0.0)
         else:
             self._open.append(result.subject)
-            self._begun.append(result.subject)
+            self._begun[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
         """Seconds of six samples beyond which a case is given up: the plan underestimated it."""
@@ -328,6 +330,8 @@ class Rounds:
             self._fail(subject, error)
             return
         self._left -= sample.cost
+        if subject.key in self._begun:
+            self._begun[subject.key] = subject.cost
         reading = sample.reading
         # A burst is shorter than the time between two readings, so that the power read around it
         # belongs mostly to other cases.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.config import DENSE, Storage
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
@@ -42,45 +43,50 @@ class Arena:
         # a kernel is timed.
         self._flush = torch.ones(2 * cache_bytes // 4, device=device)
 
-    def reserve(self, problem: Workload, copies: int, shared_a: bool = False) -> None:
+    def reserve(
+        self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
+    ) -> None:
         """Announce a need before any view is handed out; the largest sizes the arena."""
-        a, b, out = _spans(problem)
+        a, b, out = _spans(problem, storage)
         if max(a + b, out) > self._max_bytes:
             return
-        inputs = a + b + (copies - 1) * set_bytes(problem, shared_a)
+        inputs = a + b + (copies - 1) * set_bytes(problem, shared_a, storage)
         # More than the limit is cut to it: the problem then gets fewer sets, see capacity().
         needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
         needed[0] = max(needed[0], min(inputs, self._max_bytes))
         needed[1] = max(needed[1], min(out * copies, self._max_bytes))
 
-    def capacity(self, problem: Workload, shared_a: bool = False) -> int:
+    def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """How many sets of different inputs of the problem the arena holds, at least 1.
 
         Args:
             problem: whose sets.
             shared_a: all sets share one first operand, as in :meth:`sets`.
+            storage: how they lie in it.
 
         Raises:
             ArenaFullError: it cannot hold one.
             torch.OutOfMemoryError: the device cannot hold the arena.
         """
         inputs, results = self._memory(problem)
-        a, b, out = (elements * inputs.element_size() for elements in _padded(problem))
+        a, b, out = (elements * inputs.element_size() for elements in _padded(problem, storage))
         if a + b > inputs.nbytes or out > results.nbytes:
             raise ArenaFullError(
                 f"one operand set takes {(a + b) / 1e9:.2f} GB and its result {out / 1e9:.2f}; "
                 f"there is room for {inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f}."
             )
-        return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a)
+        return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a, storage)
 
-    def sets(self, problem: Workload, count: int, shared_a: bool = False) -> list[Operands]:
+    def sets(
+        self, problem: Workload, count: int, shared_a: bool = False, storage: Storage = DENSE
+    ) -> list[Operands]:
         """``count`` operand sets with different inputs; results share memory if it is short.
 
         With ``shared_a`` the first operand is the same in all of them, and the second differs.
         """
         inputs, results = self._memory(problem)
-        a, b, out = element_counts(problem)
-        step_a, step_b, step_out = _padded(problem)
+        a, b, out = element_counts(problem, storage)
+        step_a, step_b, step_out = _padded(problem, storage)
         # Laid out A B A B …, or A B B … where the first operand is shared: either way B of set i is
         # one A and i steps from the start.
         step = step_b if shared_a else step_a + step_b
@@ -96,6 +102,7 @@ class Arena:
                     inputs[start_a : start_a + a],
                     inputs[start_b : start_b + b],
                     results[place : place + out],
+                    storage,
                 )
             )
         return made
@@ -133,20 +140,20 @@ class Arena:
         return self._inputs[dtype], self._results[dtype]
 
 
-def set_bytes(problem: Workload, shared_a: bool = False) -> int:
+def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
     """Bytes that the inputs of one further set take in the arena."""
-    a, b, _ = _spans(problem)
+    a, b, _ = _spans(problem, storage)
     return b if shared_a else a + b
 
 
-def _padded(problem: Workload) -> tuple[int, int, int]:
+def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     """Elements of a, b and the result, rounded up so that the next view is aligned."""
     unit = _ALIGN // DTYPE_BYTES[problem.dtype]
-    a, b, out = (-(-count // unit) * unit for count in element_counts(problem))
+    a, b, out = (-(-count // unit) * unit for count in element_counts(problem, storage))
     return a, b, out
 
 
-def _spans(problem: Workload) -> tuple[int, int, int]:
+def _spans(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     size = DTYPE_BYTES[problem.dtype]
-    a, b, out = (count * size for count in _padded(problem))
+    a, b, out = (count * size for count in _padded(problem, storage))
     return a, b, out

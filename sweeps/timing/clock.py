@@ -21,17 +21,30 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a whole batch, whether every gap between its launches was hidden, and what its
-    last launch returned.
+    """Seconds of a whole batch, whether every gap between its launches was hidden, what its last
+    launch returned, and the mean SM clock during it (None: not known).
     """
 
     seconds: float
     hidden: bool = True
     last: object = None
+    sm_mhz: float | None = None
 
 
 def do_nothing() -> None:
     """What precedes a batch that needs no preparation."""
+
+
+class SmClock(Protocol):
+    """What reads the clock of a GPU's SMs in stream order."""
+
+    def mark(self, number: int) -> None:
+        """Read it: 0 before a batch, 1 after it."""
+        ...
+
+    def mhz(self) -> float | None:
+        """Mean clock in MHz between the marks."""
+        ...
 
 
 class Clock(Protocol):
@@ -115,7 +128,9 @@ class CudaClock:
     """CUDA events around launches that queue behind a closed gate (:mod:`sweeps.timing.gate`).
 
     If the batch began before its last launch was queued, gaps between the launches may show: it is
-    timed again, with ``before``, up to four times in all. Events resolve about half a
+    timed again, with ``before``, up to four times in all. Before the second time it is launched
+    once with the gate open: PyTorch may have given its memory back to the device meanwhile, and a
+    launch that allocates waits for the device. Events resolve about half a
     microsecond and cost about one: 0.4 % of a batch.
     """
 
@@ -123,10 +138,21 @@ class CudaClock:
     max_launches = 900  # the driver blocks at about a thousand pending launches
 
     def __init__(
-        self, torch: Any, device: str, make_gate: Callable[[Any], Gate] = open_gate
+        self,
+        torch: Any,
+        device: str,
+        make_gate: Callable[[Any], Gate] = open_gate,
+        sm_clock: SmClock | None = None,
     ) -> None:
-        """``torch`` is the module, so that tests can run the logic on a fake of it."""
+        """
+        Args:
+            torch: the module, so that tests can run the logic on a fake of it.
+            device: a torch device.
+            make_gate: makes what holds the stream.
+            sm_clock: reads the clock of the SMs around each batch.
+        """
         self._torch = torch
+        self._sm_clock = sm_clock
         self._cuda = torch.cuda
         self._device = device
         # Host seconds of one launch, learned for each callable because they differ tenfold.
@@ -150,7 +176,9 @@ class CudaClock:
         """Time the batch on the current stream; try up to four times to hide its gaps."""
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            if attempt == 1:
+                self._launch_first(launch, indices[0])
             if settle:
                 self._settle(launch, indices, settle)
             before()
@@ -158,7 +186,8 @@ class CudaClock:
             timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
             if timing.hidden:
                 break
-            self._spun.add(launch)
+            if attempt:
+                self._spun.add(launch)
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
@@ -176,7 +205,7 @@ class CudaClock:
         """
         begin = self.now()
         launch(index)
-        self._queue_seconds[launch] = self.now() - begin
+        self._queue_seconds.setdefault(launch, self.now() - begin)
         self._cuda.synchronize(self._device)
 
     def _once(self, launch: LaunchCall, indices: Sequence[int], gate: Gate | None) -> Timing:
@@ -185,6 +214,8 @@ class CudaClock:
         if gate is not None:
             gate.close(known * len(indices))
         *first, final = indices
+        if self._sm_clock is not None:
+            self._sm_clock.mark(0)
         queued = self.now()
         begin.record()
         try:
@@ -202,10 +233,13 @@ class CudaClock:
         # A launch that waited for the device looks slow. The estimate rises at once and falls by at
         # most 30 % per hidden batch, so that one quick batch does not make the next spin too short.
         self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)
+        if self._sm_clock is not None:
+            self._sm_clock.mark(1)
         end.synchronize()
         if gate is not None:
             gate.learn(begin, hidden)
-        return Timing(begin.elapsed_time(end) * 1e-3, hidden, last)
+        sm_mhz = None if self._sm_clock is None else self._sm_clock.mhz()
+        return Timing(begin.elapsed_time(end) * 1e-3, hidden, last, sm_mhz)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
         """Keep the device busy, with one batch running and one queued behind it."""

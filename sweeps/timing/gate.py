@@ -21,8 +21,10 @@ HOLD_LIMIT = 0.5
 """Seconds after which a held stream is released in any case. A launch that waits for the device
 (the first use of a module, a synchronising allocation) would otherwise never return."""
 
-_MAX_SPIN = 0.02
-"""Seconds. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is long enough."""
+_MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
+"""Seconds of the longest spin. Under WSL and on virtual GPUs a launch can take 0.1 ms, and a batch
+has hundreds. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is long enough:
+each that was in vain halves the limit."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
@@ -128,7 +130,8 @@ class Spin:
         """``torch`` is the module; the device should be awake."""
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
-        self._factor = 1.0
+        self._factor, self._limit = 1.0, _MAX_LIMIT
+        self._longest = False  # whether the latest spin was as long as the limit
         self._cycles = 2_000_000
         self._rate = 1e9
         for _ in range(3):  # the first one also loads the kernel, so its rate is wrong
@@ -142,7 +145,8 @@ class Spin:
     def close(self, seconds: float) -> None:
         """Queue the spin."""
         # 50 µs on top of the estimate, which is of little accuracy for short batches.
-        spin = min(self._factor * (5e-5 + seconds), _MAX_SPIN)
+        spin = min(self._factor * (5e-5 + seconds), self._limit)
+        self._longest = spin == self._limit
         self._cycles = int(spin * self._rate)
         self._start.record()
         self._cuda._sleep(self._cycles)
@@ -156,6 +160,8 @@ class Spin:
         self._rate = self._cycles / max(elapsed, 1e-6)
         # Halved after each hidden batch, so that one slow moment of the host has no lasting cost.
         self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor
+        if self._longest and not hidden:
+            self._limit = max(_MIN_LIMIT, self._limit / 2)
 
 
 def open_gate(torch: Any) -> Gate:

@@ -213,6 +213,8 @@ class Sampler:
                 start = clock.now()
                 timing = self._time_batch(subject, indices, checker, late)
                 reading = self._telemetry.between(start, clock.now())
+                if timing.sm_mhz is not None:  # NVML's readings are further apart than batches
+                    reading = replace(reading, sm_mhz=timing.sm_mhz)
                 throttled = not RETRY.isdisjoint(reading.throttled)
                 if not throttled or self._stays_slow:
                     break

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import implementations
+from kernels.config import Storage
 from kernels.correctness.reference import check
 from kernels.device import this_cpu
 from kernels.errors import UserError
-from kernels.library.calls import moved_copies
 from kernels.library.vendor import LibraryConfig
 from kernels.operands import random_operands
 from kernels.operation import (
@@ -136,13 +135,13 @@ def test_hand_written_kernels_refuse_other_operations_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("problem", [Gemm(8, 16, 24, "bf16", "tn"), Gemm(4, 8, 8, "fp32", "nt", 3)])
-def test_misplaced_operands_begin_at_odd_addresses_and_hold_the_same_values(problem: Gemm) -> None:
-    operands = random_operands(problem, "cpu")
-    (elsewhere,) = moved_copies(problem, [operands], 1, 1)
-    for before, after in zip(operands, elsewhere, strict=True):
+def test_misplaced_operands_begin_at_odd_addresses(problem: Gemm) -> None:
+    dense = random_operands(problem, "cpu")
+    elsewhere = random_operands(problem, "cpu", storage=Storage(offset=1))
+    for before, after in zip(dense, elsewhere, strict=True):
         assert after.data_ptr() % 16 == after.element_size()
         assert after.stride() == before.stride()
-        assert torch.equal(after.nan_to_num(), before.nan_to_num())
+        assert after.shape == before.shape
 
 
 def test_a_librarys_config_says_only_what_differs() -> None:

@@ -7,7 +7,6 @@ from kernels.correctness.check import SUITE
 from kernels.correctness.reference import check
 from kernels.device import select_device, software, this_cpu
 from kernels.errors import UserError
-from kernels.library.calls import moved_copies
 from kernels.library.vendor import LibraryConfig, _cpu_libraries, library_settings
 from kernels.machine import known_machine
 from kernels.operands import random_operands
@@ -100,9 +99,9 @@ def test_padded_storage_changes_strides_and_no_result(
 ) -> None:
     gemm = Gemm(*sizes, dtype, layout, batch)
     implementation = all_implementations()[library_for(gemm, this_cpu().machine)]
-    operands = random_operands(gemm, "cpu")
-    launch = implementation.prepare(gemm, [operands], LibraryConfig(ld_multiple=64))
-    (padded,) = launch.sets
+    config = LibraryConfig(ld_multiple=64)
+    padded = random_operands(gemm, "cpu", storage=config.storage)
+    launch = implementation.prepare(gemm, [padded], config)
     for tensor, letter in zip(padded, layout + "n", strict=True):
         row, leading, unit = (-1, -2, -1) if letter == "n" else (-2, -1, -2)
         assert tensor.stride(unit) == 1
@@ -115,22 +114,10 @@ def test_padded_storage_changes_strides_and_no_result(
     everything.fill_(7.0)
     out = launch(0)
     assert (out.data_ptr(), out.stride()) == (padded.out.data_ptr(), padded.out.stride())
-    assert check(gemm, operands, out).ok
+    assert check(gemm, padded, out).ok
     gaps = torch.ones_like(everything, dtype=torch.bool)
     gaps.as_strided(out.shape, out.stride(), 0).fill_(False)
     assert (everything[gaps] == 7.0).all()  # what lies between the rows is not theirs
-
-
-def test_copies_of_what_sets_share_are_shared() -> None:
-    gemm = Gemm(8, 16, 24, "fp32")
-    first, second = (random_operands(gemm, "cpu", seed) for seed in (0, 1))
-    second = second._replace(a=first.a)
-    one, other = moved_copies(gemm, [first, second], 1, 64)
-    assert one.a is other.a
-    assert one.a.data_ptr() != first.a.data_ptr()
-    assert one.b.data_ptr() != other.b.data_ptr()
-    assert one.b.stride() == (1, 64)
-    assert all(tensor.storage_offset() == 1 for tensor in (*one, *other))
 
 
 def test_padded_storage_is_a_config_of_gemms() -> None:

@@ -12,15 +12,17 @@ import torch
 
 from kernels import implementations
 from kernels.device import this_cpu
-from kernels.machine import of_cpu
+from kernels.machine import known_machine, of_cpu
 from kernels.problem import Gemm
 from kernels.registry import library_for
 from sweeps.cases.case import Case
+from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.planning.compiling import compilers
 from sweeps.running import bench as bench_module
 from sweeps.running.bench import TorchBench
 from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import PoisonedError, Ready, Refusal
-from sweeps.timing.arena import set_bytes
+from sweeps.timing.arena import Arena, set_bytes
 from sweeps.timing.trace import Kernel
 
 CPU = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
@@ -117,6 +119,45 @@ def test_cold_weights_are_others_at_each_launch_and_the_activations_the_same(
     assert len(set(weights)) == len(weights) == ready.subject.launches
     (total,) = warmed  # of the values that the launches read
     assert float(total) == pytest.approx(float(one._arena.sets(GEMM, 1)[0].a.sum()))
+
+
+@pytest.mark.parametrize("config", ["offset=1", "ld_multiple=64"])
+def test_operands_that_are_stored_otherwise_take_no_memory_beside_the_arena(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(SMALL, problem=Gemm(64, 50, 33, "fp32"), config=config)
+    one = bench(case)
+    (inputs, results), made = one._arena._memory(case.problem), []
+    real = torch.mm
+
+    def spy(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        made.append((a, b, out))
+        return real(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", spy)
+    (ready,), _ = prepare(one, case)
+    assert isinstance(ready, Ready)
+    for a, b, out in made:
+        for tensor, memory in ((a, inputs), (b, inputs), (out, results)):
+            assert tensor.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+    a, b, out = made[-1]
+    if config == "offset=1":
+        assert {tensor.data_ptr() % 16 for tensor in (a, b, out)} == {4}
+    else:
+        assert (a.stride(), b.stride(), out.stride()) == ((64, 1), (1, 64), (64, 1))
+
+
+def test_the_default_sweeps_leave_room_on_a_card_of_24_gb() -> None:
+    """Arenas, compilers' contexts and the flushed block, next to PyTorch's own 1.5 GB."""
+    card = known_machine("nvidia-geforce-rtx-4090")
+    free = card.memory_bytes - 1.5e9
+    arena = Arena("meta", card.l2_bytes, int(bench_module._SMALL_SHARE * free))
+    for sweep in choose_sweeps(()).values():
+        for case in sweep_cases(sweep, card):
+            arena.reserve(case.problem, 512, case.shared_a, bench_module._storage_of(case))
+    arenas = sum(map(sum, arena._needed.values()))
+    taken = arenas + 2 * card.l2_bytes + compilers(card, 64) * 5e8
+    assert 0.3 * free < taken < 0.7 * free  # workspaces and results that libraries allocate
 
 
 def named(one: TorchBench, *cases: Case) -> dict[str, str]:

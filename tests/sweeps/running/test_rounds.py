@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from sweeps.cases.case import Case
 from sweeps.planning.plan import PlanEntry
 from sweeps.running import rounds as rounds_module
 from sweeps.running.fold import CANARY, fold_rows, histories
-from sweeps.running.rounds import CHUNK, FIRST_CHUNK, PoisonedError, Rounds
+from sweeps.running.rounds import CHUNK, FIRST_CHUNK, PoisonedError, Ready, Rounds
 from sweeps.store import Event
 from sweeps.timing.clock import LaunchCall
 from sweeps.timing.sampler import Sampler, Subject
@@ -50,6 +53,27 @@ def test_every_case_is_sampled_until_it_is_finished() -> None:
     assert set(counts) == {entry.case.id for entry in cases}
     assert set(counts.values()) <= set(CHECKPOINTS)
     assert sum(e["event"] == "facts" for e in events) == 200
+
+
+def test_a_finished_case_keeps_no_memory() -> None:
+    """A launch holds operands and what its library allocated: GPUs of 24 GB need it back."""
+    cases = planned(3 * CHUNK)
+    device = FakeBench([entry.case for entry in cases])
+    prepare, alive = device.prepare, list[weakref.ref[Subject]]()
+
+    def spied(*arguments: Any) -> Iterator[Any]:
+        for result in prepare(*arguments):
+            assert isinstance(result, Ready)
+            alive.append(weakref.ref(result.subject))
+            yield result
+
+    device.prepare = spied  # type: ignore[assignment,method-assign]
+    rounds = Rounds(cases, {}, device, "1/1", 1e6, 0.0, lambda event: None,
+                    lambda case, seconds: None, seed=0)  # fmt: skip
+    assert rounds.run() == "done"
+    assert len(alive) == len(cases)
+    gc.collect()
+    assert not any(subject() for subject in alive)
 
 
 def test_rounds_visit_each_open_case_once_in_a_new_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernels.triton.sm_clock import mean_mhz
 from sweeps.timing import clock as clock_module
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.gate import HOLD_LIMIT, Gate, HostFlag, Spin, open_gate
@@ -47,6 +48,57 @@ def clock_on(cuda: FakeCuda, gate: str = "flag") -> CudaClock:
             return cuda.host
 
     return Clock(FakeTorch(cuda), "cuda:0", flag_of(cuda) if gate == "flag" else Spin)
+
+
+class MarkedClock:
+    """Stands for the kernel that reads the SM clock; says where in the stream it was launched."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+        self.marks: list[tuple[int, float]] = []
+
+    def mark(self, number: int) -> None:
+        def run(start: float) -> float:
+            self.marks.append((number, start))
+            return start + 2e-6
+
+        self._cuda.queue(run)
+
+    def mhz(self) -> float | None:
+        self._cuda.synchronize()
+        return 1500.0
+
+
+def test_the_sm_clock_is_read_around_a_batch_and_not_within_its_time() -> None:
+    cuda = FakeCuda(queue_seconds=1e-5, kernel_seconds=1e-5)
+    marked = MarkedClock(cuda)
+    clock = CudaClock(FakeTorch(cuda), "cuda:0", Spin, marked)
+    timing = clock.time(cuda.launch, [0] * 50)
+    assert timing.sm_mhz == 1500.0
+    assert timing.seconds == pytest.approx(50e-5, rel=1e-6)
+    (first, began), (last, ended) = marked.marks[-2:]
+    assert (first, last) == (0, 1)
+    assert began + timing.seconds <= ended <= began + timing.seconds + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "wanted"),
+    [
+        # Two SMs that ran at 1.5 GHz for 200 µs; a third was read only once.
+        (
+            {0: (0, 0), 5: (100, 50), 7: (1, 1)},
+            {0: (300_000, 200_000), 5: (300_100, 200_050)},
+            1500.0,
+        ),
+        ({0: (0, 0)}, {1: (300_000, 200_000)}, None),  # no SM was read twice
+        ({0: (0, 0)}, {0: (1500, 1000)}, None),  # too short to tell
+        ({0: (0, 0)}, {0: (0, 0)}, None),  # nothing was written
+    ],
+)
+def test_the_mean_clock_of_two_readings(
+    first: dict[int, tuple[int, int]], last: dict[int, tuple[int, int]], wanted: float | None
+) -> None:
+    assert mean_mhz(first, last) == (None if wanted is None else pytest.approx(wanted))
 
 
 GATES = pytest.mark.parametrize("gate", ["flag", "spin"])
@@ -116,7 +168,8 @@ def test_each_try_of_a_cold_batch_begins_with_a_flush(gate: str) -> None:
     assert timing.seconds == pytest.approx(10 * 3e-5)
 
 
-def test_a_launch_that_waits_for_the_device_is_let_go_and_then_held_by_a_spin() -> None:
+def test_a_launch_that_waits_for_the_device_once_is_launched_again_with_the_gate_open() -> None:
+    """It allocated: its memory had been given back to the device."""
     cuda = FakeCuda()
     clock = clock_on(cuda)
     waited: list[int] = []
@@ -134,9 +187,26 @@ def test_a_launch_that_waits_for_the_device_is_let_go_and_then_held_by_a_spin() 
     assert HOLD_LIMIT < cuda.host - began < 2 * HOLD_LIMIT
     before = len(cuda.sleeps)
     assert clock.time(launch, range(10)).hidden
-    assert len(cuda.sleeps) == before + 1  # this launch waits behind a spin from now on,
+    assert len(cuda.sleeps) == before  # behind the host's flag, as before
+
+
+def test_a_launch_that_waits_for_the_device_again_is_held_by_a_spin_from_then_on() -> None:
+    cuda = FakeCuda()
+    clock = clock_on(cuda)
+    waited: list[int] = []
+
+    def launch(index: int) -> None:
+        if index == 5 and len(waited) < 2:
+            waited.append(1)
+            cuda.synchronize()
+        cuda.launch(index)
+
+    assert clock.time(launch, range(10)).hidden
+    before = len(cuda.sleeps)
+    assert clock.time(launch, range(10)).hidden
+    assert len(cuda.sleeps) == before + 1
     assert clock.time(cuda.launch, range(10)).hidden
-    assert len(cuda.sleeps) == before + 1  # the others behind the host's flag
+    assert len(cuda.sleeps) == before + 1  # the others stay behind the host's flag
 
 
 def test_a_launch_that_raises_leaves_the_stream_open() -> None:

@@ -1,0 +1,78 @@
+"""The SM clock of a batch: NVML is asked every 50 ms, and a batch takes 0.3 ms.
+
+A tiny kernel with a CTA for each SM stores which SM it ran on, that SM's cycle counter and the
+GPU's nanoseconds. Launched before and after a batch, in the same stream, two readings of one SM
+give its mean clock in between. "75% of the peak" can then be told from "the full rate at 75% of the
+clock".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer, smid
+
+_MARKS = 2  # before a batch, and after it
+_LEAST_NANOSECONDS = 50_000
+"""Between two readings: the GPU's nanoseconds advance by about a thousand at once."""
+
+
+@triton.jit
+def read_counters(out_ptr):
+    """Store (SM, its cycles, the GPU's nanoseconds) of this CTA in out (CTAs, 3), int64."""
+    place = out_ptr + tl.program_id(0) * 3
+    cycles = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+    nanoseconds = globaltimer()
+    tl.store(place, smid().to(tl.int64))
+    tl.store(place + 1, cycles)
+    tl.store(place + 2, nanoseconds)
+
+
+class SmClock:
+    """Reads the counters in stream order."""
+
+    def __init__(self, sms: int, device: str) -> None:
+        """Compile the kernel and launch it once.
+
+        Raises:
+            Exception: any error of Triton's compiler or of the launch.
+        """
+        self._sms = sms
+        self._readings = torch.zeros((_MARKS, sms, 3), dtype=torch.int64, device=device)
+        for number in range(_MARKS):
+            self.mark(number)
+
+    def mark(self, number: int) -> None:
+        """Read all SMs: 0 before a batch, 1 after it."""
+        read_counters[(self._sms,)](self._readings[number], num_warps=1)
+
+    def mhz(self) -> float | None:
+        """Mean SM clock in MHz between the two marks, once the device has passed the second."""
+        first, last = self._readings.tolist()
+        return mean_mhz(_counters(first), _counters(last))
+
+
+def mean_mhz(
+    first: Mapping[int, tuple[int, int]], last: Mapping[int, tuple[int, int]]
+) -> float | None:
+    """Mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
+
+    The median over the SMs that both readings have, or None if there are none, or if too little
+    time passed between the readings to tell.
+    """
+    clocks = []
+    for sm in first.keys() & last.keys():
+        cycles, nanoseconds = (b - a for a, b in zip(first[sm], last[sm], strict=True))
+        if nanoseconds >= _LEAST_NANOSECONDS and cycles > 0:
+            clocks.append(cycles / nanoseconds * 1e3)
+    return median(clocks) if clocks else None
+
+
+def _counters(rows: Iterable[list[int]]) -> dict[int, tuple[int, int]]:
+    return {sm: (cycles, nanoseconds) for sm, cycles, nanoseconds in rows}
