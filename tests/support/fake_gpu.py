@@ -243,11 +243,26 @@ def install_rooftile() -> None:
         return type(found)(found.machine, "cpu", found.gpu)
 
     class Clock(sweeps.timing.clock.CudaClock):
-        def __init__(self, module: Any, name: str) -> None:
-            super().__init__(FakeTorch(device), name)
+        def __init__(self, module: Any, name: str, sm_clock: Any = None) -> None:
+            super().__init__(FakeTorch(device), name, sm_clock=sm_clock)
 
         def now(self) -> float:
             return device.host
+
+    class SmClock:
+        def __init__(self, sms: int, name: str) -> None:
+            self._hertz = [0.0, 0.0]
+
+        def mark(self, number: int) -> None:
+            def run(start: float) -> float:
+                self._hertz[number] = device.hertz
+                return start + 2e-6
+
+            device.queue(run)
+
+        def mhz(self) -> float:
+            device.synchronize()
+            return sum(self._hertz) / len(self._hertz) / 1e6
 
     def do_bench(launch: Callable[[], object]) -> float:
         with capturing(Graph()):
@@ -263,7 +278,7 @@ def install_rooftile() -> None:
         return lambda: device.kernel("fake_step", 1e-3)
 
     put(kernels.device, _this_gpu=on_the_host, nvidia_driver=lambda: "580.159.04")
-    put(sweeps.running.bench, CudaClock=Clock)
+    put(sweeps.running.bench, CudaClock=Clock, _open_sm_clock=SmClock)
     put(sweeps.running.checking, verify=right)
     put(kernels.correctness.check, verify=right)
     put(sweeps.health.clockcheck, do_bench=do_bench)
