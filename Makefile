@@ -65,7 +65,7 @@ rules:  ## judge the field's rules: measures what they need and results lack (BU
 	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
 	&& "$$py" -m analysis rules $(of_machine)
 
-record:  ## everything that this machine can tell, one archive; goes on (BUDGET=50m PART="clock real-layers")
+record:  ## everything that this machine can tell, one archive; resumable (BUDGET=50m PART="clock real-layers")
 	@$(call python,test?); "$$py" -m analysis record $(budget) \
 		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
 

@@ -119,7 +119,7 @@ def conv_data(
 
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
-    # 32 bits, like the loop: what is assumed of 64 would not hold for their lower halves.
+    # In 32 bits, as the loop counts: the compiler does not carry an assumption through a cast.
     first = (part * steps // tl.num_programs(1)).to(tl.int32)
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
     if not BACKWARD:  # there a phase may have no taps, and a tile of it no pixels

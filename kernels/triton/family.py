@@ -186,9 +186,9 @@ class TritonFamily(ABC):
 
 
 def _build_launcher(kernel: Any) -> None:
-    """Build what launches a compiled kernel, which Triton would do at its first launch.
+    """Build what launches a compiled kernel, which Triton would otherwise do at its first launch.
 
-    Triton 3.6 has the host's C compiler make a module for every signature, in a third of a second.
+    Triton 3.6 has the host's C compiler make a module for every signature, while the GPU waits.
     """
     with suppress(Exception):  # repeated, and reported, at the launch
         kernel = kernel.result() if hasattr(kernel, "result") else kernel

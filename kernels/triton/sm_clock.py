@@ -18,7 +18,7 @@ from triton.language.extra.cuda import globaltimer, smid
 
 _MARKS = 2  # before a batch, and after it
 _LEAST_NANOSECONDS = 50_000
-"""Between two readings: the GPU's nanoseconds advance by about a thousand at once."""
+"""Between two readings: on some GPUs the nanoseconds advance by about a thousand at a time."""
 
 
 @triton.jit

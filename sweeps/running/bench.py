@@ -259,7 +259,7 @@ class TorchBench:
 
 
 def _open_sm_clock(sms: int, device: str) -> SmClock | None:
-    """What reads the SM clock around a batch; None where Triton cannot be used."""
+    """Return the reader of the SM clock, or None where Triton cannot be used."""
     try:
         from kernels.triton import sm_clock
 
@@ -269,7 +269,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
 
 
 def _storage_of(case: Case) -> Storage:
-    """How the operands of a case lie in memory; dense where its config cannot be read."""
+    """Return how the operands of a case lie in memory: densely where its config cannot be read."""
     with suppress(KeyError, UserError):
         config = implementations()[case.implementation].parse_config(case.config)
         if config is not None:
@@ -278,7 +278,7 @@ def _storage_of(case: Case) -> Storage:
 
 
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
-    """The columns that name a launch's kernels, which are empty where the libraries name none.
+    """Return the columns that name a launch's kernels; ``kernel`` is empty where none is named.
 
     On a CPU that takes 0.2 ms and, unlike a GPU's profiler, does not slow later launches.
     """

@@ -21,8 +21,10 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a whole batch, whether every gap between its launches was hidden, what its last
-    launch returned, and the mean SM clock during it (None: not known).
+    """What timing a batch found.
+
+    ``seconds`` are of the whole batch, ``hidden`` says whether every gap between its launches was,
+    ``last`` is what its last launch returned, ``sm_mhz`` the mean SM clock (None: not known).
     """
 
     seconds: float
@@ -36,7 +38,7 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """What reads the clock of a GPU's SMs in stream order."""
+    """Reads the clock of a GPU's SMs in stream order."""
 
     def mark(self, number: int) -> None:
         """Read it: 0 before a batch, 1 after it."""

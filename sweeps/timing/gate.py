@@ -22,9 +22,9 @@ HOLD_LIMIT = 0.5
 (the first use of a module, a synchronising allocation) would otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
-"""Seconds of the longest spin. Under WSL and on virtual GPUs a launch can take 0.1 ms, and a batch
-has hundreds. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is long enough:
-each that was in vain halves the limit."""
+"""Limits of the longest spin, in seconds. Under WSL and on virtual GPUs, queueing a batch can take
+longer than the lower one. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is
+long enough: each that was too short halves the limit."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
