@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from analysis.recorder.recorder import run_command
-from sweeps.health.clockcheck import summarise
+from kernels.machine import of_cpu
+from sweeps.health.clockcheck import _around_a_profiler, _one_pass, summarise
 from tests.support.gpu_recording import FAKE
 
 
@@ -25,6 +26,19 @@ def test_passes_are_compared_over_the_cases_that_all_of_them_have() -> None:
     assert timers["do_bench"]["passes_differ"] == 0.0
     assert timers["do_bench"]["over_sampler"] == pytest.approx(1.1)
     assert timers["do_bench"]["seconds_per_case"] == pytest.approx(6.0 / 2)
+
+
+def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
+    """In this process: a command gives each pass one of its own."""
+    cpu = of_cpu({"fp32": 1e11}, 2e10, 1)
+    timers = _one_pass(cpu, None, 2)["timers"]
+    assert set(timers) == {"sampler", "blocked_autorange"}
+    for timer in timers.values():
+        assert len(timer["medians_us"]) == 2
+        assert timer["seconds"] > 0
+    (row,) = _around_a_profiler(cpu, None, 1)
+    assert row["before_us"] > 0
+    assert row["after_us"] > 0
 
 
 @pytest.mark.slow

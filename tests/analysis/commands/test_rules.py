@@ -1,0 +1,25 @@
+"""The rules, judged from a recording alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from kernels.program import ROOT
+from tests.support.command_line import ANALYSIS, said
+
+SLUG = "cpu-amd-epyc-2t"
+
+
+def test_rules_are_judged_and_written_next_to_the_recording(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "recordings" / "rules-cpu", tmp_path / "results")
+    told = said(ANALYSIS, "rules", "--machine", SLUG, "--results", str(tmp_path / "results"))
+    assert (told.code, told.faults) == (0, []), told.err
+    rules = json.loads((tmp_path / "results" / SLUG / "rules.json").read_text(encoding="utf-8"))
+    for rule in rules:
+        assert any(
+            line.startswith(rule["id"]) and line.rstrip().endswith(rule["verdict"])
+            for line in told.out.splitlines()
+        )
+    assert sum(rule["cases"] > 0 for rule in rules) > 15
