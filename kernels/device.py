@@ -62,8 +62,8 @@ def make_current(gpu: int | None) -> None:
     """Make a GPU the one that this process launches and waits on; None: nothing to do for a CPU.
 
     PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` mean the
-    current GPU. :func:`select_device` leaves it alone, because a process that only plans must not
-    open a GPU.
+    current GPU. :func:`select_device` does not change it, because a process that only plans must
+    not open a GPU.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)

@@ -76,7 +76,7 @@ def confirm_command(
         seconds = left_for_confirming(folder_for(results, slug))
     note("Looking for the guesses that promise most …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
-    # On a CPU, whose budget is small, looking takes a third of what is left.
+    # On a CPU, whose budget is small, looking for guesses is a large part of what is left.
     seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
     asked = recording.products
     explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)

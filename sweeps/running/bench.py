@@ -280,7 +280,7 @@ def _storage_of(case: Case) -> Storage:
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
     """Return the columns that name a launch's kernels; ``kernel`` is empty where none is named.
 
-    On a CPU that takes 0.2 ms and, unlike a GPU's profiler, does not slow later launches.
+    Unlike a GPU's profiler, this does not slow later launches.
     """
     named: list[Kernel] = []
     with suppress(Exception), cpu_tracer() as trace:

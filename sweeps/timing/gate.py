@@ -23,8 +23,8 @@ HOLD_LIMIT = 0.5
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Limits of the longest spin, in seconds. Under WSL and on virtual GPUs, queueing a batch can take
-longer than the lower one. Where launching blocks (CUDA_LAUNCH_BLOCKING, a full queue), no spin is
-long enough: each that was too short halves the limit."""
+longer than the lower one. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), every spin is too
+short, and each such spin halves the limit."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"

@@ -47,7 +47,7 @@ class Kernel:
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
     """Yields what names the oneDNN and MKL kernels of one launch: none if PyTorch computed it.
 
-    The libraries are told to be verbose once for all launches, because that takes milliseconds.
+    The first use in a process is slow, because MKL then reports on itself; later ones are not.
     Meanwhile whatever this process prints is lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:

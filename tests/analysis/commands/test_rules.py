@@ -1,4 +1,4 @@
-"""The rules, judged from a recording alone."""
+"""Rules are judged from a recording, without measuring."""
 
 from __future__ import annotations
 
