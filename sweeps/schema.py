@@ -106,6 +106,11 @@ RUN = {
         "sm_limit_mhz?": Maybe(NOT_NEGATIVE),
     }],
     "anchors?": [dict], "turns?": [COUNT],
+    "steady?": [{
+        "gpu": Maybe(COUNT), "problem": str, "tflops": POSITIVE, "share": POSITIVE,
+        "lo": Maybe(POSITIVE), "hi": Maybe(POSITIVE), "sm_mhz": Maybe(NOT_NEGATIVE),
+        "power_w": Maybe(NOT_NEGATIVE), "energy_j": Maybe(NOT_NEGATIVE),
+    }],
     "merged?": [{
         "worker": str, "run": str, "health": Maybe({"verdict": str, "reasons": [str]}),
     }],
@@ -129,7 +134,12 @@ _EVENTS = {
     "repeat": _SAMPLE,
     "facts": {**_ANY, "facts": dict},
     "outcome": {**_ANY, "at": _MOMENT, "status": str, "message": str},
-    "anchor": {**_SAMPLE, "phase": str},
+    "anchor": {
+        **_SAMPLE,
+        "phase": str,
+        "t?": NOT_NEGATIVE,
+        "joules?": Maybe(NOT_NEGATIVE),
+    },
     "place": {**_ANY, "place": COUNT, "at": _MOMENT},
     "end": {**_ANY, "why": str, "budget": NOT_NEGATIVE},
     "ceilings": {**_ANY, **_CEILINGS},

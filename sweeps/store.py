@@ -6,6 +6,7 @@
     rounds.csv          the samples behind each of its times, by the round that they were taken in
     confirmed.csv       pairs of cases that processes of their own timed anew, beside each other
     anchors.csv         the same few cases on every GPU
+    steady.csv          the anchors without a pause, batch by batch
 
 Each file of samples has one writer at a time. An append is one write of one line. A line that a
 crash cut in half is skipped and named when the file is read, and ended before the next is appended.
@@ -38,7 +39,12 @@ CONFIRMED_COLUMNS = ("case", "against", "process", "worker", "gpu", "log_ratios"
 
 ANCHOR_COLUMNS = (
     "run", "worker", "gpu", "gpu_id", "node", "phase", "time_utc", *IDENTITY, "samples", "time_us",
-    "time_lo_us", "time_hi_us", "sm_mhz", "power_w", "temp_c", "throttled",
+    "time_lo_us", "time_hi_us", "sm_mhz", "power_w", "temp_c", "energy_j", "throttled",
+)  # fmt: skip
+
+STEADY_COLUMNS = (
+    "run", "worker", "gpu", *IDENTITY, "elapsed_s", "time_us", "tflops", "sm_mhz", "power_w",
+    "temp_c", "joules", "throttled",
 )  # fmt: skip
 
 Event = dict[str, Any]
@@ -285,6 +291,11 @@ def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write anchors.csv: how long each GPU took for the same few cases."""
     _write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
+
+
+def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write steady.csv: the work without a pause, one row per batch."""
+    _write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
 
 
 def _write_csv(path: Path, columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -35,6 +35,7 @@ UNUSABLE_LINE = (
 )
 _LEAST = 8  # cases or pairs that a sentence rests on
 _CHANGES = 3
+_MOST = 8
 _WIDE = 8  # elements: sizes that are a multiple of so many are aligned for every dtype but fp8
 _MULTIPLES = (1, 2, 4, 8, 16)
 _HARDLY = 0.02  # of the speed, which an alignment may cost that is called enough
@@ -44,8 +45,9 @@ _HARDLY = 0.02  # of the speed, which an alignment may cost that is called enoug
 class Headline:
     """A sentence about a recording, with the number that it is about and its 95% interval.
 
-    ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``alignment``, ``layout``), a
-    size (``size``), a relative error (``accuracy``) or a gain (``change``), from ``count`` cases.
+    ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``, ``alignment``,
+    ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``), from
+    ``count`` cases.
     """
 
     id: str
@@ -70,11 +72,12 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
     """What matters most in a recording, the measured facts first; nothing from an unusable run."""
     if analysis.recording.unusable:
         return []
-    found = (
-        peak(analysis), alignment(analysis.table), layout(analysis.table), size(analysis.table),
-        accuracy(analysis), *changes(advice),
+    facts = (
+        peak(analysis), steady(analysis), alignment(analysis.table), layout(analysis.table),
+        size(analysis.table), accuracy(analysis),
     )  # fmt: skip
-    return [headline for headline in found if headline is not None]
+    found = [headline for headline in facts if headline is not None]
+    return [*found, *changes(advice)][:_MOST]
 
 
 def peak(analysis: Analysis) -> Headline | None:
@@ -101,6 +104,32 @@ def peak(analysis: Analysis) -> Headline | None:
         for dtype, of in raised.items()
     )
     return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *max(best))
+
+
+def steady(analysis: Analysis) -> Headline | None:
+    """What is left of a burst's speed without a pause; of several GPUs, the one in the middle."""
+    held = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
+    if not held:
+        return None
+    entry = held[len(held) // 2]
+    value = float(entry["share"])
+    lo, hi = (math.nan if entry[end] is None else float(entry[end]) for end in ("lo", "hi"))
+    about = "" if math.isnan(lo) else f" ({_percent(lo, hi)})"
+    sensors = [
+        text.format(entry[name])
+        for name, text in (
+            ("sm_mhz", "{:,.0f} MHz"), ("power_w", "{:,.0f} W"), ("energy_j", "{:.3g} J per GEMM")
+        )
+        if entry[name]
+    ]  # fmt: skip
+    told = f" ({', '.join(sensors)})" if sensors else ""
+    return Headline(
+        "steady",
+        f"Without a pause, {entry['problem']} settles at {rate(entry['tflops'])}, {value:.0%}"
+        f"{about} of its burst's speed{told}. Times are "
+        "of bursts unless their mode is sustained.",
+        value, lo, hi, len(held),
+    )  # fmt: skip
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:

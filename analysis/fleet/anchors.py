@@ -156,7 +156,8 @@ def _read(path: Path) -> tuple[pd.DataFrame, dict[int, str], list[Case]]:
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
         rows = csv.DictReader(io.StringIO(text, newline=""))
-        if missing := [name for name in ANCHOR_COLUMNS if name not in (rows.fieldnames or ())]:
+        needed = [name for name in ANCHOR_COLUMNS if name != "energy_j"]  # older files lack it
+        if missing := [name for name in needed if name not in (rows.fieldnames or ())]:
             raise UserError(f"{path} has no column {missing[0]!r}; restore it, or move it away.")
         for row in rows:
             number = rows.line_num

@@ -7,7 +7,6 @@ what that changes is what they do to one another, through the host or through th
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,16 +18,20 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import PlanEntry, make_plan
 from sweeps.running.fold import place_of, utc
 from sweeps.running.rounds import Bench, Ready, Visit, make_event
-from sweeps.schema import ALONE, PHASES
+from sweeps.schema import ALONE, IDENTITY, PHASES, problem_of
 from sweeps.store import Event
-from sweeps.timing.sampler import SUSTAINED_SETTLE, Subject
+from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
+from sweeps.timing.telemetry import Reading
 
 ANCHORS = ("anchors", "anchors-memory")
 """The sweeps that declare them."""
 
-_SUSTAINED_SECONDS = 5.0
-_SUSTAINED_SHARE = 0.05  # of a small budget
+SENSORS = ("sm_mhz", "power_w", "temp_c")
+
+_STEADY_SECONDS = 5.0  # boards take one to five seconds until power and clocks are steady
+_STEADY_SHARE = 1 / 12  # of a small budget
+_SETTLED = 0.5  # share of a steady run's time after which it is taken for steady
 
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
@@ -38,9 +41,9 @@ def anchor_cases(machine: Machine) -> list[PlanEntry]:
     return list(make_plan(cases, machine, 1e9, in_order=True).planned)
 
 
-def sustained_seconds(budget: float) -> float:
-    """Seconds of sustained work for a run with so many seconds to measure."""
-    return min(_SUSTAINED_SECONDS, _SUSTAINED_SHARE * budget)
+def steady_seconds(budget: float) -> float:
+    """Seconds of work without a pause for a run with so many seconds to measure."""
+    return min(_STEADY_SECONDS, _STEADY_SHARE * budget)
 
 
 def time_anchors(
@@ -49,7 +52,8 @@ def time_anchors(
 ) -> None:  # fmt: skip
     """Time the anchors on one GPU. A case that fails is left out.
 
-    Work without a pause is timed in the last phase alone, in which all GPUs can do it at once.
+    Work without a pause is timed only in the last phase, in which all GPUs can do it at once. Its
+    events are one for each batch, with ``t``, the seconds since its first launch.
 
     Args:
         cases: the anchors.
@@ -57,13 +61,18 @@ def time_anchors(
         worker: the shard's name, for the events.
         tell: called with an event for every sample.
         visit: called before whatever may crash.
-        seconds: of sustained work.
+        seconds: of work without a pause.
         wait: where other GPUs of the node are measured, too: called with a phase before it, and
             returns when it may begin.
     """
     sampler = bench.sampler
     tell(make_event(bench, worker, "anchoring", "", 0.0))
     ready = [r for r in bench.prepare(cases, {}, visit) if isinstance(r, Ready)]
+
+    def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
+        sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
+        tell(make_event(bench, worker, "anchor", key, 0.0, phase=phase, s=seconds, **more,
+                        throttled=list(reading.throttled), **sensors))  # fmt: skip
 
     def sample(subject: Subject, phase: str) -> None:
         visit([], subject.cost)
@@ -72,11 +81,19 @@ def time_anchors(
         except Exception as error:
             bench.failure(error)
             return
-        reading = taken.reading
-        sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         if taken.hidden:
-            tell(make_event(bench, worker, "anchor", subject.key, 0.0, phase=phase, s=taken.seconds,
-                            throttled=list(reading.throttled), **sensors))  # fmt: skip
+            report(subject.key, phase, taken.seconds, taken.reading)
+
+    def hold(subject: Subject, phase: str) -> None:
+        visit([], seconds + 2 * subject.cost)
+        try:
+            windows = sampler.hold(subject, seconds)
+        except Exception as error:
+            bench.failure(error)
+            return
+        for window in windows:
+            report(subject.key, phase, window.seconds, window.reading, t=window.begin,
+                   n=window.launches, joules=window.joules)  # fmt: skip
 
     bursts = [result for result in ready if result.case.mode == "burst"]
     phase = ALONE
@@ -89,10 +106,7 @@ def time_anchors(
                 sample(result.subject, phase)
     for result in ready:
         if result.case.mode == "sustained":
-            # Its samples follow one another without a pause, each settling before it is timed.
-            count = math.ceil(seconds / max(result.subject.cost, SUSTAINED_SETTLE))
-            for _ in range(max(CHECKPOINTS[0], count)):
-                sample(result.subject, phase)
+            hold(result.subject, phase)
 
 
 def anchor_rows(
@@ -100,6 +114,9 @@ def anchor_rows(
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row per GPU, anchor and phase, of the latest time that a GPU timed its anchors.
+
+    Of work without a pause, the second half counts, in which power and clocks are steady;
+    ``energy_j`` is what the board used in it per launch.
 
     Args:
         run: the run's name.
@@ -116,22 +133,93 @@ def anchor_rows(
     for (worker, gpu, case, phase), samples in taken.items():
         if case not in cases:
             continue
+        settled = settled_windows(samples)
+        samples = settled or samples
         seconds = [event["s"] for event in samples]
         interval = median_interval(seconds)
         row = {
             "run": run, "worker": worker, "gpu": gpu, "gpu_id": known.get(gpu, {}).get("id"),
             "node": known.get(gpu, {}).get("node", 0), "phase": phase,
             "time_utc": utc(samples[-1]["at"]), **cases[case].columns(), "samples": len(seconds),
-            "time_us": median(seconds) * 1e6,
+            "time_us": median(seconds) * 1e6, "energy_j": _joules_per_launch(settled),
             "throttled": ";".join(sorted({r for e in samples for r in e.get("throttled", ())})),
         }  # fmt: skip
         if interval is not None:
             row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
-        for name in ("sm_mhz", "power_w", "temp_c"):
+        for name in SENSORS:
             values = [event[name] for event in samples if event.get(name) is not None]
             row[name] = median(values) if values else None
         rows.append(row)
     return rows
+
+
+def steady_rows(
+    run: str, anchors: Sequence[PlanEntry], events: Sequence[Event],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row for each batch of the work without a pause, in the order of their moments."""
+    cases = {entry.case.id: entry.case for entry in anchors}
+    return [
+        {
+            "run": run, "worker": event["worker"], "gpu": event.get("gpu"),
+            **cases[event["case"]].columns(), "elapsed_s": event["t"], "time_us": event["s"] * 1e6,
+            "tflops": cases[event["case"]].problem.flops / event["s"] / 1e12,
+            **{name: event.get(name) for name in (*SENSORS, "joules")},
+            "throttled": ";".join(event.get("throttled", ())),
+        }
+        for event in of_latest(events)
+        if "t" in event and event["case"] in cases
+    ]  # fmt: skip
+
+
+def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is left of a burst's speed without a pause: one entry per GPU and case of run.json.
+
+    Args:
+        rows: those of :func:`anchor_rows`.
+
+    Returns:
+        ``gpu``, ``problem``, ``tflops``, ``share`` of the burst's speed with its 95% interval
+        (``lo`` and ``hi``, None where there is none), ``sm_mhz``, ``power_w`` and ``energy_j``.
+    """
+
+    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["worker"], row["gpu"], *(row.get(n) for n in IDENTITY if n != "mode")
+
+    bursts = {key(r): r for r in rows if r["mode"] == "burst" and r["phase"] == ALONE}
+    report = []
+    for row in rows:
+        burst = bursts.get(key(row))
+        if row["mode"] != "sustained" or burst is None:
+            continue
+        problem = problem_of(row)
+        has_interval = "time_lo_us" in row and "time_lo_us" in burst
+        report.append({
+            "gpu": row["gpu"], "problem": str(problem),
+            "tflops": problem.flops / row["time_us"] / 1e6,
+            "share": burst["time_us"] / row["time_us"],
+            "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
+            "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
+            **{name: row[name] for name in ("sm_mhz", "power_w", "energy_j")},
+        })  # fmt: skip
+    return report
+
+
+def settled_windows(samples: Sequence[Event]) -> list[Event]:
+    """The batches of work without a pause in which power and clocks are steady; none of bursts."""
+    windows = [event for event in samples if "t" in event]
+    until = max((event["t"] for event in windows), default=0.0)
+    return [event for event in windows if event["t"] >= _SETTLED * until]
+
+
+def _joules_per_launch(windows: Sequence[Event]) -> float | None:
+    """Energy of a launch, from the board's counter; None where it did not count."""
+    counted = [event for event in windows if event.get("joules") is not None]
+    if len(counted) < 2:
+        return None
+    # A window's counter is read at its end, so that the first one's launches came before it.
+    launches = sum(event["n"] for event in counted[1:])
+    used: float = counted[-1]["joules"] - counted[0]["joules"]
+    return used / launches if used > 0 else None
 
 
 def of_latest(events: Sequence[Event]) -> Iterator[Event]:

@@ -30,6 +30,7 @@ from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
 from sweeps.timing.clock import CpuClock, CudaClock, SmClock, do_nothing
 from sweeps.timing.pulse import pulse_of_this_process
+from sweeps.timing.rotation import ResultRotation
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
 from sweeps.timing.trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
@@ -76,6 +77,7 @@ class TorchBench:
         self._telemetry.start()
         small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
         max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
+        self._rotation = ResultRotation(machine.l2_bytes)
         self._arena = Arena(self._device, machine.l2_bytes, max_bytes)
         self.sampler = Sampler(
             self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
@@ -227,6 +229,11 @@ class TorchBench:
             checker=checker.for_sets(launch),
             checking=checking,
         )
+        if sets > 1 and checker.allocates and self.gpu is not None:
+            # On a CPU there is no kernel that writes elsewhere to compare with, and memory that was
+            # let go may have to be asked for again from the system.
+            rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
+            subject.launch, subject.renew = rotating, rotating.renew
         if case.shared_a:
             # Summing the operand reads all of it into the cache, on a GPU in stream order.
             subject.warm = functools.partial(torch.sum, launch.sets[0].a)

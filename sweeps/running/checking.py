@@ -42,6 +42,8 @@ class ResultChecker:
         self._unseen: int | None = None
         self.first_seconds = 0.0
         """Seconds of the launch of :meth:`before`, on a CPU."""
+        self.allocates = False
+        """Whether the launch of :meth:`before` returned memory other than the set's place."""
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
@@ -58,6 +60,7 @@ class ResultChecker:
         begin = time.perf_counter()
         result = self._launch(0)
         self.first_seconds = time.perf_counter() - begin
+        self.allocates = result.data_ptr() != self._launch.sets[0].out.data_ptr()
         verdict = self._verdict({0: result}, entries=True)
         return verdict if self._unchanged() else _CHANGED
 

@@ -11,7 +11,7 @@ from kernels.errors import UserError
 from kernels.machine import Machine
 from kernels.program import target
 from sweeps.planning.plan import PlanEntry
-from sweeps.running.anchor_set import anchor_rows
+from sweeps.running.anchor_set import anchor_rows, steady_report, steady_rows
 from sweeps.running.fold import (
     checking_seconds,
     confirmed_table,
@@ -34,6 +34,7 @@ from sweeps.store import (
     write_json,
     write_rounds,
     write_run,
+    write_steady,
     write_table,
 )
 
@@ -83,8 +84,11 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         write_rounds(folder, rounds_table(planned, known))
         write_confirmed(folder, confirmed_table(events, known))
         anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
-        if rows_of_anchors := anchor_rows(record["run"], anchors, events, record.get("gpus", ())):
+        rows_of_anchors = anchor_rows(record["run"], anchors, events, record.get("gpus", ()))
+        if rows_of_anchors:
             write_anchors(folder, rows_of_anchors)
+        if rows_of_steady := steady_rows(record["run"], anchors, events):
+            write_steady(folder, rows_of_steady)
         statuses = [row["status"] for row in rows]
         folded = {
             **ceilings,
@@ -100,6 +104,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             "checking_s": round(checking_seconds(events), 3),
             "canary": canary_report(events),
             "repeats": repeats_report(known),
+            **({"steady": steady} if (steady := steady_report(rows_of_anchors)) else {}),
         }
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()

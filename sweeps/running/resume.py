@@ -18,7 +18,7 @@ from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.planning.ceilings import emulated_sentence, measure_ceilings
 from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_name
 from sweeps.planning.plan import Costs, PlanEntry, make_plan, read_plan
-from sweeps.running.anchor_set import anchor_cases, sustained_seconds
+from sweeps.running.anchor_set import anchor_cases, steady_seconds
 from sweeps.running.fold import spent_seconds
 from sweeps.running.health import UNUSABLE
 from sweeps.running.places import take_part
@@ -128,7 +128,7 @@ def begin(
         whole=len([entry for entry in planned if entry.case.sweep != CONFIRM]) == len(every),
         place=place,
         anchors=[] if own else [PlanEntry.from_json(row) for row in record.get("anchors", ())],
-        anchor_options={"seconds": sustained_seconds(plan["budget_s"])},
+        anchor_options={"seconds": steady_seconds(plan["budget_s"])},
         compile_beside=device.gpu is not None and is_shared(device.gpu),
         names=device.gpu is not None,
         stop_at=request.stop_at,

@@ -71,8 +71,9 @@ class Subject:
     ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time and are not hidden.
     ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` loads into
-    the flushed cache what a launch should find there (nothing for a cold one). ``checker`` checks
-    one batch in :data:`CHECKED_EVERY`.
+    the flushed cache what a launch should find there (nothing for a cold one). ``renew(n)`` runs
+    before the cache is flushed for a batch of n launches. ``checker`` checks one batch in
+    :data:`CHECKED_EVERY`.
     """
 
     key: str
@@ -87,6 +88,7 @@ class Subject:
     launches: int = 0  # per batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
     warm: Callable[[], object] = lambda: None
+    renew: Callable[[int], object] = lambda launches: None
     checker: Checker | None = None
     checking: float = 0.0  # seconds that checking one launch takes, roughly
     checked_late: bool = False  # whether a late sample of this process was checked
@@ -95,6 +97,21 @@ class Subject:
     def finished(self) -> bool:
         """Whether the stopping rule is met, or too many samples were rejected."""
         return finished(self.samples) or self.exposed >= MAX_EXPOSED
+
+
+@dataclass(frozen=True)
+class Window:
+    """One batch of a steady run, which begins where the one before it ended.
+
+    ``begin`` is in seconds since the run's first launch, ``seconds`` is of one launch, ``joules``
+    what the board's counter said at the end (None: it has none).
+    """
+
+    begin: float
+    seconds: float
+    launches: int
+    reading: Reading
+    joules: float | None
 
 
 @dataclass(frozen=True)
@@ -238,6 +255,36 @@ class Sampler:
             cost - subject.cost,
         )  # fmt: skip
 
+    def hold(self, subject: Subject, seconds: float) -> list[Window]:
+        """Launch without a pause for some seconds and time every batch of it.
+
+        Between two batches the device waits for the host for tens of microseconds, under 0.1 % of
+        the 60 ms that a sustained batch takes. A board needs one to five seconds until its power
+        and clocks are steady. Nothing is timed again if the hardware slows itself down: that is
+        what a steady state consists of.
+
+        Raises:
+            Exception: any error of a launch, or of the subject's checker if a result is wrong.
+        """
+        clock, windows = self._clock, list[Window]()
+        begin = now = clock.now()
+        with subject.settings():
+            while now - begin < seconds:
+                indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
+                subject.renew(subject.launches)
+                timing = clock.time(subject.launch, indices, paced=True)
+                start, now = now, clock.now()
+                reading = self._telemetry.between(start, now)
+                if timing.sm_mhz is not None:
+                    reading = replace(reading, sm_mhz=timing.sm_mhz)
+                windows.append(
+                    Window(start - begin, timing.seconds / subject.launches, subject.launches,
+                           reading, self._telemetry.joules())
+                )  # fmt: skip
+        if subject.checker is not None:
+            subject.checker.after()
+        return windows
+
     def wake(self) -> None:
         """After a pause: bring the device back to its working clock rates."""
         self._clock.wake()
@@ -294,6 +341,7 @@ class Sampler:
             subject.launch(0)
         if checker is not None:
             checker.poison(unseen)
+        subject.renew(subject.launches)
         if subject.mode != "sustained" and subject.cache != "warm":
             self._flush()
             subject.warm()

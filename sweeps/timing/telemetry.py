@@ -60,6 +60,10 @@ class Telemetry:
         """Readings between two moments of ``time.monotonic``, and the nearest around them."""
         return Reading()
 
+    def joules(self) -> float | None:
+        """Energy that the board has used since some moment; None where it does not count."""
+        return None
+
     def forget(self) -> None:
         """Wait until later readings no longer cover what was before."""
 
@@ -103,6 +107,11 @@ class NvmlTelemetry(Telemetry):
         sm_mhz, power_w, temp_c = (_median_or_none([row[i] for row in span]) for i in (1, 2, 3))
         reasons = tuple(name for bit, name in _REASONS.items() if seen & bit)
         return Reading(sm_mhz, power_w, temp_c, reasons)
+
+    def joules(self) -> float | None:
+        """What the board's counter says; it has one from Volta on and counts millijoules."""
+        counted = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return None if counted is None else counted / 1e3
 
     def forget(self) -> None:
         """Wait two and a half periods: one reading is new then, the old ones are out of reach."""

@@ -194,6 +194,7 @@ def install_torch() -> None:
 def install_nvml() -> None:
     """The module ``pynvml`` of one card, whose sensors tell what an H200's might."""
     nvml = FakeNvml(instant=655_000)
+    nvml.answers["TotalEnergyConsumption"] = lambda handle: 655_000 * device.host  # millijoules
     module = types.ModuleType("pynvml")
     put(module, __getattr__=lambda name: getattr(nvml, name), nvmlInit=lambda: None)
     nvml.answers["HandleByUUID"] = lambda name: "card"

@@ -304,7 +304,7 @@ class FakeNvml:
             "EnforcedPowerLimit": 700_000, "PowerManagementDefaultLimit": 700_000,
             "PowerManagementLimit": 700_000, "ApplicationsClock": 1980,
             "ComputeMode": 0, "FieldValues": [self.field], "EccMode": (1, 1),
-            "ComputeRunningProcesses": [], **answers,
+            "ComputeRunningProcesses": [], "TotalEnergyConsumption": 0, **answers,
         }  # fmt: skip
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -50,6 +50,22 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return analysed(tmp_path_factory.mktemp("results"), cases, seconds)
 
 
+def test_what_is_left_of_a_burst_is_said_and_at_most_eight_sentences(analysis: Analysis) -> None:
+    assert "steady" not in {one.id for one in headlines(analysis, [])}
+    entry = {"gpu": 0, "problem": "8192×8192×8192 bf16 nt", "tflops": 640.0, "lo": 0.84, "hi": 0.88,
+             "sm_mhz": 1395.0, "power_w": 695.0, "energy_j": 1.19}  # fmt: skip
+    run = {**analysis.recording.run, "steady": [{**entry, "share": s} for s in (0.9, 0.5, 0.86)]}
+    held = replace(analysis, recording=replace(analysis.recording, run=run))
+    found = headlines(held, build_table(held))
+    assert found[1].text == (
+        "Without a pause, 8192×8192×8192 bf16 nt settles at 640 TFLOP/s, 86% (84–88%) of its "
+        "burst's speed (1,395 MHz, 695 W, 1.19 J per GEMM). Times are of bursts unless their mode "
+        "is sustained."
+    )
+    assert found[1].count == 3
+    assert len(found) <= 8
+
+
 def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: Analysis) -> None:
     found = alignment(analysis.table)
     assert found is not None

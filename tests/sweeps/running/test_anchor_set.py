@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kernels.machine import known_machine, of_cpu
-from sweeps.running.anchor_set import ANCHORS, anchor_cases, anchor_rows, sustained_seconds
-from sweeps.store import ANCHOR_COLUMNS, read_events, read_run, write_run
-from tests.support.fakes import planned
+from sweeps.planning.plan import PlanEntry
+from sweeps.running.anchor_set import (
+    ANCHORS,
+    anchor_cases,
+    anchor_rows,
+    steady_report,
+    steady_rows,
+    steady_seconds,
+)
+from sweeps.store import ANCHOR_COLUMNS, STEADY_COLUMNS, read_events, read_run, write_run
+from tests.support.fakes import case, planned
 from tests.support.runs import a_run, carry, rows_of
 
 
@@ -16,7 +27,7 @@ def test_a_gpu_has_about_twenty_anchors_and_a_cpu_some() -> None:
     assert {case.sweep for case in gpu} == set(ANCHORS)
     assert [case.mode for case in gpu].count("sustained") == 1
     assert len(anchor_cases(of_cpu({"fp32": 1e11}, 3e10, 2))) >= 8
-    assert (sustained_seconds(600.0), sustained_seconds(20.0)) == (5.0, 1.0)
+    assert (steady_seconds(60.0), steady_seconds(24.0)) == (5.0, 2.0)
 
 
 def test_anchors_are_timed_before_the_cases_once_and_enter_no_row(tmp_path: Path) -> None:
@@ -51,3 +62,31 @@ def test_the_latest_times_of_a_gpu_count() -> None:
     gpus = [{"gpu": 0, "id": "ab12cd34", "node": 3}]
     (row,) = anchor_rows("now", [entry], events, gpus)
     assert (row["time_us"], row["samples"], row["gpu_id"], row["node"]) == (2e6, 6, "ab12cd34", 3)
+
+
+def test_work_without_a_pause_counts_once_it_is_steady() -> None:
+    """A board that slows down for two of its six seconds, at 500 W."""
+    held = PlanEntry(replace(case(4, "anchors"), mode="sustained"), 0.01)
+    burst = PlanEntry(case(4, "anchors"), 0.01)
+    where = {"event": "anchor", "worker": "1/1", "gpu": 0, "phase": "alone", "at": 1.0}
+    events = [{"event": "anchoring", "case": "", "worker": "1/1", "gpu": 0}]
+    events += [{**where, "case": burst.case.id, "s": 1.0} for _ in range(8)]
+    for number in range(60):
+        slower = 1.0 + 0.25 * min(1.0, number / 20)
+        events.append({
+            **where, "case": held.case.id, "s": slower, "t": 0.1 * number, "n": 10,
+            "power_w": 500.0, "sm_mhz": 1980 / slower, "joules": 1000.0 + 50.0 * (number + 1),
+        })  # fmt: skip
+    rows = anchor_rows("now", [burst, held], events, [{"gpu": 0, "id": "ab", "node": 0}])
+    row = rows[1]
+    assert (row["mode"], row["time_us"], row["samples"]) == ("sustained", 1.25e6, 30)
+    assert row["energy_j"] == pytest.approx(5.0)
+    assert rows[0]["energy_j"] is None
+    series = steady_rows("now", [burst, held], events)
+    assert len(series) == 60
+    assert set(series[0]) <= set(STEADY_COLUMNS)
+    assert series[0]["tflops"] == pytest.approx(1.25 * series[-1]["tflops"])
+    (told,) = steady_report(rows)
+    assert (told["gpu"], told["problem"]) == (0, str(held.case.problem))
+    assert (told["share"], told["lo"], told["hi"]) == pytest.approx((0.8, 0.8, 0.8))
+    assert told["sm_mhz"] == pytest.approx(1584.0)

@@ -13,7 +13,7 @@ import torch
 from kernels import implementations
 from kernels.device import this_cpu
 from kernels.machine import known_machine, of_cpu
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
 from kernels.registry import library_for
 from sweeps.cases.case import Case
 from sweeps.planning.choice import choose_sweeps, sweep_cases
@@ -23,6 +23,7 @@ from sweeps.running.bench import TorchBench
 from sweeps.running.fold import CANARY, History
 from sweeps.running.rounds import PoisonedError, Ready, Refusal
 from sweeps.timing.arena import Arena, set_bytes
+from sweeps.timing.rotation import RotatingLaunch
 from sweeps.timing.trace import Kernel
 
 CPU = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
@@ -262,3 +263,22 @@ def test_the_canary_has_its_place_even_among_small_cases() -> None:
 )
 def test_failures_have_a_status(error: Exception, status: str) -> None:
     assert bench(SMALL).failure(error)[0] == status
+
+
+def test_cold_results_that_a_library_allocates_rotate_on_a_gpu() -> None:
+    conv = Conv.parse("2,8,8,8,8,3,3,1,1,1,1,fp32")
+    allocating = replace(SMALL, problem=conv, implementation=library_for(conv, CPU))
+    cases = [SMALL, allocating, replace(allocating, cache="warm")]
+    one = bench(*cases)
+    one.gpu = 0  # as far as this is concerned
+    results, _ = prepare(one, *cases)
+    rotate = [
+        isinstance(ready.subject.launch, RotatingLaunch)
+        for ready in results
+        if isinstance(ready, Ready)
+    ]
+    assert rotate == [False, True, False]
+    subject = results[1].subject  # type: ignore[union-attr]
+    sample = one.sampler.sample(subject)
+    assert sample.hidden
+    assert subject.samples

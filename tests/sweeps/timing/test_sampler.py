@@ -15,7 +15,7 @@ from sweeps.timing.sampler import (
 )  # fmt: skip
 from sweeps.timing.statistics import CHECKPOINTS
 from sweeps.timing.telemetry import Reading, Telemetry
-from tests.support.fakes import FakeClock, noisy
+from tests.support.fakes import FakeChecker, FakeClock, noisy
 
 
 class Throttled(Telemetry):
@@ -315,3 +315,38 @@ def test_a_sample_that_is_found_wrong_is_none(clock: FakeClock) -> None:
     with pytest.raises(ValueError, match="wrong"):
         Sampler(clock).sample(subject)
     assert subject.samples == []
+
+
+class Board(Telemetry):
+    """Draws 500 W, and counts energy by the fake clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+
+    def between(self, begin: float, end: float) -> Reading:
+        return Reading(1200.0, 500.0, 60.0, ("hw_slowdown",))
+
+    def joules(self) -> float:
+        return 500.0 * self.clock.seconds
+
+
+def test_a_steady_run_has_no_pause_and_reads_the_board_in_every_window(clock: FakeClock) -> None:
+    checked = []
+
+    class Checker(FakeChecker):
+        def after(self) -> None:
+            checked.append(clock.seconds)
+
+    subject = Subject("case", lambda index: 2e-3, 4, "sustained", checker=Checker("ok"))
+    sampler = Sampler(clock, telemetry=Board(clock))
+    sampler.fit(subject, 2e-3)
+    windows = sampler.hold(subject, 5.0)
+    took = sum(window.seconds * window.launches for window in windows)
+    # The clock moves only by launches: none settles, and throttling does not repeat a window.
+    assert took == pytest.approx(clock.seconds)
+    assert took >= 5.0
+    assert {settle for _, settle in clock.batches} == {0.0}
+    assert [w.begin for w in windows[:3]] == pytest.approx([0.0, 0.06, 0.12])
+    assert windows[-1].joules == pytest.approx(500.0 * took)
+    assert windows[0].reading.throttled == ("hw_slowdown",)
+    assert checked == [clock.seconds]

@@ -152,3 +152,10 @@ def test_a_gpu_in_exclusive_mode_is_not_shared(
     monkeypatch.setattr(telemetry, "nvml_handle", lambda nvml, properties: "card")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: properties())
     assert telemetry.is_shared(0) is shared
+
+
+def test_energy_is_counted_in_joules_where_the_board_counts() -> None:
+    assert NvmlTelemetry(FakeNvml(TotalEnergyConsumption=2500), "card").joules() == 2.5
+    refusing = FakeNvml(refuse=("TotalEnergyConsumption",))
+    assert NvmlTelemetry(refusing, "card").joules() is None
+    assert Telemetry().joules() is None
