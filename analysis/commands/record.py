@@ -52,9 +52,6 @@ def record_command(
     cores: Annotated[
         int | None, typer.Option("--cores", help="With --plan: of that GPU's host.")
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="With --part: whatever was tried of it, begin anew.")
-    ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
@@ -69,8 +66,6 @@ def record_command(
     where = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
         raise UserError("--machine and --cores are for --plan: what is recorded is this machine.")
-    if again and not part:
-        raise UserError("--again needs --part NAME: which part to begin anew.")
     if machine is not None:
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
@@ -81,7 +76,7 @@ def record_command(
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
     run = partial(run_command, INTERPRETER)
-    recorder = Recorder(place, parts, seconds, where, note, run, began=began, again=again)
+    recorder = Recorder(place, parts, seconds, where, note, run, began=began)
     if plan:
         print("\n".join(recorder.plan()))
         return
@@ -93,8 +88,8 @@ def record_command(
     missing = recorder.missing()
     for sentence in missing:
         note(f"  missing: {sentence}")
-    if recorder.goes_on():
-        note("The same command goes on.")
+    if recorder.can_resume():
+        note("Run the same command to resume.")
     print(archive)
 
 

@@ -38,7 +38,6 @@ _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """What a command takes before it does anything: importing PyTorch, a context, filled operands."""
 _IMPORT_SECONDS = 4.0  # of these, until a command counts its own time
 _END_SECONDS = 15.0  # the archive, and what a stopped command needs to fold its samples
-_TRIES = 2  # in a row, of a command that fails
 _PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # times the expected seconds; seconds, of other commands
 _MIN_SECONDS = 5.0  # with less, a sweep is not begun
 _GRACE = 6.0  # between asking a command to stop and ending it
@@ -138,7 +137,6 @@ class Recorder:
         run: Run,
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
-        again: bool = False,
     ) -> None:
         """
         Args:
@@ -150,7 +148,6 @@ class Recorder:
             run: runs a command within some seconds; see :func:`run_command`.
             now: the host's clock, in seconds.
             began: when the budget began, by ``now``; None: now.
-            again: whether to begin the parts anew, whatever has been tried.
         """
         self._place = place
         self._parts = parts
@@ -161,10 +158,6 @@ class Recorder:
         self._run = run
         self._set_aside_other_software()
         self._state = State.read(place)
-        if again:
-            for part in parts:
-                for step in part.steps:
-                    self._state.ended.pop(step.name, None)
 
     def _set_aside_other_software(self) -> None:
         """What another PyTorch or driver measured makes room before anything new is written."""
@@ -209,9 +202,9 @@ class Recorder:
                 sentences.append(f"{part.name}: {'; '.join(missing)}")
         return sentences
 
-    def goes_on(self) -> bool:
-        """Whether another call would do more."""
-        return any(True for _ in self._open_steps())
+    def can_resume(self) -> bool:
+        """Whether another call would do more than try what failed."""
+        return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
         """A line for each part: what it is for, what it should take, what of it is done."""
@@ -229,18 +222,28 @@ class Recorder:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[Step]:
-        """What can still be done: every step for its time, then sweeps with what time is left."""
+        """What can still be done: every step for its time, sweeps with what time is left, and last
+        what failed in an earlier slice, because it may fail or hang again.
+        """
         steps = [step for part in self._parts for step in self._steps(part)]
+        failed = [step for step in steps if self._failed(step)]
+        steps = [step for step in steps if step not in failed]
         for step in steps:
-            if self._lacks(step) and not self._given_up(step) and not self._used_up(step):
+            if self._lacks(step) and not self._used_up(step):
                 yield step
         for step in steps:
-            if self._open_cases(step)[0] and not self._given_up(step):
+            if self._open_cases(step)[0] and not self._failed(step):
                 yield step
+        yield from failed
 
-    def _given_up(self, step: Step) -> bool:
-        """Whether a step failed too often."""
-        return bool(self._state.ended.get(step.name, {}).get("failures", 0) >= _TRIES)
+    def _failed(self, step: Step) -> bool:
+        """Whether a step's command failed, or took its whole time without ending, if it is none
+        that can be resumed.
+        """
+        ended = self._state.ended.get(step.name)
+        if ended is None or ended["finished"]:
+            return ended is not None and bool(ended["exit"])
+        return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: Step) -> bool:
         """Whether a sweep has used its share of time: the steps after it come first now."""
@@ -256,18 +259,14 @@ class Recorder:
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not begun"
-        again = f" (--part {self._part_of(step)} --again retries it)" * self._given_up(step)
         if not ended["finished"]:
-            return f"{step.name} did not end in time{again}"
+            return f"{step.name} did not end in time"
         if ended["exit"]:
-            return f"{step.name} failed with exit code {ended['exit']}{again}"
+            return f"{step.name} failed with exit code {ended['exit']}"
         remaining, left_out = self._open_cases(step)
         if remaining:
             return f"{step.name} has {remaining} cases open"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
-
-    def _part_of(self, step: Step) -> str:
-        return next(part.name for part in self._parts if step in part.steps)
 
     def _open_cases(self, step: Step) -> tuple[int, int]:
         """Cases of a step's sweeps that are planned and not measured, and those not planned."""
@@ -312,11 +311,8 @@ class Recorder:
         code, output = self._run(command, limit)
         took = self._now() - began
         before = self._state.ended.get(step.name, {})
-        # A stopped sweep keeps what it has measured; another command that is stopped has failed.
-        failed = bool(code) or (code is None and not step.sweeps and took >= expected)
         self._state.ended[step.name] = {
             "finished": code is not None, "exit": code, "at": _utc(),
-            "failures": before.get("failures", 0) + 1 if failed else 0,
             "seconds": round(before.get("seconds", 0.0) + took, 1),
         }  # fmt: skip
         if step.output and output.strip():

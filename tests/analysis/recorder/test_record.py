@@ -51,13 +51,10 @@ class Node:
         self.share = 0.5  # of a sweep's time that its cases need
         self._work: dict[str, float] = {}
 
-    def slice(
-        self, budget: float, parts: Sequence[Part] = PARTS, again: bool = False
-    ) -> tuple[Recorder, list[str]]:
+    def slice(self, budget: float, parts: Sequence[Part] = PARTS) -> tuple[Recorder, list[str]]:
         said: list[str] = []
         recorder = Recorder(
-            self.place, parts, budget, ["--gpu", "0"], said.append, self.run, lambda: self.clock,
-            again=again,
+            self.place, parts, budget, ["--gpu", "0"], said.append, self.run, lambda: self.clock
         )  # fmt: skip
         recorder.record()
         return recorder, said
@@ -184,30 +181,31 @@ def test_a_recording_that_is_killed_in_any_step_goes_on_there(tmp_path: Path, ki
     assert recorder.missing() == []
 
 
-def test_what_fails_is_tried_twice_and_then_named(tmp_path: Path) -> None:
+def test_what_failed_is_named_and_tried_last_in_each_slice(tmp_path: Path) -> None:
     node = Node(tmp_path, fails="clock")
-    for _ in range(4):
-        recorder, _ = node.slice(3000)
-    assert sum(command[:2] == ["sweeps", "clock"] for command in node.asked) == 2
-    (sentence,) = recorder.missing()
-    assert sentence.startswith("clock: clock failed with exit code 1 (--part clock --again")
-    assert not recorder.goes_on()
+    recorder, _ = node.slice(3000)
+    assert recorder.missing() == ["clock: clock failed with exit code 1"]
+    assert not recorder.can_resume()
     assert set(node.done) == set(ALL) - {"clock"}
+    recorder, _ = node.slice(3000)
+    assert sum(command[:2] == ["sweeps", "clock"] for command in node.asked) == 2
     node.fails = ""
-    recorder, _ = node.slice(3000, select_parts(PARTS, ["clock"]), again=True)
+    recorder, _ = node.slice(3000)
     assert recorder.missing() == []
+    assert set(node.done) == set(ALL)
 
 
 def test_a_command_that_hangs_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     """Checking every kernel may hang on a card that nobody has tried."""
     node = Node(tmp_path)
     node.hangs = "checks"
-    recorder, _ = node.slice(3000)
-    assert set(node.done) == set(ALL) - {"checks"}
-    for _ in range(5):
+    for _ in range(6):
         recorder, _ = node.slice(540)
-    assert "checks did not end in time (--part machine --again" in recorder.missing()[0]
-    assert sum(command[:2] == ["kernels", "check"] for command in node.asked) == 2
+    assert set(node.done) == set(ALL) - {"checks"}
+    assert "machine: checks did not end in time" in recorder.missing()
+    hung = [i for i, command in enumerate(node.asked) if command[:2] == ["kernels", "check"]]
+    others = [i for i, command in enumerate(node.asked) if command[:2] == ["sweeps", "run"]]
+    assert sum(hang < max(others) for hang in hung) == 1  # the second time after everything else
 
 
 def test_a_sweep_that_needs_more_than_its_time_leaves_the_rest_theirs(tmp_path: Path) -> None:
@@ -219,7 +217,7 @@ def test_a_sweep_that_needs_more_than_its_time_leaves_the_rest_theirs(tmp_path: 
         recorder, _ = node.slice(540)
         for name in node.done:
             first.setdefault(name, number)
-        if not recorder.goes_on():
+        if not recorder.can_resume():
             break
     assert set(node.done) == set(ALL)
     assert recorder.missing() == []
@@ -389,7 +387,6 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
         (("--budget", "soon"), "--budget takes a time"),
         (("--plan", "--machine", "nvidia-h2000"), "nvidia-h200"),
         (("--machine", "nvidia-h200"), "--machine and --cores are for --plan"),
-        (("--again",), "--again needs --part NAME"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
