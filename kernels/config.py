@@ -158,11 +158,18 @@ class StreamConfig(TileConfig):
 
 @dataclass(frozen=True)
 class PersistentConfig(TileConfig):
-    """A persistent matmul by ``ctas`` CTAs, with TMA, with a warp that only copies."""
+    """A persistent matmul by ``ctas`` CTAs, with TMA, with a warp that only copies.
+
+    ``halves``: TMA stores a tile's result in two halves, one after the other, from half the shared
+    memory. ``flatten``: the loops over tiles and over K are one pipeline, so that the copies of the
+    next tile start before this one is stored.
+    """
 
     ctas: int = 8
     tma: bool = True
     specialize: bool = False
+    halves: bool = False
+    flatten: bool = True
 
     @property
     def experimental(self) -> str | None:
@@ -174,10 +181,48 @@ class PersistentConfig(TileConfig):
         """Specialised, a second group of as many warps takes half of the sums."""
         return super().accumulators // (2 if self.specialize else 1)
 
+    @property
+    def stored_columns(self) -> int:
+        """Columns of the block that TMA stores at once."""
+        return self.bn // 2 if self.halves else self.bn
+
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
         """The pipeline's stages and, with TMA, the block of the result that is being stored."""
-        stored = self.bm * self.bn * DTYPE_BYTES[dtype] if self.tma else 0
+        stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
+
+
+@dataclass(frozen=True)
+class ConvConfig(SplitConfig):
+    """A convolution's implicit GEMM; ``gemm``: computed by the kernels for a plain GEMM instead.
+
+    With ``ctas`` that is the persistent one with TMA, which stores in ``halves``; otherwise the
+    tiled one, or the one that splits the sum.
+    """
+
+    gemm: bool = False
+    ctas: int = 0
+    halves: bool = False
+
+    @classmethod
+    def from_gemm(cls, config: TileConfig) -> ConvConfig:
+        """The config of a GEMM's kernel as a convolution's."""
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in vars(config).items() if k in names}, gemm=True)
+
+    @property
+    def gemm_config(self) -> TileConfig:
+        """The config of the GEMM's kernel that this one names."""
+        tile = {f.name: getattr(self, f.name) for f in fields(TileConfig)}
+        if self.ctas:
+            return PersistentConfig(**tile, ctas=self.ctas, halves=self.halves)
+        return SplitConfig(**tile, split=self.split) if self.split > 1 else TileConfig(**tile)
+
+    def shared_bytes(self, dtype: str, machine: Machine) -> int:
+        """As the kernel's own config counts."""
+        if self.ctas:
+            return self.gemm_config.shared_bytes(dtype, machine)
+        return super().shared_bytes(dtype, machine)
 
 
 HAND_WRITTEN: dict[str, type[TileConfig]] = {
@@ -185,7 +230,7 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
     "triton-splitk": SplitConfig,
     "triton-streamk": StreamConfig,
     "triton-persistent": PersistentConfig,
-    "triton-conv": SplitConfig,
+    "triton-conv": ConvConfig,
 }
 """How each hand-written family is tuned, for those who read configs without Triton."""
 

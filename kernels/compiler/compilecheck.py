@@ -26,6 +26,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
+from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
 from kernels.config import TileConfig
 from kernels.errors import UserError
 from kernels.machine import Machine, machine_of_arch, usable_processors
@@ -57,7 +58,9 @@ class Row:
 
     Of the inner loop: ``products`` are its multiply-adds over the tile's bm · bn · bk, ``copied``
     its bytes from global memory over the blocks' (bm + bn) · bk elements, ``copy_bytes`` the
-    narrowest of its copies: a thread's, or the whole block of a TMA copy.
+    narrowest of its copies: a thread's, or the whole block of a TMA copy. ``instructions`` are
+    those of a turn in machine code, ``matrix`` how many of them multiply, ``waits_for_all`` whether
+    it waits for every wgmma in flight. ``launches`` are the kernels of one call.
     """
 
     kernel: str
@@ -74,6 +77,10 @@ class Row:
     copy_bytes: int
     products: float
     copied: float
+    instructions: int
+    matrix: int
+    waits_for_all: bool
+    launches: int
     ok: bool
     message: str
 
@@ -89,6 +96,8 @@ class _Facts:
     bulk_copies: bool  # TMA reads for it
     moves_registers: bool  # between the warps that copy and those that multiply
     serialised: str = ""  # the number of ptxas's warning that each wgmma waits for the one before
+    code: LoopCode = NO_LOOP
+    launches: int = 1
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,10 @@ def _compile(job: _Job) -> Row:
         copy_bytes=loop.copy_bytes,
         products=products,
         copied=copied,
+        instructions=facts.code.instructions,
+        matrix=facts.code.matrix,
+        waits_for_all=facts.code.waits_for_all,
+        launches=facts.launches,
         ok=not problems,
         message=" ".join(problems) or _remark(job, facts),
     )
@@ -246,7 +259,7 @@ def _family_facts(job: _Job) -> _Facts:
         name: max(getattr(facts, name) for facts in (main, *helpers))
         for name in ("registers", "spill_bytes", "shared_bytes")
     }
-    return replace(main, **largest)
+    return replace(main, **largest, launches=1 + len(helpers))
 
 
 def _inspect(call: Call, warps: int) -> _Facts:
@@ -265,6 +278,7 @@ def _inspect(call: Call, warps: int) -> _Facts:
         bulk_copies=BULK_COPY in ptx,
         moves_registers="setmaxnreg" in ptx,
         serialised=" ".join(sorted({*_SERIALISED.findall(log)})),
+        code=loop_code(disassemble(kernel.asm["cubin"])),
     )
 
 

@@ -14,9 +14,15 @@ _HEAD = """# What the compiler makes of the kernels
 
 Written by {written} with Triton {version}; no GPU is needed.
 Each cell is over all layouts (of the convolution, all passes) at the config that would be chosen
-for a 4096³ product or a ResNet's 3 × 3, 256 channels of 14 × 14: the matrix instruction, the most
-registers of a thread and, where there are any, the bytes that are spilled. Below it the narrowest
-copy from global to shared memory, in bytes of one thread, or `TMA`, which moves whole blocks.
+for a 4096³ GEMM or a ResNet's 3 × 3, 256 channels of 14 × 14. It says:
+
+- the matrix instruction, the most registers of a thread and, where there are any, the bytes that
+  are spilled;
+- the narrowest copy from global to shared memory, in bytes of one thread, or `TMA`, which moves
+  whole blocks; and the shared memory of a CTA;
+- for one turn of the loop over K in machine code, the most instructions and how many of them
+  multiply, such as `88:4`; `waits` where it waits for every wgmma before the next turn;
+- the kernels of one call, where there are several.
 
 Products and bytes of a turn of the inner loop, over those that the tile needs: {products} and
 {copied} over all {aligned} aligned rows."""
@@ -93,7 +99,15 @@ def _cell(rows: Sequence[Row]) -> str:
     spills = f", {spilled} B spilled" if spilled else ""
     narrowest = min(row.copy_bytes for row in rows)
     copies = "TMA" if narrowest > WIDE_BYTES else f"{narrowest} B"
-    return f"{instruction} {max(row.registers for row in rows)}{spills}<br>{copies}"
+    shared = max(row.shared_bytes for row in rows) / 1024
+    longest = max(rows, key=lambda row: row.instructions)
+    waits = ", waits" if any(row.waits_for_all for row in rows) else ""
+    launches = max(row.launches for row in rows)
+    several = f", {launches} kernels" if launches > 1 else ""
+    return (
+        f"{instruction} {max(row.registers for row in rows)}{spills}<br>{copies}, {shared:.0f} KiB"
+        f"<br>{longest.instructions}:{longest.matrix}{waits}{several}"
+    )
 
 
 def _range(values: Sequence[float]) -> str:

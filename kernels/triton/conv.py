@@ -9,6 +9,8 @@ The forward pass and the gradient of the data are one kernel. A gradient with st
 plain convolutions: destination pixels of one phase (their row and column modulo s) all meet the
 same taps, so no product with the zeros between strided pixels is ever computed. The gradient of
 the filter sums over pixels, far more of them than its result has entries: there the sum is split.
+
+A dense 1×1 convolution is a GEMM as it lies in memory, and is computed by the kernels for those.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.config import SplitConfig, TileConfig, ceil_div
+from kernels.config import ConvConfig, PersistentConfig, TileConfig, ceil_div
 from kernels.constants import Constants
 from kernels.estimate import Array
 from kernels.machine import Machine
@@ -38,13 +40,17 @@ from kernels.triton.family import (
     input_precision,
     wide_unit,
 )
+from kernels.triton.gemm import GemmFamily
+from kernels.triton.persistent import TritonPersistent
+from kernels.triton.splitk import TritonSplitK
+from kernels.triton.tiled import TritonTiled
 
 SPLITS = (1, 2, 4, 8, 16, 32)
+_TAP_BITS = 32  # taps along an axis that `taps_inside` has bits for
 
 
 @triton.jit
-def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr,
-         TAPS: tl.constexpr):  # fmt: skip
+def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
     """Along one axis: (first tap, taps, source of destination 0 there, its step per destination,
     its step per tap).
 
@@ -52,14 +58,42 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
     t · dilation`` is a multiple of the stride: every ``tap_step``-th.
     """
     if BACKWARD:
-        tap = tl.arange(0, TAPS)
-        meets = (tap < taps) & ((phase + padding - tap * dilation) % stride == 0)
-        first = tl.min(tl.where(meets, tap, taps))
+        # A loop over numbers and no reduction of a block, whose result the compiler would take for
+        # different in each thread, and with it every address of the loop over K.
+        first = taps
+        for before in range(tap_step):
+            tap = tap_step - 1 - before
+            meets = (tap < taps) & ((phase + padding - tap * dilation) % stride == 0)
+            first = tl.where(meets, tap, first)
         count = tl.cdiv(taps - first, tap_step)
         source = (phase + padding - first * dilation) // stride
         return first, count, source, 1, -(dilation * tap_step // stride)
     else:
         return 0, taps, -padding, stride, dilation
+
+
+@triton.jit
+def within(place, size):
+    """Whether places along an axis are pixels of it, and not padding.
+
+    Read as unsigned, a negative place is beyond every size: one comparison instead of two.
+    """
+    if place.dtype == tl.int64:
+        return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)
+    else:
+        return place.to(tl.uint32, bitcast=True) < tl.cast(size, tl.uint32)
+
+
+@triton.jit
+def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
+    """Bit t of each place along an axis: whether its tap t, of at most 32, is a wanted pixel.
+
+    Unrolled, because the compiler would change the layout of a loop's result in every K step.
+    """
+    bits = tl.zeros(start.shape, dtype=tl.uint32)
+    for tap in tl.static_range(TAPS):
+        bits |= within(start + tap * step, size).to(tl.uint32) << tap
+    return tl.where(wanted, bits, 0)
 
 
 @triton.jit
@@ -70,14 +104,16 @@ def conv_data(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     BACKWARD: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, TAPS: tl.constexpr,
+    EVEN_N: tl.constexpr,
 ):  # fmt: skip
     """Convolve source (images, …, groups · depth) to out (part; images, …, groups · width).
 
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides: source (group,
     image, row, column, channel), filter (group, out channel, source channel, r, s), out (part,
     image, row, column, channel). The grid is (tiles × groups × phases, parts). WHOLE: a K step
-    never leaves its tap. WIDE: a tensor has 2³¹ elements or more. ``depth`` and ``width`` are given
-    in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
+    never leaves its tap, and there are at most 32 along an axis. TAPS: a power of two that no axis
+    has more of. EVEN_N: ``width`` is a multiple of the tile. WIDE: a tensor has 2³¹ elements or
+    more. ``depth`` and ``width`` are in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, filter_stride = (
@@ -94,10 +130,10 @@ def conv_data(
     group, phase = (z % groups).to(tl.int64), z // groups
     vertical, horizontal = phase // stride[1], phase % stride[1]
     r0, r_taps, h0, h_step, h_tap = axis(
-        vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD, TAPS
+        vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
     )
     s0, s_taps, w0, w_step, w_tap = axis(
-        horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD, TAPS
+        horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
     )
     rows, columns = out_size[0], out_size[1]
     if BACKWARD:  # of this phase
@@ -125,28 +161,64 @@ def conv_data(
     if not BACKWARD:  # there a phase may have no taps, and a tile of it no pixels
         tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(first, last):
-        if WHOLE:
-            tap = step // (depth // BK)
-            k = step % (depth // BK) * BK + tl.arange(0, BK)
-            a_tap, b_tap = tap, tap
-            a_mask, b_mask = m_in[:, None], n_in[None, :]
-        else:
+    if WHOLE:
+        # Addresses relative to the tap and its channels, which are the same for all pixels: a turn
+        # of the loop adds one number to each pointer. Which taps of a pixel meet padding is looked
+        # up in bits: comparing in each turn takes 18 instructions per pixel on sm_90.
+        k = tl.arange(0, BK)
+        a_block = (image_at + h * source_stride[2] + w * source_stride[3])[:, None]
+        a_block += k[None, :] * source_stride[4]
+        b_block = k[:, None] * filter_stride[2] + n[None, :] * filter_stride[1]
+        down_in = taps_inside(h, h_tap, source_size[0], m_in, TAPS)[:, None]
+        across_in = taps_inside(w, w_tap, source_size[1], m_in, TAPS)[:, None]
+        per_tap = depth // BK
+        # The tap of a step and the blocks of channels before it in the tap, counted on: dividing by
+        # the channels in each turn takes longer than the multiplication of a small tile.
+        tap, block = first // per_tap, first % per_tap
+        r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)  # 0 taps: no turn
+        for _ in range(first, last):
+            down_by, across_by, channels = r * h_tap, s * w_tap, block * BK
+            tap_row, tap_column = r0 + r * tap_step[0], s0 + s * tap_step[1]
+            if WIDE:
+                down_by, across_by = down_by.to(tl.int64), across_by.to(tl.int64)
+                tap_row, tap_column = tap_row.to(tl.int64), tap_column.to(tl.int64)
+                channels = channels.to(tl.int64)
+            a_at = down_by * source_stride[2] + across_by * source_stride[3]
+            b_at = tap_row * filter_stride[3] + tap_column * filter_stride[4]
+            a_ptr = source_ptr + (a_at + channels * source_stride[4])
+            b_ptr = filter_ptr + (b_at + channels * filter_stride[2])
+            inside = ((down_in >> r) & (across_in >> s) & 1) != 0
+            a = tl.load(a_ptr + a_block, mask=inside, other=0.0)
+            if EVEN_N:
+                b = tl.load(b_ptr + b_block)
+            else:
+                b = tl.load(b_ptr + b_block, mask=n_in[None, :], other=0.0)
+            if UPCAST:
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+            block += 1
+            s = tl.where(block == per_tap, s + 1, s)
+            block = tl.where(block == per_tap, 0, block)
+            r = tl.where(s == s_taps, r + 1, r)
+            s = tl.where(s == s_taps, 0, s)
+    else:
+        for step in range(first, last):
             flat = step * BK + tl.arange(0, BK)
             tap, k = flat // depth, flat % depth
-            a_tap, b_tap = tap[None, :], tap[:, None]
             a_mask = m_in[:, None] & (flat < K)[None, :]
             b_mask = (flat < K)[:, None] & n_in[None, :]
-        hh, ww = h[:, None] + a_tap // s_taps * h_tap, w[:, None] + a_tap % s_taps * w_tap
-        a_mask &= (hh >= 0) & (hh < source_size[0]) & (ww >= 0) & (ww < source_size[1])
-        a_at = image_at[:, None] + hh * source_stride[2] + ww * source_stride[3]
-        r, s = r0 + b_tap // s_taps * tap_step[0], s0 + b_tap % s_taps * tap_step[1]
-        b_at = r * filter_stride[3] + s * filter_stride[4] + n[None, :] * filter_stride[1]
-        a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[4]), mask=a_mask, other=0.0)
-        b = tl.load(filter_ptr + (b_at + k[:, None] * filter_stride[2]), mask=b_mask, other=0.0)
-        if UPCAST:
-            a, b = a.to(tl.float32), b.to(tl.float32)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+            hh = h[:, None] + (tap // s_taps * h_tap)[None, :]
+            ww = w[:, None] + (tap % s_taps * w_tap)[None, :]
+            a_mask &= within(hh, source_size[0]) & within(ww, source_size[1])
+            a_at = image_at[:, None] + hh * source_stride[2] + ww * source_stride[3]
+            r, s = r0 + tap // s_taps * tap_step[0], s0 + tap % s_taps * tap_step[1]
+            b_at = (r * filter_stride[3] + s * filter_stride[4])[:, None]
+            b_at += n[None, :] * filter_stride[1]
+            a = tl.load(source_ptr + (a_at + k[None, :] * source_stride[4]), mask=a_mask, other=0.0)
+            b = tl.load(filter_ptr + (b_at + k[:, None] * filter_stride[2]), mask=b_mask, other=0.0)
+            if UPCAST:
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
 
     if BACKWARD:
         i, j = i * stride[0] + vertical, j * stride[1] + horizontal
@@ -165,13 +237,14 @@ def conv_filter(
     stride, padding, dilation, source_stride, grad_stride, out_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
-    UNITS: tl.constexpr,
+    UNITS: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """The filter's gradient, out (part; groups · width, depth, r, s), summed over grad's pixels.
 
     Rows are channels of grad, columns the taps and in each the channels of the source. Sizes,
     strides and units as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s).
     The grid is (tiles × groups, parts). WHOLE: a tile's columns have one tap.
+    DENSE: grad's pixels lie one after the other, over all images.
     """
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, grad_stride = (
@@ -204,23 +277,44 @@ def conv_filter(
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
     tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
+    # The pixels of a step as (image, row, column), counted on by BK pixels: dividing by the sizes
+    # of an image in each turn takes twice the instructions.
+    pixel = (first * BK + tl.arange(0, BK))[:, None]
+    image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
+    images_on, rows_on, columns_on = (
+        BK // per_image,
+        BK // grad_size[1] % grad_size[0],
+        BK % grad_size[1],
+    )
+    h_tap, w_tap = r * dilation[0] - padding[0], s * dilation[1] - padding[1]
     for step in range(first, last):
-        pixel = step * BK + tl.arange(0, BK)
-        k_in = pixel < K
-        image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
+        h, w = p * stride[0] + h_tap, q * stride[1] + w_tap
+        inside = within(h, source_size[0]) & within(w, source_size[1]) & (image < images)
+        far, near = image, h  # what an address is made of, in 64 bits where it must be
         if WIDE:
-            image, p, q = image.to(tl.int64), p.to(tl.int64), q.to(tl.int64)
-        a_at = image * grad_stride[1] + p * grad_stride[2] + q * grad_stride[3]
-        h = (p * stride[0] - padding[0])[:, None] + r * dilation[0]
-        w = (q * stride[1] - padding[1])[:, None] + s * dilation[1]
-        inside = (h >= 0) & (h < source_size[0]) & (w >= 0) & (w < source_size[1])
-        b_at = (image * source_stride[1])[:, None] + h * source_stride[2] + w * source_stride[3]
-        a_mask, b_mask = m_in & k_in[None, :], k_in[:, None] & n_in & inside
+            far, near, w = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64)
+        b_at = far * source_stride[1] + near * source_stride[2] + w * source_stride[3]
+        at = step * BK + tl.arange(0, BK)
+        if DENSE:
+            a_at = (at.to(tl.int64) if WIDE else at) * grad_stride[3]
+        else:
+            of_image, of_row = at // per_image, at // grad_size[1] % grad_size[0]
+            of_column = at % grad_size[1]
+            if WIDE:
+                of_image, of_row = of_image.to(tl.int64), of_row.to(tl.int64)
+                of_column = of_column.to(tl.int64)
+            a_at = of_image * grad_stride[1] + of_row * grad_stride[2] + of_column * grad_stride[3]
+        a_mask, b_mask = m_in & (at < K)[None, :], n_in & inside
         a = tl.load(grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]), a_mask, other=0.0)
         b = tl.load(source_ptr + (b_at + channel * source_stride[4]), b_mask, other=0.0)
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
+        q += columns_on
+        p += rows_on + (q >= grad_size[1]).to(tl.int32)
+        q = tl.where(q >= grad_size[1], q - grad_size[1], q)
+        image += images_on + (p >= grad_size[0]).to(tl.int32)
+        p = tl.where(p >= grad_size[0], p - grad_size[0], p)
 
     out_ptr += part * out_stride[0] + group * width * out_stride[1]
     place = m[:, None] * out_stride[1] + channel * out_stride[2]
@@ -244,7 +338,12 @@ class TritonConv(TritonFamily):
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Tiles up to 128×128; the sum split up to two waves of CTAs with two K steps each."""
+        """Tiles up to 128×256; the sum split up to two waves of CTAs with two K steps each.
+
+        The largest tiles need what Hopper and datacentre Blackwell have, which multiply from shared
+        memory, and a K step (of a filter's gradient, a tile) that never leaves its tap: divisions
+        take too many registers. A convolution that is a GEMM has the candidates of GEMMs, too.
+        """
         assert isinstance(problem, Conv)
         fma = problem.dtype == "fp32"
         wide = problem.alignment == WIDE_BYTES
@@ -254,14 +353,18 @@ class TritonConv(TritonFamily):
         if wide and not fma:
             rows = [(128, 128, 8, 4), (128, 32, 4, 4), *rows]
         bk = (128 if wide and not fma else 64) // DTYPE_BYTES[problem.dtype]
+        major = machine.capability[0] if machine.capability else 0
+        if wide and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
+            large = [(128, 256, 8, 4), (256, 128, 8, 4)]
+            rows = [*(row for row in large if _stays_in_tap(problem, row[1], bk)), *rows]
         gemm = _computed_problem(problem).implied_gemm
-        configs: list[TileConfig] = []
+        configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in rows:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
             for split in SPLITS:
                 few = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
                 if split == 1 or few:
-                    tile = SplitConfig(bm, bn, bk, stages, warps, split=split)
+                    tile = ConvConfig(bm, bn, bk, stages, warps, split=split)
                     configs.append(tile.fitted(problem.dtype, machine))
         return configs
 
@@ -275,7 +378,13 @@ class TritonConv(TritonFamily):
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """The parts of the result, channels last, where there is more than one."""
         assert isinstance(problem, Conv)
-        assert isinstance(config, SplitConfig)
+        assert isinstance(config, ConvConfig)
+        gemm = as_gemm(problem)
+        if config.gemm and gemm is not None:
+            return _gemm_family(config).scratch(gemm, config.gemm_config)
+        return self._parts_shape(problem, config)
+
+    def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
         parts = _parts(problem, config)
         if parts == 1:
             return ()
@@ -288,7 +397,15 @@ class TritonConv(TritonFamily):
     ) -> list[Call]:
         """The product, into the result or its parts, and the sum of the parts."""
         assert isinstance(problem, Conv)
-        assert isinstance(config, SplitConfig)
+        assert isinstance(config, ConvConfig)
+        gemm = as_gemm(problem)
+        if config.gemm and gemm is not None:
+            matrices = _matrices(problem, operands)
+            if matrices is not None:
+                kernel = config.gemm_config
+                return _gemm_family(config).calls(gemm, matrices, kernel, scratch)
+            # Images with gaps between their pixels: computed by this kernel, in the same parts.
+            scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
         target, strides = operands.out, (0, *operands.out.stride())
         parts = _parts(problem, config)
         if parts > 1:  # scratch is (part, …) with the channels last
@@ -300,6 +417,63 @@ class TritonConv(TritonFamily):
         if parts > 1:
             calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
         return calls
+
+
+def as_gemm(conv: Conv) -> Gemm | None:
+    """The GEMM that a dense 1×1 convolution is, pixels by channels; None for any other."""
+    if (conv.r, conv.s, *conv.stride, *conv.padding, conv.groups) != (1, 1, 1, 1, 0, 0, 1):
+        return None
+    pixels = conv.n * conv.h * conv.w
+    sizes, layout = {
+        "fprop": ((pixels, conv.kout, conv.c), "nt"),
+        "dgrad": ((pixels, conv.c, conv.kout), "nn"),
+        "wgrad": ((conv.kout, conv.c, pixels), "tn"),
+    }[conv.pass_]
+    return Gemm(*sizes, conv.dtype, layout)
+
+
+def _matrices(conv: Conv, operands: Operands) -> Operands | None:
+    """The operands of that GEMM as views; None where images or filters have gaps."""
+    try:
+        a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
+    except RuntimeError:  # what PyTorch says where no view has this shape
+        return None
+    return {
+        "fprop": Operands(a, b.T, out),
+        "dgrad": Operands(a, b, out),
+        "wgrad": Operands(b.T, a, out),
+    }[conv.pass_]
+
+
+_TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
+
+
+def _gemm_family(config: ConvConfig) -> GemmFamily:
+    """The family whose kernel a config names."""
+    if config.ctas:
+        return _PERSISTENT
+    return _SPLITK if config.split > 1 else _TILED
+
+
+def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
+    """Configs of the kernels for GEMMs, if the convolution is one: those with TMA first."""
+    gemm = as_gemm(conv)
+    if gemm is None:
+        return
+    for config in _PERSISTENT.candidates(gemm, machine):
+        assert isinstance(config, PersistentConfig)
+        if config.tma and config.flatten and not config.experimental:
+            yield ConvConfig.from_gemm(config)
+    for family in (_TILED, _SPLITK):
+        yield from map(ConvConfig.from_gemm, family.candidates(gemm, machine))
+
+
+def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
+    """Whether a K step, or of a filter's gradient a tile, has the channels of one tap."""
+    depth, step = {"fprop": (conv.c, bk), "dgrad": (conv.kout, bk), "wgrad": (conv.c, bn)}[
+        conv.pass_
+    ]
+    return depth // conv.groups % step == 0 and max(conv.r, conv.s) <= _TAP_BITS
 
 
 def _computed_problem(conv: Conv) -> Problem:
@@ -315,13 +489,13 @@ def _computed_problem(conv: Conv) -> Problem:
     return Gemm(conv.n * rows * columns, c, kout * r * s, conv.dtype, "nt", conv.groups * phases)
 
 
-def _parts(conv: Conv, config: SplitConfig) -> int:
+def _parts(conv: Conv, config: ConvConfig) -> int:
     """Parts into which the sum is cut."""
     return config.parts(_computed_problem(conv).implied_gemm)
 
 
 def _data_call(
-    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
+    problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> Call:
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
@@ -347,10 +521,12 @@ def _data_call(
         width // units[1], problem.groups, (problem.r, problem.s), tap_step, problem.stride,
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
+    whole = _stays_in_tap(problem, config.bn, config.bk)
     options = {
-        **_options(problem, operands, config, units, depth % config.bk == 0),
+        **_options(problem, operands, config, units, whole),
         "BACKWARD": backward,
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
+        "EVEN_N": width % config.bn == 0,
     }
     return Call(
         conv_data, (tiles * problem.groups * math.prod(apart), _parts(problem, config)), arguments,
@@ -359,7 +535,7 @@ def _data_call(
 
 
 def _filter_call(
-    problem: Conv, operands: Operands, config: SplitConfig, target: Tensor, strides: tuple[int, ...]
+    problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> Call:
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -372,12 +548,16 @@ def _filter_call(
         depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
-    options = _options(problem, operands, config, units, depth % config.bn == 0)
+    image, _, row, column = grad.stride()
+    options = {
+        **_options(problem, operands, config, units, _stays_in_tap(problem, config.bn, config.bk)),
+        "DENSE": row == problem.q * column and image == problem.p * row,
+    }
     return Call(conv_filter, (tiles * problem.groups, _parts(problem, config)), arguments, options)
 
 
 def _options(
-    problem: Conv, operands: Operands, config: SplitConfig, units: tuple[int, ...], whole: bool
+    problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
 ) -> dict[str, Any]:
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))

@@ -15,6 +15,8 @@ from kernels.triton.family import INTERPRETED, TritonFamily, in_units, input_pre
 
 Stride = tuple[int, ...]
 
+_FEW_ROWS = 64
+
 
 class Matrices(NamedTuple):
     """Operands with their batch: A (batch, m, k), B (batch, k, n), C (batch, m, n)."""
@@ -83,6 +85,9 @@ class GemmFamily(TritonFamily):
         spilling (128×128 with 64 elements of K and four warps spills kilobytes). As many stages
         as the CTA's shared memory holds, up to the number given.
 
+        Few rows (a decode step) read weights and little else: wide tiles with a K step of 256 bytes
+        have fewer steps and keep more bytes in flight.
+
         Where the operands of the Tensor Cores pass through registers, masks leave no room for the
         largest tiles; a loop over tiles (``looped``) holds more, and has room for them only where
         Hopper reads both operands from shared memory.
@@ -97,12 +102,14 @@ class GemmFamily(TritonFamily):
             rows = [(128, 64, 8, 3), (64, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3),
                     (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 4, 3)]  # fmt: skip
         else:
-            rows = [(128, 256, 8, 3), (256, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4),
+            rows = [(128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 8, 4), (128, 64, 4, 4),
                     (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
                     (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
         deep = 64 if odd or fma else 128
         bk = deep // DTYPE_BYTES[problem.dtype]
         tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
+        if problem.m <= _FEW_ROWS and not (odd or fma):
+            tiles += [TileConfig(16, bn, 2 * bk, 4, warps) for bn, warps in ((128, 4), (256, 8))]
         if looped and odd:
             tiles = [tile for tile in tiles if tile.bm * tile.bn <= (64 * 32 if fma else 64 * 64)]
         tiles = [tile for tile in tiles if _has_room(tile, problem, machine, looped)]

@@ -7,58 +7,39 @@ addresses and masks, and what lies outside the matrix arrives as zeros. With ``s
 of its own only copies while the others only multiply, so that the copies of the next tile run
 through the epilogue of this one; without it the two loops are fused into one pipeline.
 
-TMA describes matrices with 16-byte rows, one dimension contiguous. Others, and other GPUs, are
-read with plain loads; ``tma=off`` asks for that.
+TMA describes matrices with 16-byte rows, one dimension contiguous. The host builds a description
+per operand set and passes it as a kernel parameter: built on the device, it would cost a kernel's
+start several microseconds. Other matrices, and other GPUs, are read with plain loads; ``tma=off``
+asks for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.config import Config, PersistentConfig, TileConfig, tile_count
-from kernels.launch import Launch
+from kernels.config import PersistentConfig, TileConfig, tile_count
 from kernels.machine import Machine
 from kernels.operands import Operands
-from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import Call
 from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignment
 
-TMA_CAPABILITY = (9, 0)
-
-
-@triton.jit
-def described(ptr, stride, batch, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
-    """TMA's description of (batch, rows, columns) in blocks of ROWS × COLUMNS, as it is stored.
-
-    One matrix is described in two dimensions: Triton 3.7 cannot specialise warps over three.
-    """
-    OUTER: tl.constexpr = COLUMNS if TRANSPOSED else ROWS
-    INNER: tl.constexpr = ROWS if TRANSPOSED else COLUMNS
-    if TRANSPOSED:
-        outer, inner, outer_stride = columns, rows, stride[2]
-    else:
-        outer, inner, outer_stride = rows, columns, stride[1]
-    if BATCHED:
-        return tl.make_tensor_descriptor(
-            ptr, [batch, outer, inner], [stride[0], outer_stride, 1], [1, OUTER, INNER]
-        )
-    else:
-        return tl.make_tensor_descriptor(ptr, [outer, inner], [outer_stride, 1], [OUTER, INNER])
+_TMA_MAJOR = 9  # compute capability 9.0: Hopper
 
 
 @triton.jit
 def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
-    """One block (ROWS, COLUMNS) of a described matrix; zeros where it has no elements."""
+    """One block (ROWS, COLUMNS) of a described matrix; zeros where it has no elements.
+
+    TRANSPOSED: what is described is (batch, columns, rows), because that is how it is stored.
+    """
     if TRANSPOSED:
         if BATCHED:
             return matrix.load([z, column, row]).reshape(COLUMNS, ROWS).T
@@ -72,25 +53,32 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 
 
 @triton.jit
+def put(matrix, z, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+        BATCHED: tl.constexpr):  # fmt: skip
+    """Store sums (ROWS, COLUMNS) as a block of a described matrix, in its own dtype."""
+    result = total.to(matrix.dtype)
+    if BATCHED:
+        matrix.store([z, row, column], result.reshape(1, ROWS, COLUMNS))
+    else:
+        matrix.store([row, column], result)
+
+
+@triton.jit
 def matmul_persistent(
-    a_ptr, b_ptr, c_ptr, batch, sizes, a_stride, b_stride, c_stride,
+    a, b, c, batch, sizes, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
-    A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr,
+    A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, HALVES: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
 
-    A_T, B_T: stored as the transpose. STORE: C can be described, too. Units as in
+    A and B are descriptors that the host built; A_T, B_T: of the stored transpose. STORE: C is one,
+    too, whose blocks have half of the columns with HALVES; otherwise it is a pointer. Units as in
     :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
-    a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
-    a = described(a_ptr, a_stride, batch, M, K, BM, BK, A_T, BATCHED)
-    b = described(b_ptr, b_stride, batch, K, N, BK, BN, B_T, BATCHED)
-    if STORE:
-        c = described(c_ptr, c_stride, batch, M, N, BM, BN, False, BATCHED)
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     tiles = batch * rows * columns
     # Specialised and fused loops exclude each other: Triton 3.7 drops the first without a word.
@@ -107,15 +95,18 @@ def matmul_persistent(
             if UPCAST:
                 left, right = left.to(tl.float32), right.to(tl.float32)
             total = tl.dot(left, right, total, input_precision=PRECISION)
-        if STORE:
-            result = total.to(c_ptr.dtype.element_ty)
-            if BATCHED:
-                c.store([z, m0, n0], result.reshape(1, BM, BN))
-            else:
-                c.store([m0, n0], result)
-        else:
-            c_tile = c_ptr + z.to(tl.int64) * c_stride[0]
+        if not STORE:
+            c_tile = c + z.to(tl.int64) * c_stride[0]
             store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, False, WIDE)
+        elif HALVES:
+            # One half is stored from shared memory that the other one has left, which makes room
+            # for another stage of the pipeline.
+            half: tl.constexpr = BN // 2
+            first, second = tl.split(total.reshape(BM, 2, half).permute(0, 2, 1))
+            put(c, z, m0, n0, first, BM, half, BATCHED)
+            put(c, z, m0, n0 + half, second, BM, half, BATCHED)
+        else:
+            put(c, z, m0, n0, total, BM, BN, BATCHED)
 
 
 @triton.jit
@@ -152,48 +143,47 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Each tile with one CTA per SM; the large ones also with a warp that only copies.
 
-        Where tf32 is not K-major in memory, the compiler transposes it in shared memory on its way
-        to the Tensor Cores: room for two stages is reserved for that, and no warp is specialised,
-        which Triton 3.7 then fails to compile. With specialisation, tf32 tiles above 128×128 spill
-        on sm_100, as do all tiles where rows of C are odd, except on sm_90; and a single K step
-        leaves no loop to specialise.
+        Tiles above 128×128 store their result in halves where that leaves room for another stage,
+        and large ones are tried without fusing the loops: 88 instead of 108 instructions in a turn
+        of the loop over K on sm_90, but nothing is copied while a tile is stored. The formula does
+        not tell these variants apart, and prefers the one that comes first. Halves of tf32 take two
+        buffers instead of one on sm_100, where nothing is gained then.
+
+        Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
+        TMA cannot transpose: each turn of the loop would wait until the operands were transposed
+        there. Plain copies transpose on their way, an element at a time, and wait for nothing.
+
+        With specialisation, tf32 tiles above 128×128 spill on sm_100, as do all tiles where rows of
+        C are odd, except on sm_90; and a single K step leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
-        tma = machine.capability is not None and machine.capability >= TMA_CAPABILITY
-        tma = tma and read_alignment(problem) == WIDE_BYTES
-        odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
+        major = machine.capability[0] if machine.capability else 0
         tf32 = problem.dtype == "tf32"
-        transpose_stages = 2 if tma and tf32 and problem.layout != "nt" else 0
-        specialised = (
-            tma and problem.dtype != "fp32" and problem.batch == 1 and not transpose_stages
-        )
-        specialised = specialised and (not odd or machine.capability == (9, 0))
-        configs = []
+        transposed = tf32 and problem.layout != "nt" and major in (9, 10)
+        tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not transposed
+        odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
+        specialised = tma and problem.dtype != "fp32" and problem.batch == 1
+        specialised = specialised and (not odd or major == 9)
+        configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=not tma or odd):
-            config = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
-            configs.append(config)
             area = tile.bm * tile.bn
-            large = area == 128 * 128 or (area > 128 * 128 and not tf32)
-            if specialised and large and problem.k > tile.bk:
-                configs.append(replace(config, specialize=True, warps=4))
-        # fitted() does not account for the transposes: count their room as stages while it cuts
-        # stages to fit shared memory, and take them off again afterwards.
-        enlarged = (replace(c, stages=c.stages + transpose_stages) for c in configs)
-        fitted = (config.fitted(problem.dtype, machine) for config in enlarged)
-        return [replace(config, stages=config.stages - transpose_stages) for config in fitted
-                if config.stages - transpose_stages >= 2]  # fmt: skip
-
-    def prepare(
-        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
-    ) -> Launch:
-        """Also give Triton an allocator, because TMA descriptors are written to device memory."""
-        launch = super().prepare(problem, operand_sets, config)
-
-        def bare(index: int) -> Tensor:
-            triton.set_allocator(_allocate)  # per thread, so set again in whichever one launches
-            return launch.bare(index)
-
-        return Launch(bare, launch.sets)
+            whole = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
+            whole = whole.fitted(problem.dtype, machine)
+            halves = replace(whole, halves=True, stages=whole.stages + 1)
+            ways = [whole]
+            halved = tma and not odd and area > 128 * 128 and not (tf32 and major == 10)
+            if halved and not halves.invalid(problem.dtype, machine):
+                ways.insert(0, halves)
+            if tma and area >= 128 * 128:
+                ways.append(replace(ways[0], flatten=False))
+            if (
+                specialised
+                and problem.k > tile.bk
+                and (area == 128 * 128 or (area > 128 * 128 and not tf32))
+            ):
+                ways.append(replace(whole, specialize=True, warps=4))
+            configs += ways
+        return configs
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
@@ -205,25 +195,47 @@ class TritonPersistent(GemmFamily):
         batch, m, n, _ = matrices.sizes
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = gemm_options(problem, matrices, config)
-        arguments = (*matrices, batch, *Units.of(matrices, problem.dtype).arguments(matrices))
+        sizes, *strides = Units.of(matrices, problem.dtype).arguments(matrices)
         a, b, c = (_tma_order(matrix) for matrix in matrices)
         # Decided by the operands at hand as well: an offset or stride may rule TMA out.
         if not config.tma or a is None or b is None:
+            arguments = (*matrices, batch, sizes, *strides)
             return [Call(matmul_persistent_plain, grid, arguments, options)]
+        stored = _describe(matrices.c, config.bm, config.stored_columns) if c == "n" else None
+        arguments = (
+            _describe(matrices.a, config.bm, config.bk),
+            _describe(matrices.b, config.bk, config.bn),
+            matrices.c if stored is None else stored,
+            batch, sizes, strides[-1],
+        )  # fmt: skip
         # TMA reads zeros outside the matrix, so this kernel has no masks to leave out.
         for name in ("EVEN", "EVEN_K"):
             del options[name]
         options |= {
             "A_T": a == "t",
             "B_T": b == "t",
-            "STORE": c == "n",
+            "STORE": stored is not None,
+            "HALVES": config.halves,
             "BATCHED": batch > 1,
             "SPECIALIZE": config.specialize,
-            "FLATTEN": not config.specialize,
+            "FLATTEN": config.flatten and not config.specialize,
         }
         if config.specialize:
             del options["maxnreg"]  # the compiler then sets the registers per warp group
         return [Call(matmul_persistent, grid, arguments, options)]
+
+
+def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """TMA's description of a (batch, rows, columns) matrix in blocks, as it is stored.
+
+    One matrix is described in two dimensions: Triton 3.7 cannot specialise warps over three.
+    """
+    if _tma_order(matrix) == "t":
+        matrix, rows, columns = matrix.mT, columns, rows
+    shape, stride, block = [*matrix.shape], [*matrix.stride()[:2], 1], [1, rows, columns]
+    if matrix.shape[0] == 1:
+        shape, stride, block = shape[1:], stride[1:], block[1:]
+    return TensorDescriptor(matrix, shape, stride, block)
 
 
 def _tma_order(matrix: Tensor) -> str | None:
@@ -237,7 +249,3 @@ def _tma_order(matrix: Tensor) -> str | None:
     if row == 1 and column * bytes_ % WIDE_BYTES == 0:
         return "t"
     return None
-
-
-def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
-    return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -19,7 +19,7 @@ from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import Call, add_parts_call
 from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
 
-SPLITS = (2, 4, 8, 16)
+SPLITS = (2, 4, 8, 16, 32)
 
 
 @triton.jit

@@ -377,21 +377,39 @@ def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copie
 def test_the_table_folds_layouts_and_shows_spills() -> None:
     good = Row(
         "triton-tiled", "gemm", "bm=128", "bf16", "nt", 16, "sm_90", "wgmma", 168, 0, 1 << 17, 16,
-        1.0, 1.0, True, "",
+        1.0, 1.0, 90, 4, False, 1, True, "",
     )  # fmt: skip
     rows = [
         good,
         replace(good, layout="nn", registers=180, copied=1.05),
-        replace(good, dtype="tf32", mma="mma.sync", spill_bytes=24, copy_bytes=4),
-        replace(good, kernel="triton-persistent", arch="sm_100", mma="tcgen05", copy_bytes=16384),
+        replace(
+            good,
+            dtype="tf32",
+            mma="mma.sync",
+            spill_bytes=24,
+            copy_bytes=4,
+            instructions=97,
+            waits_for_all=True,
+        ),
+        replace(
+            good,
+            kernel="triton-persistent",
+            arch="sm_100",
+            mma="tcgen05",
+            copy_bytes=16384,
+            launches=2,
+        ),
     ]
     text = compile_markdown(rows)
     assert "1.00 and\n1.00 to 1.05 over all 4 aligned rows" in text
-    assert "| bf16 | of 16 bytes | wgmma 180<br>16 B | – |" in text
-    assert "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B | – |" in text
-    assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA |" in text
+    assert "| bf16 | of 16 bytes | wgmma 180<br>16 B, 128 KiB<br>90:4 | – |" in text
+    assert (
+        "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B, 128 KiB<br>97:4, waits | – |"
+        in text
+    )
+    assert "| bf16 | of 16 bytes | – | tcgen05 168<br>TMA, 128 KiB<br>90:4, 2 kernels |" in text
     assert differing_cells(text, compile_markdown(rows[:2])) == []
     (changed,) = differing_cells(text, compile_markdown([replace(rows[0], registers=200)]))
-    assert changed.endswith("is now wgmma 200<br>16 B")
+    assert changed.endswith("is now wgmma 200<br>16 B, 128 KiB<br>90:4")
     (new,) = differing_cells(text, compile_markdown([replace(rows[0], arch="sm_120")]))
     assert "sm_120: nothing is now" in new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.config import SplitConfig, TileConfig
+from kernels.config import ConvConfig, PersistentConfig, SplitConfig, TileConfig
 from kernels.correctness.reference import check
 from kernels.errors import UserError
 from kernels.machine import known_machine
@@ -19,6 +20,7 @@ from kernels.problem import PASSES, TIMED_DTYPES, Conv
 from kernels.registry import all_implementations
 from kernels.triton import family as family_
 from kernels.triton.family import TritonFamily
+from tests.support.bounds import guarded
 
 HAS_GPU = torch.cuda.is_available()
 LACK = family_.INTERPRETED and family_._interpreter_lack()
@@ -38,8 +40,15 @@ def family() -> TritonFamily:
 
 
 def run(problem: Conv, operands: Operands, split: int = 1) -> Tensor:
-    config = SplitConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
-    return family().prepare(problem, [operands], config)(0)
+    return run_with(
+        problem, operands, ConvConfig(**vars(TILES[problem.n % len(TILES)]), split=split)
+    )
+
+
+def run_with(problem: Conv, operands: Operands, config: ConvConfig) -> Tensor:
+    launch = family().prepare(problem, [operands], config)
+    with nullcontext() if HAS_GPU else guarded(operands[:2], operands[2:]):
+        return launch(0)
 
 
 @st.composite
@@ -67,6 +76,85 @@ def test_any_geometry_dtype_and_pass(problem: Conv, split: int) -> None:
     result = run(problem, operands, split)
     assert not result.isnan().any()  # the output was poisoned: every entry is written
     assert check(problem, operands, result).ok
+
+
+GEMM_CONFIGS = [
+    config
+    for tile in TILES
+    for config in (
+        tile,
+        SplitConfig(**vars(tile), split=3),
+        PersistentConfig(**vars(tile), ctas=3),
+        PersistentConfig(**vars(tile), ctas=2, halves=True),
+    )
+]
+
+
+@runs
+@given(
+    sizes=st.tuples(st.integers(1, 3), *[st.sampled_from(CHANNELS)] * 2, *[st.integers(1, 7)] * 2),
+    dtype=st.sampled_from(list(TIMED_DTYPES)),
+    pass_=st.sampled_from(PASSES),
+    config=st.sampled_from(GEMM_CONFIGS),
+)
+def test_a_convolution_that_is_a_gemm_is_right(
+    sizes: tuple[int, ...], dtype: str, pass_: str, config: TileConfig
+) -> None:
+    n, c, kout, h, w = sizes
+    problem = Conv(n, c, h, w, kout, 1, 1, (1, 1), (0, 0), (1, 1), 1, dtype, "nhwc", pass_)
+    operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
+    result = run_with(problem, operands, ConvConfig.from_gemm(config))
+    assert not result.isnan().any()
+    assert check(problem, operands, result).ok
+
+
+@runs
+@every_pass
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_gemm_of_images_with_gaps_is_computed_as_a_convolution(
+    device: str, pass_: str, split: int
+) -> None:
+    problem = Conv(2, 5, 6, 7, 4, 1, 1, (1, 1), (0, 0), (1, 1), 1, "fp32", "nhwc", pass_)
+    plain = random_operands(problem, device)
+    wide = [torch.full([2 * size for size in t.shape], math.nan, device=device) for t in plain]
+    views = Operands(*(t[::2, 1::2, ::2, 1::2] for t in wide))
+    for view, t in zip(views, plain, strict=True):
+        view.copy_(t)
+    config = ConvConfig(**vars(TILES[0]), split=split, gemm=True)
+    assert check(problem, views, run_with(problem, views, config)).ok
+    names = {
+        call.kernel.fn.__name__
+        for of in (plain, views)
+        for call in family().unbound_calls(problem, of, config)
+    }
+    assert [name for name in names if name.startswith("conv_")]
+    assert [name for name in names if name.startswith("matmul_")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kernels"),
+    [
+        ("32,256,56,56,64,1,1,1,0,1,1,bf16,nhwc,fprop", {"tma", "tiled", "split", "conv"}),
+        ("32,256,56,56,64,1,1,1,0,1,1,bf16,nhwc,wgrad", {"tma", "tiled", "split", "conv"}),
+        ("32,255,56,56,64,1,1,1,0,1,1,bf16,nhwc,fprop", {"tiled", "split", "conv"}),  # no TMA
+        ("32,256,56,56,64,1,1,2,0,1,1,bf16,nhwc,fprop", {"conv"}),  # every second pixel
+        ("32,256,56,56,64,1,1,1,1,1,1,bf16,nhwc,fprop", {"conv"}),  # padded
+        ("32,256,56,56,64,1,1,1,0,1,2,bf16,nhwc,fprop", {"conv"}),  # two GEMMs
+        ("32,256,56,56,64,3,3,1,1,1,1,bf16,nhwc,fprop", {"conv"}),
+    ],
+)
+def test_dense_filters_of_one_tap_are_gemms(spec: str, kernels: set[str]) -> None:
+    configs = family().configs(Conv.parse(spec), known_machine("nvidia-h200"))
+    found = set()
+    for config in configs:
+        assert isinstance(config, ConvConfig)
+        assert family().parse_config(str(config)) == config
+        kind = "tma" if config.ctas else "split" if config.split > 1 else "tiled"
+        found.add(kind if config.gemm else "conv")
+    assert found == kernels
+    first = configs[0]
+    assert isinstance(first, ConvConfig)
+    assert first.gemm == (len(kernels) > 1)
 
 
 @runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from kernels.registry import all_implementations
 from kernels.triton import family as family_
 from kernels.triton.family import TritonFamily
 from kernels.triton.streamk import streamed_tiles
+from tests.support.bounds import guarded
 
 HAS_GPU = torch.cuda.is_available()
 DTYPES = list(TIMED_DTYPES)
@@ -51,10 +53,10 @@ CONFIGS: dict[str, list[TileConfig]] = {
         StreamConfig(**vars(tile), ctas=ctas) for tile in TILES for ctas in (1, 2, 3, 7)
     ],
     "triton-persistent": [
-        PersistentConfig(**vars(tile), ctas=ctas, tma=tma)
+        PersistentConfig(**vars(tile), ctas=ctas, tma=tma, halves=halves)
         for tile in TILES
         for ctas in (1, 3)
-        for tma in (True, False)
+        for tma, halves in ((True, False), (True, True), (False, False))
     ],
 }
 LACK = family_.INTERPRETED and family_._interpreter_lack()
@@ -75,7 +77,9 @@ def family(name: str) -> TritonFamily:
 
 
 def run(name: str, problem: Gemm, operands: Operands, config: TileConfig) -> Tensor:
-    return family(name).prepare(problem, [operands], config)(0)
+    launch = family(name).prepare(problem, [operands], config)
+    with nullcontext() if HAS_GPU else guarded(operands[:2], operands[2:]):
+        return launch(0)
 
 
 def ctas(problem: Gemm, config: TileConfig) -> int:
@@ -107,6 +111,25 @@ def test_any_size_dtype_layout_and_batch(name: str, data: st.DataObject) -> None
     result = run(name, problem, operands, config)
     assert not result.isnan().any()  # the output was poisoned: every entry is written
     assert check(problem, operands, result).ok
+
+
+@runs
+@pytest.mark.skipif(HAS_GPU, reason="the interpreter's accesses are checked")
+@every_family
+def test_a_kernel_that_leaves_its_operands_is_caught(name: str) -> None:
+    """A result that is a row short, and an operand whose last row is another's."""
+    problem = Gemm(33, 24, 40, "fp32")
+    operands = random_operands(problem, "cpu")
+    launch = family(name).prepare(problem, [operands], CONFIGS[name][0])
+    last = [(operands.a[:-1], operands.b), (operands.a, operands.b[:, :-1])]
+    for read in last:
+        with pytest.raises(Exception, match="read outside"), guarded(read, operands[2:]):
+            launch(0)
+    with (
+        pytest.raises(Exception, match="written outside"),
+        guarded(operands[:2], [operands.out[:-1]]),
+    ):
+        launch(0)
 
 
 @runs

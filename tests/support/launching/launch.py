@@ -28,8 +28,12 @@ PROBLEMS = {
     "triton-conv": (
         "2,8,9,11,16,3,3,1,1,1,1,fp16,nhwc,fprop", "2,8,10,9,8,3,3,2x1,1x0,1x2,2,bf16,nhwc,dgrad",
         "2,16,8,8,32,1,1,2,0,1,1,bf16,nhwc,wgrad", "1,1,7,7,1,3,3,1,1,2,1,fp32,nhwc,fprop",
+        "2,16,8,8,32,1,1,1,0,1,1,bf16,nhwc,fprop", "8,64,16,16,64,1,1,1,0,1,1,fp16,nhwc,wgrad",
     ),
 }  # fmt: skip
+
+MAP = "tensor map"
+_MAP_WORDS = 16
 
 
 def main(folder: Path, other_triton: str | None) -> int:
@@ -66,7 +70,6 @@ def main(folder: Path, other_triton: str | None) -> int:
             return GPUTarget("cuda", int(ARCH.removeprefix("sm_")), 32)
 
     triton.runtime.driver.set_active(Driver())
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8))
     machine, differing = machine_of_arch(ARCH), 0
     for name, texts in PROBLEMS.items():
         family: Any = all_implementations()[name]
@@ -83,7 +86,7 @@ def main(folder: Path, other_triton: str | None) -> int:
                     for a in call.arguments
                 ]
                 wanted = _parameters(call, kernel, bound)
-                stub.count(len(wanted))
+                stub.expect([kind for kind, _ in wanted])
                 call.launch(scratch)
                 found = stub.differences(call, kernel, wanted)
                 differing += bool(found)
@@ -104,6 +107,10 @@ def _parameters(call: Any, kernel: Any, arguments: list[Any]) -> list[tuple[str,
         if isinstance(kind, tuple):
             for one, of_it in zip(kind, value, strict=True):
                 add(one, of_it)
+        elif kind.startswith("tensordesc"):
+            flat.append((MAP, value))
+            flat.extend(("i32", size) for size in value.shape)
+            flat.extend(("i64", stride) for stride in value.strides)
         elif kind != "constexpr":
             flat.append((kind, value))
 
@@ -121,9 +128,11 @@ class _Stub:
     def _read(self, kind: Any, name: str) -> Any:
         return kind.in_dll(self._library, name)
 
-    def count(self, parameters: int) -> None:
-        """Say how many parameters the next launch has."""
-        self._read(ctypes.c_uint, "parameter_count").value = parameters
+    def expect(self, kinds: list[str]) -> None:
+        """Say which parameters the next launch has."""
+        self._read(ctypes.c_uint, "parameter_count").value = len(kinds)
+        words = self._read(ctypes.c_uint * 256, "parameter_words")
+        words[: len(kinds)] = [_MAP_WORDS if kind == MAP else 1 for kind in kinds]
 
     def differences(self, call: Any, kernel: Any, wanted: list[tuple[str, Any]]) -> list[str]:
         """What of the recorded launch is not what was asked for, as sentences."""
@@ -137,13 +146,25 @@ class _Stub:
             "shared bytes": (kernel.metadata.shared,
                              self._read(ctypes.c_uint, "recorded_shared").value),
         }  # fmt: skip
-        given = list(self._read(ctypes.c_uint64 * 256, "recorded_parameters"))
+        given = self._read(ctypes.c_uint64 * _MAP_WORDS * 256, "recorded_parameters")
         for i, (kind, value) in enumerate(wanted):
+            if kind == MAP:
+                words = _map_words(value)
+                facts[f"parameter {i} ({kind})"] = words, list(given[i])[: len(words)]
+                continue
             bits = 32 if kind == "i32" else 64
             expected = value.data_ptr() if kind.startswith("*") else value & (1 << bits) - 1
-            facts[f"parameter {i} ({kind})"] = expected, given[i] & (1 << bits) - 1
+            facts[f"parameter {i} ({kind})"] = expected, given[i][0] & (1 << bits) - 1
         return [f"{what}: {got} instead of {want}" for what, (want, got) in facts.items()
                 if got != want]  # fmt: skip
+
+
+def _map_words(descriptor: Any) -> list[int]:
+    """What the stub's tensor map of a descriptor holds."""
+    size = descriptor.base.element_size()
+    strides = [size * stride for stride in descriptor.strides[:-1]]
+    shape = [*descriptor.shape]
+    return [descriptor.base.data_ptr(), len(shape), *shape[::-1], *strides[::-1]]
 
 
 def _build_stub(folder: Path, include: Path) -> _Stub:

@@ -3,7 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
-uint64_t recorded_parameters[256];
+uint64_t recorded_parameters[256][16];
+unsigned parameter_words[256]; /* of 8 bytes: 1, or 16 for a tensor map */
 unsigned recorded_grid[3], recorded_block, recorded_shared;
 unsigned parameter_count; /* set before a launch: a driver cannot see how many there are */
 char recorded_name[256];
@@ -53,6 +54,21 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   recorded_block = config->blockDimX;
   recorded_shared = config->sharedMemBytes;
   strncpy(recorded_name, (const char *)function, sizeof recorded_name - 1);
-  for (unsigned i = 0; i < parameter_count; i++) memcpy(&recorded_parameters[i], parameters[i], 8);
+  for (unsigned i = 0; i < parameter_count; i++)
+    memcpy(recorded_parameters[i], parameters[i], 8 * parameter_words[i]);
+  return 0;
+}
+/* A tensor map that can be read: address, rank, sizes and the strides in bytes, innermost first. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
+                                void *address, const cuuint64_t *sizes, const cuuint64_t *strides,
+                                const cuuint32_t *box, const cuuint32_t *steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  uint64_t *words = (uint64_t *)map;
+  memset(map, 0, sizeof *map);
+  *words++ = (uint64_t)address;
+  *words++ = rank;
+  for (cuuint32_t i = 0; i < rank; i++) *words++ = sizes[i];
+  for (cuuint32_t i = 0; i + 1 < rank; i++) *words++ = strides[i];
   return 0;
 }

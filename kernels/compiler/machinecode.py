@@ -1,0 +1,132 @@
+"""What a turn of a kernel's inner loop is in machine code (SASS), as ``nvdisasm`` prints it.
+
+PTX shows which work the compiler asked for; only SASS shows what it costs beside the matrix
+instructions: addresses, masks, predicates, and whether the loop waits for all matrix instructions
+in flight or lets some of them run on.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+
+_LABEL = re.compile(r"^\s*\.(L_x_\d+):")
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+_TARGET = re.compile(r"`\(\.(L_x_\d+)\)")
+_MATRIX = re.compile(r"^(HGMMA|QGMMA|IGMMA|HMMA|QMMA|IMMA|DMMA|UTC\w*MMA|FFMA2?)\b")
+_WAITS_FOR_ALL = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0\b")
+_ENDS = ("EXIT", "RET", "BRX")
+
+
+@dataclass(frozen=True)
+class LoopCode:
+    """One turn of the loop over K: its instructions, how many of them multiply matrices (in fp32,
+    multiply and add), and whether it waits for every wgmma before the next turn.
+    """
+
+    instructions: int
+    matrix: int
+    waits_for_all: bool
+
+
+NO_LOOP = LoopCode(0, 0, False)
+
+
+def disassemble(cubin: bytes) -> str:
+    """The machine code of a binary as text, by the ``nvdisasm`` that comes with Triton.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.CalledProcessError: it does not know the binary.
+    """
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([program, "-c", file.name], capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+def loop_code(sass: str) -> LoopCode:
+    """The innermost loop with the most matrix instructions.
+
+    A persistent kernel's loop over K may contain the end of a tile, which most turns branch around:
+    what counts is the shortest way through the loop that passes its matrix instructions.
+    """
+    lines, labels = _read(sass)
+    loops = []
+    for place, line in enumerate(lines):
+        begin = labels.get(line.target, len(lines))
+        if begin <= place:
+            loops.append((begin, place))
+    multiplying = [
+        (begin, end) for begin, end in loops if any(line.matrix for line in lines[begin : end + 1])
+    ]
+    innermost = [
+        one for one in multiplying
+        if not any(one != other and one[0] <= other[0] and other[1] <= one[1]
+                   for other in multiplying)
+    ]  # fmt: skip
+    turns = [_turn(lines[begin : end + 1], begin, labels) for begin, end in innermost]
+    return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
+
+
+@dataclass(frozen=True)
+class _Line:
+    matrix: bool
+    waits: bool
+    target: str  # of a branch, or empty
+    goes_on: bool  # to the next line, if it does not branch
+
+
+def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
+    """The instructions, and the place of each label among them."""
+    lines: list[_Line] = []
+    labels: dict[str, int] = {}
+    for text in sass.splitlines():
+        label, instruction = _LABEL.match(text), _INSTRUCTION.match(text)
+        if label:
+            labels[label.group(1)] = len(lines)
+        if not instruction:
+            continue
+        predicate, name, operands = instruction.groups()
+        # A register operand as in "@P0 BRA P1, `(.L_x_1)" is a condition, too.
+        conditional = bool(predicate) or re.match(r"\s*!?U?P", operands) is not None
+        target = _TARGET.search(operands) if name.startswith("BRA") else None
+        ends = bool(target) or name.startswith(_ENDS)
+        lines.append(
+            _Line(
+                bool(_MATRIX.match(name)), bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
+                target.group(1) if target else "", conditional or not ends,
+            )
+        )  # fmt: skip
+    return lines, labels
+
+
+def _turn(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
+    """The way from the loop's first line to its last: most matrix instructions, then shortest.
+
+    Branches backward inside it are left out: they wait for a barrier, or are another loop.
+    """
+    # For each line the best way there: matrix instructions, lines (negative), waits for all.
+    best: list[tuple[int, int, int] | None] = [None] * len(loop)
+    best[0] = (0, 0, 0)
+    for place, line in enumerate(loop):
+        reached = best[place]
+        if reached is None:
+            continue
+        matrix, length, waits = reached
+        passed = matrix + line.matrix, length - 1, waits + line.waits
+        if place == len(loop) - 1:
+            return LoopCode(-passed[1], passed[0], passed[2] > 0)
+        to = labels.get(line.target, -1) - begin
+        for onward in ([place + 1] if line.goes_on else []) + ([to] if place < to else []):
+            if onward < len(loop) and (best[onward] is None or passed > best[onward]):  # type: ignore[operator]
+                best[onward] = passed
+    return NO_LOOP
