@@ -15,22 +15,37 @@ asks for that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.config import PersistentConfig, TileConfig, tile_count
+from kernels.config import Config, PersistentConfig, TileConfig, tile_count
+from kernels.launch import Launch
 from kernels.machine import Machine
 from kernels.operands import Operands
+from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
 from kernels.triton.family import Call
 from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignment
 
 _TMA_MAJOR = 9  # compute capability 9.0: Hopper
+
+
+@triton.jit
+def described(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+              TRANSPOSED: tl.constexpr):  # fmt: skip
+    """TMA's description, built on the device, of (rows, columns) in blocks, as it is stored."""
+    if TRANSPOSED:
+        return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])
+    else:
+        return tl.make_tensor_descriptor(ptr, [rows, columns], [stride[1], 1], [ROWS, COLUMNS])
 
 
 @triton.jit
@@ -65,7 +80,7 @@ def put(matrix, z, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit
 def matmul_persistent(
-    a, b, c, batch, sizes, c_stride,
+    a, b, c, batch, sizes, a_stride, b_stride, c_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
     A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, HALVES: tl.constexpr,
@@ -74,10 +89,16 @@ def matmul_persistent(
     """C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
 
     A and B are descriptors that the host built; A_T, B_T: of the stored transpose. STORE: C is one,
-    too, whose blocks have half of the columns with HALVES; otherwise it is a pointer. Units as in
-    :func:`kernels.triton.tiled.matmul_tiled`.
+    too, whose blocks have half of the columns with HALVES; otherwise it is a pointer. With
+    SPECIALIZE all three are pointers: Triton 3.7 divides the blocks among groups of warps, which it
+    cannot do to a descriptor of the host. Units as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
+    if SPECIALIZE:
+        a = described(a, matrix_stride(a_stride, UNITS[3]), M, K, BM, BK, A_T)
+        b = described(b, matrix_stride(b_stride, UNITS[3]), K, N, BK, BN, B_T)
+        if STORE:
+            c = described(c, matrix_stride(c_stride, UNITS[4]), M, N, BM, BN, False)
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     tiles = batch * rows * columns
@@ -185,6 +206,20 @@ class TritonPersistent(GemmFamily):
             configs += ways
         return configs
 
+    def prepare(
+        self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
+    ) -> Launch:
+        """Specialised, Triton also needs memory for the descriptors that the device builds."""
+        launch = super().prepare(problem, operand_sets, config)
+        if not isinstance(config, PersistentConfig) or not config.specialize:
+            return launch
+
+        def bare(index: int) -> Tensor:
+            triton.set_allocator(_allocate)  # per thread, so set again in whichever one launches
+            return launch.bare(index)
+
+        return Launch(bare, launch.sets)
+
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[Call]:
@@ -201,20 +236,21 @@ class TritonPersistent(GemmFamily):
         if not config.tma or a is None or b is None:
             arguments = (*matrices, batch, sizes, *strides)
             return [Call(matmul_persistent_plain, grid, arguments, options)]
-        stored = _describe(matrices.c, config.bm, config.stored_columns) if c == "n" else None
-        arguments = (
-            _describe(matrices.a, config.bm, config.bk),
-            _describe(matrices.b, config.bk, config.bn),
-            matrices.c if stored is None else stored,
-            batch, sizes, strides[-1],
-        )  # fmt: skip
+        described: tuple[Any, ...] = tuple(matrices)
+        if not config.specialize:
+            described = (
+                _describe(matrices.a, config.bm, config.bk),
+                _describe(matrices.b, config.bk, config.bn),
+                _describe(matrices.c, config.bm, config.stored_columns) if c == "n" else matrices.c,
+            )
+        arguments = (*described, batch, sizes, *strides)
         # TMA reads zeros outside the matrix, so this kernel has no masks to leave out.
         for name in ("EVEN", "EVEN_K"):
             del options[name]
         options |= {
             "A_T": a == "t",
             "B_T": b == "t",
-            "STORE": stored is not None,
+            "STORE": c == "n",
             "HALVES": config.halves,
             "BATCHED": batch > 1,
             "SPECIALIZE": config.specialize,
@@ -228,7 +264,7 @@ class TritonPersistent(GemmFamily):
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """TMA's description of a (batch, rows, columns) matrix in blocks, as it is stored.
 
-    One matrix is described in two dimensions: Triton 3.7 cannot specialise warps over three.
+    A batch of one is left out.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows
@@ -249,3 +285,7 @@ def _tma_order(matrix: Tensor) -> str | None:
     if row == 1 and column * bytes_ % WIDE_BYTES == 0:
         return "t"
     return None
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+    return torch.empty(size, dtype=torch.int8, device="cuda")

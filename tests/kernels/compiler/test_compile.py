@@ -71,8 +71,8 @@ def test_a_row_each_for_dtype_layout_and_alignment(rows: list[dict[str, Any]]) -
     assert len(keys) == len(convs) == 4 * 3 * 2
     assert set(rows[0]) == {
         "kernel", "operation", "config", "dtype", "layout", "alignment", "arch", "mma",
-        "registers", "spill_bytes", "shared_bytes", "copy_bytes", "products", "copied", "ok",
-        "message",
+        "registers", "spill_bytes", "shared_bytes", "copy_bytes", "products", "copied",
+        "instructions", "matrix", "waits_for_all", "launches", "ok", "message",
     }  # fmt: skip
 
 
@@ -101,10 +101,17 @@ def test_the_inner_loop_does_no_extra_work(rows: list[dict[str, Any]]) -> None:
 
 
 @compiled_once
+def test_no_turn_of_an_aligned_loop_waits_for_every_wgmma(rows: list[dict[str, Any]]) -> None:
+    aligned = [row for row in rows if row["alignment"] == 16]
+    assert not [row for row in aligned if row["waits_for_all"]]
+    assert all(row["instructions"] > row["matrix"] > 0 for row in rows)
+
+
+@compiled_once
 def test_copies_are_as_wide_as_rows_allow(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         aligned, turned = row["alignment"] == 16, row["message"].startswith("Turned")
-        if row["kernel"] == "triton-persistent" and aligned:
+        if row["kernel"] == "triton-persistent" and aligned and not turned:
             assert row["copy_bytes"] >= 1024  # TMA: a block at a time
         elif aligned and not turned:
             assert row["copy_bytes"] == 16

@@ -29,7 +29,7 @@ def test_the_median_is_numpys(values: list[float]) -> None:
     assert median(values) == pytest.approx(float(np.median(values)), rel=1e-12)
 
 
-@pytest.mark.parametrize("n", range(1, 60))
+@pytest.mark.parametrize("n", [*range(1, 60), 1000, 2047, 71_400, 1_000_000])
 def test_the_rank_is_the_largest_that_covers(n: int) -> None:
     def coverage(k: int) -> float:
         return float(1 - 2 * binom.cdf(k - 1, n, 0.5))
