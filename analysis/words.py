@@ -21,17 +21,24 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     return names
 
 
-def share_of(value: str | float, option: str) -> float:
-    """Read ``12.5%``, ``0.125`` or the number as a fraction from 0 to 1.
+def share_of(value: str | float, option: str, most: float = 1.0) -> float:
+    """Read ``12.5%``, ``0.125`` or the number as a fraction from 0 to ``most``.
 
     >>> share_of("12.5%", "pad")
     0.125
+
+    Raises:
+        UserError: it is no share, beyond the limit, or may mean two things, as 1 does.
     """
     text = str(value).strip()
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= 1:
-        raise UserError(f"--{option} takes a share such as 12.5% or 0.125, not {value!r}.")
+    if 1 <= share <= most and not text.endswith("%") and not isinstance(value, float):
+        raise UserError(f"--{option} {text} may mean {text}% or {share:.0%}; write one of the two.")
+    if not 0 <= share <= most:
+        raise UserError(
+            f"--{option} takes a share such as 12.5% or 0.125, up to {most:.0%}, not {value!r}."
+        )
     return share

@@ -52,10 +52,14 @@ def _words(name: str) -> list[str]:
 
 
 def _says(slug: str, words: Iterable[str]) -> bool:
-    """Whether each word is one of the slug's, or several of them in a row: ``rtx4090``."""
+    """Whether each word is one of the slug's, or several of them in a row: ``rtx4090``.
+
+    A memory's size may lack its unit: ``a100-sxm-80``.
+    """
     parts = _words(slug)
     runs = {"".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-    return runs.issuperset(words)
+    sizes = {part.removesuffix("gb") for part in parts if part.endswith("gb")}
+    return (runs | sizes).issuperset(words)
 
 
 def _numbers(name: str) -> set[str]:

@@ -34,6 +34,20 @@ FAILED = ROOT / ".venv-failed"
 """Which optional extras could not be installed, and when: they are not tried again for a day."""
 _DAY = 86_400.0
 
+POINTING_MODULE = "rooftile/__init__.py"
+POINTER = f"""\
+\"\"\"Rooftile, as it is in the checkout at {ROOT}.\"\"\"
+
+import sys
+
+sys.path.insert(0, {str(ROOT)!r})
+
+from analysis import rooftile
+
+sys.modules[__name__] = rooftile
+"""
+"""A module by which an environment's ``import rooftile`` means the checkout."""
+
 # Asked of an interpreter: which requirements it lacks, and whether its PyTorch sees a GPU.
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
@@ -201,12 +215,15 @@ def make_venv(on_top_of: str | None = None) -> bool:
             "venv module (python3-venv on Debian and Ubuntu), or point PYTHON at another Python."
         )
         return False
+    site = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
+    pointing = Path(site) / POINTING_MODULE
+    pointing.parent.mkdir(exist_ok=True)
+    pointing.write_text(POINTER, encoding="utf-8")
     if on_top_of is not None:
         # Not --system-site-packages: seen from inside another environment, that would skip the
         # environment and show the bare interpreter below it.
         base = _ask(on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), "
                     "sep='\\n')")  # fmt: skip
-        site = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
         (Path(site) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
     return True
 

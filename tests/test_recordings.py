@@ -57,7 +57,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     assert not analysis.recording.damaged
     advice = table_of(folder)
     with open(folder / "recommendations.csv", encoding="utf-8", newline="") as file:
-        published = {(row["question"], row["shape"]): row for row in csv.DictReader(file)}
+        published = {(row["question"], row["problem"]): row for row in csv.DictReader(file)}
     assert {(answer.question, answer.problem.spec()) for answer in advice} == set(published)
     for answer in advice:
         row = published[answer.question, answer.problem.spec()]

@@ -13,6 +13,8 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
+_LEAST = 0.1  # of a size, below which measured sizes are not looked for
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -35,8 +37,9 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     Raises:
         UserError: the recording cannot be read, or a problem has no size that may be changed.
     """
-    # Padded by a share in each size, or smaller by it.
-    measured = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
+    # Larger by the allowance in each size or, to choose, smaller by it.
+    factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
+    measured = measurements_near(basis, problems, factor)
     found = []
     for problem in problems:
         advice = advise(problem, basis.model, measured, basis.library(problem), question)

@@ -109,6 +109,17 @@ class Measurements:
         )
         return self._compared(before, after)
 
+    def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
+        """Time of ``problem`` over that of ``option`` in a public table, which has single times
+        without an interval; None where it has not both.
+        """
+        both = self.of(problem).keys() & self.of(option).keys()
+        if not both:
+            return None
+        one, other = (min((self.of(p)[n] for n in both), key=_seconds) for p in (problem, option))
+        single = math.isnan(one.lo) and math.isnan(other.lo)
+        return one.time / other.time if single and one.run == other.run else None
+
     def _compared(self, before: Way, after: Way) -> Ratio | None:
         """The ratio of two ways in the place that knows both best; None where none knows both."""
         ones, others = (
@@ -134,6 +145,10 @@ class Measurements:
         name = min(entry, key=lambda key: entry[key].time)
         ratio = self._compared((problem, library), (problem, name))
         return name if ratio is not None and ratio[1] > 1 else library
+
+
+def _seconds(time: MeasuredTime) -> float:
+    return time.time
 
 
 def _claims(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
@@ -184,6 +199,9 @@ def rows_near(
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     """The measured times of ``ok`` rows of a recording: in bursts, of operands stored ordinarily,
     which came from where they do in most of its cases.
+
+    A time from a file of the user's has the interval of a single time. One from a public table has
+    none: whoever asks may run other software, which :mod:`analysis.model.fit` knows about.
     """
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
     times_s = (
@@ -201,7 +219,10 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     )  # fmt: skip
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
         apart = between.get(run, 0.0), of_cases.get(run, 0.0)
-        time = MeasuredTime(seconds, lo, hi, taken, *apart, place)
+        if math.isnan(lo) and recording.public and not recording.by_others:
+            time = MeasuredTime.single(seconds, place)
+        else:
+            time = MeasuredTime(seconds, lo, hi, taken, *apart, place)
         again.setdefault((problem, name), []).append(time)
         known = times.setdefault(problem, {})
         # Of the same problem in two sweeps, the time with the narrower interval counts.

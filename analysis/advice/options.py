@@ -26,6 +26,7 @@ from kernels.errors import UserError
 from kernels.problem import Problem
 
 _MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried
+_ROUNDED = 1e-9
 _BEST_SIZES = 3  # per dimension, which are combined where there are more
 
 
@@ -33,8 +34,9 @@ _BEST_SIZES = 3  # per dimension, which are combined where there are more
 class Question:
     """What is asked of a problem.
 
-    ``kind`` is ``pad`` or ``choose``, ``allowance`` how much larger a dimension may become, as a
-    fraction, and to choose also how much smaller; ``wishes`` says which sizes may be named.
+    ``kind`` is ``pad`` or ``choose``, ``allowance`` how much larger a dimension and the FLOPs may
+    become, as a fraction, and to choose also how much smaller; ``wishes`` says which sizes may be
+    named.
     """
 
     kind: str = "pad"
@@ -45,6 +47,13 @@ class Question:
     def choose(self) -> bool:
         """Whether smaller sizes count, and speed rather than time."""
         return self.kind == "choose"
+
+    def holds(self, problem: Problem, option: Problem) -> bool:
+        """Whether an option's FLOPs are within the allowance, too: two sizes that each use all of
+        it would use it twice.
+        """
+        more = option.flops / problem.flops - 1
+        return -self.allowance - _ROUNDED <= more <= self.allowance + _ROUNDED
 
     def work(self, problem: Problem, option: Problem) -> float:
         """What a time ratio is multiplied by: choosing compares speeds, padding compares times."""
@@ -60,7 +69,13 @@ def question_of(pad: str | float | None, choose: str | float | None, wishes: Wis
     if pad is not None and choose is not None:
         raise UserError("give --pad or --choose, not both: they are two questions.")
     kind, given = ("pad", pad) if choose is None else ("choose", choose)
-    return Question(kind, Question.allowance if given is None else share_of(given, kind), wishes)
+    return Question(
+        kind, Question.allowance if given is None else share_of(given, kind, MOST), wishes
+    )
+
+
+MOST = 10.0
+"""The largest allowance: of a handful of rows, a size may well be several times as large."""
 
 
 Options = tuple[list[Problem], pd.DataFrame]
@@ -117,12 +132,13 @@ def _first_options(
     near = [
         option for option in measured.near(problem, -question.allowance if question.choose else 0.0,
                                            question.allowance)
-        if question.wishes.allow(problem, option)
+        if question.wishes.allow(problem, option) and question.holds(problem, option)
     ]  # fmt: skip
     sizes = sizes_near(problem, question.allowance, question.choose,
                        _tile_edges(model, problem.dtype), question.wishes)  # fmt: skip
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
-        return _ordered(problem, [*near, *_combined(problem, sizes)]), True
+        combined = (o for o in _combined(problem, sizes) if question.holds(problem, o))
+        return _ordered(problem, [*near, *combined]), True
     one_by_one = [{d: v} for d, values in sizes.items() for v in values]
     return _ordered(problem, [*near, *with_sizes(problem, one_by_one)]), False
 
@@ -146,7 +162,7 @@ def _combinations_of_best(
         return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
 
     combined = _combined(problem, {d: sorted(best(d)) for d in dimensions(problem)})
-    return [option for option in combined if option not in time]
+    return [o for o in combined if o not in time and question.holds(problem, o)]
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,10 @@ from analysis.advice.options import Question
 from analysis.advice.sizes import changed, dimensions
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
-_WAVES = {"gpu": "{} waves instead of {}", "cpu": "{} tiles for each thread at most instead of {}"}
+_LEAST_POINTS = 0.5  # percentage points of a gain that are worth a word
+_LEAST_SHARE = 0.1  # of the gain, likewise
+_SIMILAR = "what measured shapes like these showed"
+_OF_ARITHMETIC = ("compute", "feed", "latency")  # limits that whole tiles and waves decide
 
 
 def change_text(problem: Problem, option: Problem) -> str:
@@ -21,42 +25,84 @@ def change_text(problem: Problem, option: Problem) -> str:
 
 
 def why(
-    problem: Problem,
-    option: Problem,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    explained: bool,
-    assumed: bool = False,
-    kind: str = "gpu",
-) -> str:
-    """What a change does.
+    problem: Problem, option: Problem, before: Mapping[str, Any], after: Mapping[str, Any],
+    gain: float, assumed: bool = False, measured: bool = False, kind: str = "gpu",
+) -> str:  # fmt: skip
+    """Account for a gain: how many of its percentage points what the model knows explains.
+
+    The logarithm of the gain is a sum. By the model, tiles, waves and bytes have their parts in it;
+    what is left is another kernel of the library, where its tile or split differs, or alignment.
 
     Args:
         problem: as it was asked.
         option: what it becomes.
         before: the model's prediction of the problem.
         after: that of the option.
-        explained: whether the model's tiles and waves explain the gain.
+        gain: what the change brings, as a fraction.
         assumed: whether the price of misalignment is assumed, and decides.
-        kind: the machine's; a CPU has threads and vectors where a GPU has SMs and waves.
+        measured: whether the gain is measured, and not predicted.
+        kind: the machine's; a CPU has threads where a GPU has waves of tiles.
     """
-    reasons = []
+    total = math.log1p(gain)
+    parts = _known_parts(problem, option, before, after, kind)
+    rest = total - sum(parts.values())
     if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
-        unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-        odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
-        price = ", whose price is assumed: no row of such sizes is known here" if assumed else ""
-        reasons.append(f"{' and '.join(odd)} no multiple of {unit}{price}")
-    # Numbers of waves compare only for the same tile.
-    if explained and after["tile"] == before["tile"] and after["waves"] < before["waves"]:
-        reasons.append(_WAVES[kind].format(after["waves"], before["waves"]))
-    if explained and after["tile_efficiency"] > before["tile_efficiency"] + 0.02:
-        reasons.append(
-            f"{after['tile_efficiency']:.0%} instead of {before['tile_efficiency']:.0%} of the "
-            "tiles' area useful"
-        )
-    if not reasons:
-        return "the library is faster there; the model does not know why"
-    return "; ".join(reasons)
+        parts[_alignment(problem, assumed)] = rest
+    elif kind == "gpu" and _kernel(before) != _kernel(after):
+        parts[_other_kernel(before, after)] = rest
+    else:
+        parts["a cause that the model does not know" if measured else _SIMILAR] = rest
+    points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
+    told = {
+        name: value
+        for name, value in sorted(points.items(), key=lambda item: -item[1])
+        if value >= max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
+    }
+    if not told:
+        return "many small causes"
+    if len(told) == 1:
+        return f"because of {next(iter(told))}"
+    return " and ".join(f"{value:.0f} points from {name}" for name, value in told.items())
+
+
+def _known_parts(
+    problem: Problem, option: Problem, before: Mapping[str, Any], after: Mapping[str, Any],
+    kind: str,
+) -> dict[str, float]:  # fmt: skip
+    """What the model's parts explain of the logarithm of a gain."""
+    if before["limit"] == "memory" and after["limit"] == "memory":
+        return {"fewer bytes": math.log(before["bytes"] / after["bytes"])}
+    if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
+        return {}
+    shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
+    area = f"full tiles ({shares[0]} → {shares[1]} of their area)"
+    counts = f"{before['waves']} → {after['waves']}"
+    slots = f"fuller waves ({counts})" if kind == "gpu" else f"evener threads ({counts} tiles each)"
+    return {
+        name: math.log(after[column] / before[column])
+        for name, column in ((area, "tile_efficiency"), (slots, "tail_efficiency"))
+    }
+
+
+def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
+    """The library's kernel as the model takes it to choose: its tile, and how it splits K."""
+    return str(row["tile"]), int(row["split"])
+
+
+def _other_kernel(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    (tile, split), (other_tile, other_split) = _kernel(before), _kernel(after)
+    changes = [f"{tile} → {other_tile}"] if tile != other_tile else []
+    if split != other_split:
+        changes.append(f"K in {split} → {other_split} parts")
+    return f"another kernel ({', '.join(changes)})"
+
+
+def _alignment(problem: Problem, assumed: bool) -> str:
+    unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+    odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
+    price = ", whose price is assumed: no row of such sizes is known here" if assumed else ""
+    verb = "is not a multiple" if len(odd) == 1 else "are not multiples"
+    return f"alignment ({' and '.join(odd)} {verb} of {unit}{price})"
 
 
 def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
@@ -70,8 +116,6 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     if uncertain:
         return "too little is known of the sizes near it to bet on one; --measure would tell"
     if question.choose:
-        return "no size near it should compute enough more per second"
-    return {
-        "launch": "launch-bound: the size hardly matters",
-        "memory": "memory-bound: padding only moves more bytes",
-    }.get(row["limit"], "no padding should gain enough")
+        return "no size that may be named should compute enough more per second"
+    bound = {"launch": "launch-bound: ", "memory": "memory-bound: "}.get(row["limit"], "")
+    return f"{bound}no larger size that may be named should take enough less time"

@@ -33,10 +33,11 @@ from analysis.advice.verdict import (
     net,
     verdict,
 )
-from analysis.model.fit import NEAR, UNCALIBRATED_PAIR, Fit
+from analysis.model.fit import NEAR, SOFTWARE_ERROR, UNCALIBRATED_PAIR, Fit
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from kernels.problem import Problem
+from sweeps.schema import problem_columns
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,12 @@ class Advice:
         return Gain(gain, lo, hi)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, for JSON and CSV."""
-        shapes = {"shape": self.problem.spec(), "instead": self.instead.spec()}
+        """Flat, for JSON and CSV: sizes as in measurements.csv, ``new_m`` those of ``instead``."""
+        shapes = {
+            "problem": self.problem.spec(), "instead": self.instead.spec(),
+            **problem_columns(self.problem),
+            **{f"new_{d}": getattr(self.instead, d) for d in dimensions(self.instead)},
+        }  # fmt: skip
         rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
         return {**shapes, "change": self.change, "roles": self.roles, **rest}
 
@@ -131,11 +136,12 @@ def _advise_among(
     if other is not None and (not best or _rank(other.verdict, other.gain, 0.0) > choice.rank):
         return other
     if best:
-        # The model's tiles and waves explain a gain only if the model predicts half of it.
-        explained = choice.predicted.value >= 0.5 * choice.gain.value
         assumed = choice.evidence == PREDICTED and assumes_alignment(problem, option, fit)
         rows = frame.iloc[0], frame.iloc[best]
-        reason = why(problem, option, *rows, explained, assumed, model.machine.kind)
+        known_gain = choice.evidence != PREDICTED
+        reason = why(
+            problem, option, *rows, choice.gain.value, assumed, known_gain, model.machine.kind
+        )
     else:
         risky = any(
             c.evidence == PREDICTED and net(c.gain, c.extra_flops) >= _CLEAR for c in choices[1:]
@@ -160,6 +166,7 @@ def _advise_among(
 
 
 _TOGETHER = 100  # problems whose options, up to thousands of each, are predicted at once
+_TO_95 = 1.96 / 1.645  # from half a 90 % interval of a normal law to half a 95 % interval
 _CLEAR = 0.05  # a gain that would be worth measuring
 
 
@@ -235,10 +242,29 @@ def weigh(
         gain, evidence = predicted, PREDICTED
         if (known := measured.confirmed(problem, option, question.kind)) is not None:
             gain, evidence = gain_of(known, work), CONFIRMED
-        elif (known := measured.ratio(problem, option)) is not None:
+        elif (known := measured_ratio(problem, option, measured, fit)) is not None:
             gain, evidence = gain_of(known, work), MEASURED
         choices.append(Choice(gain, evidence, predicted, option.flops / problem.flops - 1))
     return choices
+
+
+def measured_ratio(
+    problem: Problem, option: Problem, measured: Measurements, fit: Fit
+) -> tuple[float, float, float] | None:
+    """The problem's measured time over the option's, with the 95 % interval of a repetition.
+
+    Of two times in a public table, the interval holds the ratio on other software, whose times lie
+    apart from the table's even where the model has nothing to predict. None where the two were not
+    measured in one place.
+    """
+    known = measured.ratio(problem, option)
+    if known is not None:
+        return known
+    plain = measured.plain_ratio(problem, option)
+    if plain is None:
+        return None
+    low, high = _error(problem, option, fit, (max(fit.beside, SOFTWARE_ERROR),) * 2)
+    return plain, plain * math.exp(_TO_95 * low), plain * math.exp(_TO_95 * high)
 
 
 def best_of(choices: Sequence[Choice]) -> int:

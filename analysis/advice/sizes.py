@@ -20,6 +20,7 @@ _LARGE_STEPS = {64, 128}  # of which the next multiple counts even if the size i
 _OF_SMALL = 4  # what a size under 16 may be a multiple of: images have three channels
 _OF_VOCABULARY = (512, 1024)  # as many processes as share one want whole tiles each
 _WINDOW_SIZES = 6  # across a window, beside the nearest multiples
+_EVERY = 16  # sizes in a window, up to which every one is tried if any may be named
 _MIN_VOCABULARY = 30_000  # so many output features are taken for a vocabulary
 
 
@@ -149,6 +150,8 @@ def sizes_near(
         steps = {math.lcm(step, wishes.multiple) for step in _steps(problem, name, tiles, wishes)}
         rounded = {int(ceil_div(size, step)) * step for step in steps}
         rounded |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
+        if wishes.any_size and high - low <= _EVERY:
+            rounded |= set(range(low, high + 1))
         if choose:
             rounded |= {size // step * step for step in steps}
             rounded |= _across(low, high, wishes.multiple)

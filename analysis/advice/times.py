@@ -17,6 +17,7 @@ from analysis.model.query import group_of
 from analysis.recordings.repetition import MeasuredTime
 from analysis.recordings.runs import load_runs
 from kernels.problem import FP8_INCLUDES, Problem
+from sweeps.schema import problem_columns
 
 _PREDICTED = (
     "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency", "bytes",
@@ -67,7 +68,8 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
         time = _predicted(row) if known is None else _measured(known, row, fit)
         kind, source = basis.of(problem, measured=known is not None)
         rows.append({
-            "problem": problem.spec(), "machine": basis.model.machine.slug,
+            "problem": problem.spec(), **problem_columns(problem),
+            "machine": basis.model.machine.slug,
             "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
             **{name: row[name] for name in _PREDICTED},
             "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.advice.measurements import Measurements
-from analysis.advice.recommend import predicted_ratio
+from analysis.advice.recommend import measured_ratio, predicted_ratio
 from analysis.advice.times import measurements_near
 from analysis.advice.verdict import CONFIRMED, LEAVE_IT, MEASURED, PREDICTED, Gain, net
 from analysis.audit.account import (
@@ -200,7 +200,8 @@ class _Question:
         for kind in ("pad", "choose"):
             if (ratio := self.measured.confirmed(before, after, kind)) is not None:
                 return ratio, CONFIRMED
-        ratio = self.measured.ratio(before, after)
+        fit = self.basis.model.fit(group_of(self.basis.library(before), before))
+        ratio = measured_ratio(before, after, self.measured, fit)
         return None if ratio is None else (ratio, MEASURED)
 
 

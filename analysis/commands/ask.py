@@ -68,8 +68,7 @@ def predict_command(
             f"{where}{row['problem']}: {measured}{row['time_us']:.2f} µs ({row['lo_us']:.2f} to "
             f"{row['hi_us']:.2f}), {rate(row['tflops'])}, {row['explanation']}."
         )
-    for machine, source in dict.fromkeys((row["machine"], row["source"]) for row in rows):
-        note(f"{machine}: {source}.")
+    _note_sources([(row["machine"], row["problem"], row["source"]) for row in rows])
 
 
 @app.command("recommend")
@@ -129,8 +128,23 @@ def recommend_command(
         print_json(documents if len(documents) > 1 or file else documents[0])
         return
     _print_answers([answer.advice for answer in answers])
-    for source in dict.fromkeys(answer.source for answer in answers):
-        note(f"{basis.model.machine.slug}: {source}.")
+    slug = basis.model.machine.slug
+    _note_sources([(slug, answer.advice.problem.spec(), answer.source) for answer in answers])
+
+
+def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
+    """Say what answers rest on: once for a machine, or for each problem where that differs.
+
+    Args:
+        answers: the machine, the problem and the source of each.
+    """
+    by_machine: dict[str, dict[str, list[str]]] = {}
+    for machine, problem, source in answers:
+        by_machine.setdefault(machine, {}).setdefault(source, []).append(problem)
+    for machine, sources in by_machine.items():
+        for source, problems_ in sources.items():
+            which = f", {' and '.join(dict.fromkeys(problems_))}" if len(sources) > 1 else ""
+            note(f"{machine}{which}: {source}.")
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:

@@ -205,11 +205,13 @@ def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
 
 @app.command("machines")
 def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False) -> None:
-    """Every machine, and what the answers about it rest on."""
+    """List every machine, and what its answers rest on."""
     rows = machine_rows(results)
     if json:
         print_json(rows)
         return
+    head = "".join(f"{name:>8}" for name in ("median", "mean", "p95"))
+    print(f"{'machine':32} {'basis':10} {'rows':>7}{head}  source of its answers")
     for row in rows:
         errors = (f"{row[name]:.1%}" if row[name] else "–" for name in ("median", "mean", "p95"))
         cells = "".join(f"{cell:>8}" for cell in errors)

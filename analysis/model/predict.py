@@ -16,9 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.features import Inputs
-from analysis.model.fit import UNCALIBRATED, Fit
+from analysis.model.fit import FP32_OF_GENERATION, UNCALIBRATED, Fit
 from analysis.model.query import Query
-from kernels.constants import default_constants
+from kernels.constants import default_constants, has_constants
 from kernels.estimate import (
     ALGORITHMS,
     LIMITS,
@@ -39,8 +39,11 @@ class Model:
         """The fit of a group."""
         if group in self.fits:
             return self.fits[group]
-        constants = default_constants(self.machine.generation, group.split()[-1])
-        return Fit(constants, aligned_only=True)
+        generation, dtype = self.machine.generation, group.split()[-1]
+        low, high = UNCALIBRATED
+        if dtype == "fp32" and has_constants(generation, dtype):
+            low, high = FP32_OF_GENERATION
+        return Fit(default_constants(generation, dtype), low=low, high=high, aligned_only=True)
 
     def predict(self, query: Query) -> Prediction:
         """Predict every case of a query.

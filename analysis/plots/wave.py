@@ -56,7 +56,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     label = "predicted" if line.empty else "predicted, by a model fitted to these rows, too"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
     told = predicted if step is None else predicted[predicted["m"] == step["m"]]
-    _mark_edges(axes, told.iloc[-1], basis.model.machine.sms, end)
+    _mark_edges(axes, told.iloc[-1], predicted, basis.model.machine.sms)
     color = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))[0]
     if len(line):
         axes.plot(line["m"], line["time_us"], "o", color=color, markersize=6, zorder=4,
@@ -99,30 +99,40 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
     axes.annotate(f"{int(step['m'])} → {int(step['after'])}", (step["m"], middle),
                   xytext=(-80, 24), textcoords="offset points", fontsize=13,
                   arrowprops={"arrowstyle": "->"})  # fmt: skip
-    lines = []
+    lines, kernels = [], []
     for size in (step["m"], step["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
+        kernels.append((row["tile"], row["split"]))
         waves = int(np.ceil(row["waves"]))
         lines.append(
             f"M {int(size)}, predicted: {row['time_us']:.3g} µs, {int(row['tiles'])} tiles of "
             f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
         )
+    if kernels[0] != kernels[1]:
+        lines.append("the step is to another kernel, by the model, and not to another wave")
     axes.text(0.99, 0.03, "\n".join(lines), transform=axes.transAxes, ha="right", fontsize=11,
               bbox={"facecolor": "white", "edgecolor": "none"})  # fmt: skip
 
 
-def _mark_edges(axes: Axes, row: pd.Series, sms: int, end: int) -> None:
+def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Where one row more needs another row of tiles, and where another wave of them.
+
+    Only edges on both sides of which the model takes the library to use the same kernel.
 
     Args:
         axes: where to draw.
         row: a prediction: the edges are of its tile, with its parts of K.
+        predicted: the predictions at all sizes that are shown.
         sms: of the machine.
-        end: the last M that is shown.
     """
     height = int(str(row["tile"]).partition("x")[0])
     across = round(row["tiles"] / ceil_div(int(row["m"]), height))  # tiles for each row of them
-    count = np.arange(1, end // height + 1)
+    sizes = predicted["m"].to_numpy()
+    count = np.arange(1, int(sizes[-1]) // height + 1)
+    same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
+    at = np.searchsorted(sizes, count * height)
+    beyond = np.minimum(np.searchsorted(sizes, count * height, side="right"), len(sizes) - 1)
+    count = count[same[at] & same[beyond]]
     new_wave = np.ceil((count + 1) * across / sms) > np.ceil(count * across / sms)
     edges = (("tile", count[~new_wave], ":", 0.7), ("wave", count[new_wave], "--", 1.2))
     for name, found, style, width in edges:
@@ -130,5 +140,7 @@ def _mark_edges(axes: Axes, row: pd.Series, sms: int, end: int) -> None:
         for edge in drawn:
             axes.axvline(edge, color=NEUTRAL, linestyle=style, linewidth=width, alpha=0.7, zorder=0)
         hidden = "" if len(drawn) == len(found) else ", too many to draw"
-        label = f"{len(found)} {name} edges of {row['tile']} tiles{hidden}"
-        axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)
+        if len(found):
+            edges_ = f"{name} edge{'s' * (len(found) > 1)}"
+            label = f"{len(found)} {edges_} of {row['tile']} tiles{hidden}"
+            axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)

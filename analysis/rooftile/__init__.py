@@ -54,10 +54,11 @@ def predict(
         results: the folder of all machines' results.
 
     Returns:
-        One row per shape and machine: ``problem, machine, time_us`` with its 90 % interval
-        ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate, an
-        ``explanation``, ``evidence`` (``measured`` where this very shape was, else ``predicted``),
-        and ``basis`` and ``source``, which say what it rests on.
+        One row per shape and machine: ``problem`` and its columns ``op, m, n, k, batch, dtype,
+        layout`` (a convolution's also ``c, h, w, kout, …``), ``machine``, ``time_us`` with its
+        90 % interval ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate,
+        an ``explanation``, ``evidence`` (``measured`` where this very shape was, else
+        ``predicted``), and ``basis`` and ``source``, which say what it rests on.
 
     Raises:
         UserError: a shape or a machine is not known, or a recording cannot be read.
@@ -111,9 +112,10 @@ def recommend(
         results: the folder of all machines' results.
 
     Returns:
-        One row per shape: ``shape, instead, change, verdict`` (``do it``, ``likely`` or ``leave
-        it``), the gains with their 90 % intervals as fractions, what the change costs, a
-        ``reason``, and ``basis`` and ``source``.
+        One row per shape: ``problem`` and its columns as of :func:`predict`, ``instead`` and its
+        sizes ``new_m, new_n, new_k`` (a convolution's ``new_c, new_kout``), ``change``,
+        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains with their 90 % intervals
+        as fractions, what the change costs, a ``reason``, and ``basis`` and ``source``.
 
     Raises:
         UserError: as of :func:`predict`; or both ``pad`` and ``choose`` are given.

@@ -362,7 +362,7 @@ def advised_moves(folder: Path, table: Table, tables: Iterable[Table]) -> list[M
     moves = []
     for times in (_median_times(other).to_dict() for other in _beside(table, tables)):
         for answer in told:
-            before, after = (Gemm.parse(answer[name]) for name in ("shape", "instead"))
+            before, after = (Gemm.parse(answer[name]) for name in ("problem", "instead"))
             here, there = (times.get((gemm.m, gemm.n, gemm.k)) for gemm in (before, after))
             if answer["verdict"] == "leave it" or here is None or there is None:
                 continue

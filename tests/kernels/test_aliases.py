@@ -23,6 +23,8 @@ SLUGS = list(known_machines())
         ("l40", "nvidia-l40"),
         ("L40S", "nvidia-l40s"),
         ("a10", "nvidia-a10"),
+        ("a100-sxm-80", "nvidia-a100-sxm-80gb"),
+        ("a6000", "nvidia-rtx-a6000"),
         ("b200", "nvidia-b200"),
         ("gb200", "nvidia-gb200"),
         ("4090", "nvidia-geforce-rtx-4090"),

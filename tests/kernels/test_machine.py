@@ -32,6 +32,7 @@ WANTED = (
     "nvidia-v100-sxm2-16gb", "nvidia-v100-pcie-32gb", "nvidia-a100-sxm-80gb",
     "nvidia-a100-pcie-80gb", "nvidia-h100-sxm", "nvidia-h200", "nvidia-l40s", "nvidia-b200",
     "nvidia-rtx-pro-6000", "nvidia-h20", "nvidia-h800", "nvidia-a10", "nvidia-l40",
+    "nvidia-a40", "nvidia-rtx-a6000", "nvidia-a30",
     "nvidia-geforce-rtx-3090", "nvidia-geforce-rtx-4090", "nvidia-geforce-rtx-5090",
 )  # fmt: skip
 

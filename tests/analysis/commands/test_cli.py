@@ -61,7 +61,7 @@ def test_what_was_measured_is_answered_as_measured_and_machines_stand_side_by_si
     assert text.splitlines()[1].startswith(f"nvidia-b200: {known},nt,1: ")
     only = ("--file", file, "--machine", "nvidia-h100-sxm", "--results", results, "--json")
     advice = json.loads(analysis("recommend", *only).stdout)
-    assert [answer["shape"] for answer in advice] == [told[0]["problem"], told[2]["problem"]]
+    assert [answer["problem"] for answer in advice] == [told[0]["problem"], told[2]["problem"]]
 
 
 def test_predict_takes_convolutions_and_prints_a_line(results: Path) -> None:
@@ -84,7 +84,7 @@ def test_report_writes_everything_and_recommend_answers_from_it(results: Path) -
                      "--json", "--results", str(results))  # fmt: skip
     document = json.loads(asked.stdout)
     assert document["verdict"] in ("do it", "likely", "leave it")
-    assert document["shape"] == "1000,1001,1000,bf16,nt,1"
+    assert document["problem"] == "1000,1001,1000,bf16,nt,1"
 
 
 def test_calibrate_plot_and_table(results: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.model.basis import Basis, find_basis, machine_rows
-from analysis.model.fit import UNCALIBRATED, SoftwareRange
+from analysis.model.fit import FP32_OF_GENERATION, UNCALIBRATED, SoftwareRange
 from analysis.model.generation import GROUP, carried_fit, nearest_sibling
 from kernels.constants import shipped_fits
 from kernels.machine import known_machine
@@ -66,7 +66,7 @@ def test_a_machine_without_measurements_answers_like_its_sibling_and_no_surer(
 ) -> None:
     here, there = (find_basis(slug, tmp_path) for slug in ("nvidia-h800", "nvidia-h100-sxm"))
     assert here.of(LARGE)[0] == here.kind == "generation"
-    assert here.source.startswith("constants of NVIDIA H100 80GB HBM3, scaled, warm; ")
+    assert here.source.startswith("constants of nvidia-h100-sxm, scaled, warm; ")
     assert "factor of two" not in here.source
     time, low, high = ends(here, LARGE)
     its_time, its_low, its_high = ends(there, LARGE)
@@ -97,7 +97,7 @@ def test_less_bandwidth_costs_what_is_bound_by_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        Gemm(4096, 4096, 4096, "fp16"),
+        Gemm(4096, 4096, 4096, "tf32"),
         Gemm(4096, 4096, 4096, "fp8"),
         Gemm(4095, 4095, 4095, "bf16"),
         Gemm(4096, 4096, 4096, "bf16", layout="nn"),
@@ -112,9 +112,37 @@ def test_what_no_pair_tells_remains_a_factor_of_two(tmp_path: Path, problem: Pro
     assert (low, high) == pytest.approx(UNCALIBRATED)
 
 
+def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path) -> None:
+    basis = find_basis("nvidia-l40s", tmp_path)
+    half = replace(LARGE, dtype="fp16")
+    time, low, high = ends(basis, LARGE)
+    its_time, its_low, its_high = ends(basis, half)
+    assert its_time == time
+    assert (its_low, its_high) == pytest.approx((1.1 * low, 1.1 * high))
+    assert basis.of(half)[0] == basis.of(LARGE)[0] == "shipped"
+    assert "fp16 by what is known of bf16" in basis.of(half)[1]
+
+
+def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:
+    """At half of the peak and with twice the bytes it takes twice as long, give or take."""
+    basis = find_basis("nvidia-l40s", tmp_path)
+    time, low, high = ends(basis, replace(LARGE, dtype="tf32"))
+    assert time == pytest.approx(2 * ends(basis, LARGE)[0], rel=0.1)
+    assert (low, high) == pytest.approx(UNCALIBRATED)
+
+
+def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None:
+    fp32 = replace(LARGE, dtype="fp32")
+    sure, unsure = (find_basis(slug, tmp_path) for slug in ("nvidia-a100-sxm-40gb", "nvidia-l4"))
+    assert ends(sure, fp32)[1:] == pytest.approx(FP32_OF_GENERATION)
+    assert "fp32 by constants of nvidia-a100-pcie-80gb, −10% to +42%" in sure.of(fp32)[1]
+    assert ends(unsure, fp32)[1:] == pytest.approx(UNCALIBRATED)
+    assert "a factor of two either way" in unsure.of(fp32)[1]
+
+
 def test_a_machine_that_is_unlike_its_generation_keeps_the_factor_of_two(tmp_path: Path) -> None:
     basis = find_basis("nvidia-h20", tmp_path)
-    assert basis.source == "constants of NVIDIA H100 80GB HBM3, a factor of two either way"
+    assert basis.source == "constants of nvidia-h100-sxm, a factor of two either way"
     assert not basis.warm
     assert ends(basis, LARGE)[1:] == pytest.approx(UNCALIBRATED)
 
@@ -127,7 +155,7 @@ def test_a_gpu_that_no_table_lists_has_siblings_too(tmp_path: Path) -> None:
     record(tmp_path / unlisted.slug, cases, [2e-5], machine=unlisted, plan=plan)
     basis = find_basis(unlisted.slug, tmp_path)
     assert basis.kind == "generation"
-    assert basis.source.startswith("constants of NVIDIA H200, scaled, ")
+    assert basis.source.startswith("constants of nvidia-h200, scaled, ")
     assert basis.measured
 
 

@@ -46,11 +46,20 @@ def test_the_title_is_the_largest_step(results: Path) -> None:
     labels = [text.get_text() for text in legend.get_texts()]
     shown = [size for size in SIZES if size <= 2 * 1281]
     assert f"measured, {len(shown)} sizes" in labels
-    (waves,) = [int(label.split()[0]) for label in labels if "wave edges" in label]
-    dashed = [
-        each for each in axes.lines if each.get_linestyle() == "--" and np.size(each.get_xdata())
-    ]
-    assert len(dashed) == waves > 0
+    for name, style in (("tile", ":"), ("wave", "--")):
+        told = sum(int(label.split()[0]) for label in labels if f" {name} edge" in label)
+        drawn = [
+            line for line in axes.lines
+            if line.get_linestyle() == style and np.size(line.get_xdata())
+        ]  # fmt: skip
+        assert len(drawn) == told
+    before, after = (
+        basis.model.predict(basis.query([Gemm(m, 768, 10240, "bf16")])).frame().iloc[0]
+        for m in (1280, 1281)
+    )
+    texts = " ".join(text.get_text() for text in axes.texts)
+    same = (before["tile"], before["split"]) == (after["tile"], after["split"])
+    assert ("another kernel" in texts) == (not same)
     assert axes.get_xscale() == axes.get_yscale() == "linear"
     plt.close(figure)
 

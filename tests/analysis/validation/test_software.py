@@ -157,10 +157,10 @@ def test_moves_are_judged_by_what_other_software_took(tmp_path: Path) -> None:
     shapes = [",".join(map(str, row)) + ",bf16" for row in rows[["m", "n", "k"]].to_numpy()[:3]]
     unknown = "7777,7777,7777,bf16"
     told = [
-        {"question": "pad", "verdict": "likely", "shape": shapes[0], "instead": shapes[1]},
-        {"question": "choose", "verdict": "likely", "shape": shapes[0], "instead": shapes[2]},
-        {"question": "pad", "verdict": "leave it", "shape": shapes[0], "instead": shapes[0]},
-        {"question": "pad", "verdict": "likely", "shape": shapes[0], "instead": unknown},
+        {"question": "pad", "verdict": "likely", "problem": shapes[0], "instead": shapes[1]},
+        {"question": "choose", "verdict": "likely", "problem": shapes[0], "instead": shapes[2]},
+        {"question": "pad", "verdict": "leave it", "problem": shapes[0], "instead": shapes[0]},
+        {"question": "pad", "verdict": "likely", "problem": shapes[0], "instead": unknown},
     ]
     answers = [{**answer, "predicted_gain": 0.2, "predicted_lo": 0.1} for answer in told]
     (tmp_path / "recommendations.json").write_text(json.dumps(answers))

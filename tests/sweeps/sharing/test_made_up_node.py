@@ -123,7 +123,7 @@ def test_shared_or_not_a_machine_gets_the_same_verdicts(tmp_path: Path) -> None:
                      *where))  # fmt: skip
         finish(start(gpus, 60, "analysis", "table", *where))
         table = rows_of(results / "nvidia-h200" / "recommendations.csv")
-        verdicts.append({(row["shape"], row["question"]): row["verdict"] for row in table})
+        verdicts.append({(row["problem"], row["question"]): row["verdict"] for row in table})
     both: list[Any] = sorted(verdicts[0].keys() | verdicts[1].keys())
     assert len(both) > 100
     assert [verdicts[0].get(key) for key in both] == [verdicts[1].get(key) for key in both]

@@ -1,0 +1,53 @@
+"""Build backend: setuptools', and an editable installation that is a pointer to the checkout.
+
+``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
+builds a wheel of one module instead, which makes ``import rooftile`` mean the checkout's front
+door; so does the environment that the make targets set up.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from setuptools.build_meta import *  # noqa: F403
+from setuptools.build_meta import build_wheel
+
+from sweeps.bootstrap import POINTER, POINTING_MODULE
+
+
+def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    """Nothing but setuptools."""
+    return []
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
+    """Build the wheel, and keep of it what describes the project and names its command."""
+    with tempfile.TemporaryDirectory() as folder:
+        name: str = build_wheel(folder, config_settings)
+        with zipfile.ZipFile(Path(folder) / name) as whole:
+            described = {
+                member: whole.read(member)
+                for member in whole.namelist()
+                if ".dist-info/" in member and not member.endswith("/RECORD")
+            }
+    info = next(iter(described)).partition("/")[0]
+    members = {POINTING_MODULE: POINTER.encode(), **described}
+    record = "".join(f"{path},{_digest(content)}\n" for path, content in members.items())
+    members[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing:
+        for path, content in members.items():
+            pointing.writestr(path, content)
+    return name
+
+
+def _digest(content: bytes) -> str:
+    """A file's entry in RECORD: its hash and size."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return f"sha256={digest},{len(content)}"
