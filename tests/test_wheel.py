@@ -11,11 +11,13 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from analysis.rooftile import __version__
+from sweeps.bootstrap import POINTER, POINTING_MODULE
 from sweeps.wheel import NAMESPACE, PACKAGES, SET_UP, files, gather, rewritten
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,3 +150,40 @@ def test_installed_it_records_without_the_checkouts_tests(site: Path, tmp_path: 
 
 def test_the_version_is_one(site: Path, tmp_path: Path) -> None:
     assert run(site, tmp_path, "--version").stdout.strip() == __version__
+
+
+POINTED = "import rooftile; print(rooftile.__file__); print(rooftile.machines().columns[0])"
+
+
+def test_a_module_that_points_at_the_checkout_is_its_front_door(tmp_path: Path) -> None:
+    """What the make targets put into their environment."""
+    module = tmp_path / POINTING_MODULE
+    module.parent.mkdir()
+    module.write_text(POINTER, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", POINTED], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    front, column = told.stdout.split()
+    assert Path(front) == ROOT / "analysis" / "rooftile" / "__init__.py"
+    assert column == "slug"
+
+
+@pytest.mark.slow
+def test_an_editable_wheel_has_the_pointer_the_command_and_nothing_else(tmp_path: Path) -> None:
+    build = "import sys; from sweeps import editable; print(editable.build_editable(sys.argv[1]))"
+    told = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if "No module named 'setuptools'" in told.stderr:
+        pytest.skip("needs setuptools")
+    assert told.returncode == 0, told.stderr
+    with zipfile.ZipFile(tmp_path / told.stdout.split()[-1]) as wheel:
+        names = wheel.namelist()
+        scripts = next(name for name in names if name.endswith("entry_points.txt"))
+        assert b"rooftile = rooftile.__main__:main" in wheel.read(scripts)
+        recorded = wheel.read(next(name for name in names if name.endswith("RECORD"))).decode()
+    assert [name for name in names if ".dist-info/" not in name] == [POINTING_MODULE]
+    assert {line.partition(",")[0] for line in recorded.splitlines()} == set(names)

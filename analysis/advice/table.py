@@ -162,8 +162,8 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
             f"{len(answers)} problems {drawn}were looked at, within {question.allowance:.1%} of "
-            f"each dimension: {count[DO_IT]} to do, {count[LIKELY]} likely, {count[LEAVE_IT]} to "
-            f"leave. {_GAINS[question.kind]}",
+            f"each dimension and of the FLOPs: {count[DO_IT]} to do, {count[LIKELY]} likely, "
+            f"{count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):

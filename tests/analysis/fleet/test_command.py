@@ -117,7 +117,10 @@ def test_a_wider_margin_accuses_fewer(
     ("arguments", "sentence"),
     [
         (["nowhere"], "no recording in nowhere has an anchors.csv"),
-        ([".", "--margin", "much"], "--margin takes a share such as 12.5% or 0.125, not 'much'."),
+        (
+            [".", "--margin", "much"],
+            "--margin takes a share such as 12.5% or 0.125, up to 100%",
+        ),
         ([".", "--margin", "-5%"], "--margin takes a share"),
     ],
 )
