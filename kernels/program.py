@@ -40,8 +40,8 @@ def extra(name: str) -> str:
 
 
 def needs_extra(module: str, name: str = "measure") -> str:
-    """The sentence where PyTorch or Triton is missing, which an extra has."""
-    called = {"torch": "PyTorch", "triton": "Triton"}[module]
+    """The sentence where a package is missing that an extra has, the same everywhere."""
+    called = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"This needs {called}, which is not installed; {extra(name)}."
 
 

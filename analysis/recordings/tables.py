@@ -24,7 +24,7 @@ from pyarrow import parquet
 from kernels.errors import UserError
 from kernels.machine import slug_of_device
 from kernels.problem import Gemm
-from kernels.program import extra
+from kernels.program import needs_extra
 
 PACKAGE = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
@@ -78,7 +78,7 @@ def find_tables() -> list[Table]:
     """
     spec = importlib.util.find_spec(_MODULE)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the package {PACKAGE} is not installed; {extra('public')}.")
+        raise UserError(needs_extra(PACKAGE, "public"))
     told = importlib.metadata.metadata(PACKAGE)
     version, licence = told["Version"], told["License-Expression"] or told["License"] or ""
     roots = [Path(root) for root in spec.submodule_search_locations]

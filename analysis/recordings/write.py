@@ -13,12 +13,15 @@ from sweeps.store import write_whole
 
 
 def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``name.json`` and ``name.csv``; None is null in the one and empty in the other."""
+    """Write ``name.json`` and ``name.csv``; None is null in the one and empty in the other.
+
+    The table has the columns of all records: a GEMM has other sizes than a convolution.
+    """
     document = json.dumps(list(records), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(folder / f"{name}.json", document + "\n")
     buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(records[0] if records else [])
-    for record in records:
-        writer.writerow(["" if value is None else value for value in record.values()])
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
     write_whole(folder / f"{name}.csv", buffer.getvalue())

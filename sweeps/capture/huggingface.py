@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels.errors import UserError, nearest
-from kernels.program import extra
+from kernels.program import needs_extra
 from sweeps.capture import attention
 from sweeps.capture.sources import (
     TRAIN,
@@ -86,7 +86,7 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
     """
     config = read_json(path)
     if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"a config.json needs the extra `models`: {extra('models')}.")
+        raise UserError(needs_extra("transformers", "models"))
     from transformers import CONFIG_MAPPING
 
     text = config.get("text_config")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.errors import UserError
-from kernels.program import FOLDER, extra
+from kernels.program import FOLDER, needs_extra
 from sweeps.submitting.node_job import NodeJob
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class Cluster:
         try:
             import submitit
         except ModuleNotFoundError:
-            raise UserError(
-                f"Submitting needs submitit, which is not installed; {extra('slurm')}."
-            ) from None
+            raise UserError(needs_extra("submitit", "slurm")) from None
         # It warns again and again that there is no accounting, which is not needed.
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self.kind = kind

@@ -136,12 +136,12 @@ def test_the_table_and_the_page_say_what_recommend_says(
 ) -> None:
     table = build_table(known)
     assert len(table) == len(answers)
-    for row in table:
-        other = answers[row.question, row.problem.spec()].advice
-        assert (row.verdict, row.evidence, row.instead) == (
+    for listed in table:
+        other = answers[listed.question, listed.problem.spec()].advice
+        assert (listed.verdict, listed.evidence, listed.instead) == (
             other.verdict, other.evidence, other.instead
         )  # fmt: skip
-        assert row.gain == pytest.approx(other.gain)
+        assert listed.gain == pytest.approx(other.gain)
     points = points_of(known).set_index("spec")["time_us"]
     for row in times_of(asked(known), basis_of(known)):
         assert points[row["problem"]] == pytest.approx(row["time_us"])

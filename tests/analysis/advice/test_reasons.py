@@ -1,0 +1,82 @@
+"""Reasons account for a gain: their points add up to it, and they name what the model shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.advice.reasons import why
+from kernels.problem import Gemm
+
+PROBLEM = Gemm(1281, 768, 10240, "bf16")
+OPTION = Gemm(1280, 768, 10240, "bf16")
+
+
+def row(**more: Any) -> dict[str, Any]:
+    plain = {
+        "limit": "compute", "tile": "128x256", "split": 1, "waves": 2, "tile_efficiency": 0.8,
+        "tail_efficiency": 0.5, "bytes": 1e6,
+    }  # fmt: skip
+    return {**plain, **more}
+
+
+def points(reason: str) -> list[int]:
+    return [int(number) for number in re.findall(r"(\d+) points from", reason)]
+
+
+def test_tiles_and_waves_explain_what_they_do_and_another_kernel_the_rest() -> None:
+    after = row(tile="160x192", tile_efficiency=1.0, tail_efficiency=0.75, waves=1)
+    reason = why(PROBLEM, OPTION, row(), after, gain=1.25 * 1.5 * 1.2 - 1, measured=True)
+    assert "full tiles (80% → 100% of their area)" in reason
+    assert "fuller waves (2 → 1)" in reason
+    assert "another kernel (128x256 → 160x192)" in reason
+    assert sum(points(reason)) == pytest.approx(125, abs=2)
+
+
+def test_one_cause_needs_no_points() -> None:
+    split = why(PROBLEM, OPTION, row(), row(split=4), gain=0.5)
+    assert split == "because of another kernel (K in 1 → 4 parts)"
+    unknown = why(PROBLEM, OPTION, row(), row(), gain=0.5, measured=True)
+    assert unknown == "because of a cause that the model does not know"
+    assert (
+        why(PROBLEM, OPTION, row(), row(), 0.5)
+        == "because of what measured shapes like these showed"
+    )
+
+
+def test_alignment_is_named_with_the_size_that_lacks_it() -> None:
+    odd = Gemm(4096, 4097, 4096, "bf16", "nn")
+    reason = why(odd, Gemm(4096, 4104, 4096, "bf16", "nn"), row(), row(), gain=0.6)
+    assert reason == "because of alignment (N is not a multiple of 8)"
+    assumed = why(odd, Gemm(4096, 4104, 4096, "bf16", "nn"), row(), row(), 0.6, assumed=True)
+    assert "whose price is assumed" in assumed
+
+
+def test_where_memory_binds_bytes_explain_and_tiles_do_not() -> None:
+    before = row(limit="memory", tile_efficiency=0.5, bytes=2e6)
+    reason = why(PROBLEM, OPTION, before, row(limit="memory", bytes=1e6), gain=1.0)
+    assert reason == "because of fewer bytes"
+
+
+LIMITS = st.sampled_from(["compute", "feed", "latency", "memory", "launch"])
+SHARES = st.floats(0.01, 1.0)
+
+
+@given(
+    st.tuples(LIMITS, SHARES, SHARES), st.tuples(LIMITS, SHARES, SHARES),
+    st.floats(0.001, 20.0), st.booleans(), st.sampled_from(["gpu", "cpu"]),
+)  # fmt: skip
+def test_any_gain_has_a_reason_that_says_no_more_than_the_gain(
+    one: tuple[str, float, float], other: tuple[str, float, float], gain: float, measured: bool,
+    kind: str,
+) -> None:  # fmt: skip
+    names = ("limit", "tile_efficiency", "tail_efficiency")
+    before, after = (row(**dict(zip(names, values, strict=True))) for values in (one, other))
+    reason = why(PROBLEM, OPTION, before, after, gain, False, measured, kind)
+    assert reason
+    assert "nan" not in reason
+    assert all(number > 0 for number in points(reason))
