@@ -36,7 +36,9 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
     except ValueError:
         share = -1.0
     if 1 <= share <= most and not text.endswith("%") and not isinstance(value, float):
-        raise UserError(f"--{option} {text} may mean {text}% or {share:.0%}; write one of the two.")
+        raise UserError(
+            f"--{option} {text} may mean {text}% or {100 * share:g}%; write one of the two."
+        )
     if not 0 <= share <= most:
         raise UserError(
             f"--{option} takes a share such as 12.5% or 0.125, up to {most:.0%}, not {value!r}."

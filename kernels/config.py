@@ -181,6 +181,12 @@ class PersistentConfig(TileConfig):
         """Specialised, a second group of as many warps takes half of the sums."""
         return super().accumulators // (2 if self.specialize else 1)
 
+    def invalid(self, dtype: str, machine: Machine) -> str | None:
+        """Also: what a specialised kernel stores is not halved."""
+        if self.specialize and self.halves:
+            return "specialize=on and halves=on exclude each other."
+        return super().invalid(dtype, machine)
+
     @property
     def stored_columns(self) -> int:
         """Columns of the block that TMA stores at once."""

@@ -178,11 +178,6 @@ def measured_on(generation: str, dtype: str) -> str | None:
     return None if origin is None else str(origin)
 
 
-def has_constants(generation: str, dtype: str) -> bool:
-    """Whether a generation has constants for that very dtype, measured on one of its machines."""
-    return f"{generation}-{dtype}" in _constants_table()
-
-
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.advice.options import Question
-from analysis.advice.sizes import changed, dimensions
+from analysis.advice.sizes import changed
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
 _LEAST_POINTS = 0.5  # percentage points of a gain that are worth a word
 _LEAST_SHARE = 0.1  # of the gain, likewise
-_SIMILAR = "what measured shapes like these showed"
+_SIMILAR = "a measured trend of similar shapes"
 _OF_ARITHMETIC = ("compute", "feed", "latency")  # limits that whole tiles and waves decide
 
 
@@ -26,61 +26,71 @@ def change_text(problem: Problem, option: Problem) -> str:
 
 def why(
     problem: Problem, option: Problem, before: Mapping[str, Any], after: Mapping[str, Any],
-    gain: float, assumed: bool = False, measured: bool = False, kind: str = "gpu",
+    gain: float, choose: bool = False, assumed: bool = False, measured: bool = False,
+    kind: str = "gpu",
 ) -> str:  # fmt: skip
     """Account for a gain: how many of its percentage points what the model knows explains.
 
     The logarithm of the gain is a sum. By the model, tiles, waves and bytes have their parts in it;
     what is left is another kernel of the library, where its tile or split differs, or alignment.
+    Parts that cost are named, too: the points add up to the gain.
 
     Args:
         problem: as it was asked.
         option: what it becomes.
         before: the model's prediction of the problem.
         after: that of the option.
-        gain: what the change brings, as a fraction.
+        gain: what the change brings, as a fraction: of the time or, to choose, per FLOP.
+        choose: whether it is per FLOP.
         assumed: whether the price of misalignment is assumed, and decides.
         measured: whether the gain is measured, and not predicted.
         kind: the machine's; a CPU has threads where a GPU has waves of tiles.
     """
     total = math.log1p(gain)
-    parts = _known_parts(problem, option, before, after, kind)
+    more = math.log(option.flops / problem.flops)
+    parts = _known_parts(before, after, more, choose, kind)
     rest = total - sum(parts.values())
     if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
-        parts[_alignment(problem, assumed)] = rest
+        parts[_alignment(problem, option, assumed)] = rest
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_other_kernel(before, after)] = rest
     else:
         parts["a cause that the model does not know" if measured else _SIMILAR] = rest
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
-    told = {
-        name: value
-        for name, value in sorted(points.items(), key=lambda item: -item[1])
-        if value >= max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
-    }
-    if not told:
+    least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
+    causes = {name: value for name, value in points.items() if value >= least}
+    costs = {name: value for name, value in points.items() if value <= -least}
+    if not causes:
         return "many small causes"
-    if len(told) == 1:
-        return f"because of {next(iter(told))}"
-    return " and ".join(f"{value:.0f} points from {name}" for name, value in told.items())
+    if len(causes) == 1 and not costs:
+        return f"because of {next(iter(causes))}"
+    ordered = sorted(causes.items(), key=lambda item: -item[1])
+    text = " and ".join(f"{value:.0f} points from {name}" for name, value in ordered)
+    return text + "".join(f", less {-value:.0f} by {name}" for name, value in costs.items())
 
 
 def _known_parts(
-    problem: Problem, option: Problem, before: Mapping[str, Any], after: Mapping[str, Any],
-    kind: str,
-) -> dict[str, float]:  # fmt: skip
-    """What the model's parts explain of the logarithm of a gain."""
+    before: Mapping[str, Any], after: Mapping[str, Any], more: float, choose: bool, kind: str
+) -> dict[str, float]:
+    """What the model's parts explain of the logarithm of a gain.
+
+    ``more`` is the logarithm of the option's FLOPs over the problem's: they take time where
+    arithmetic binds, and are what is gained per byte where memory does.
+    """
     if before["limit"] == "memory" and after["limit"] == "memory":
-        return {"fewer bytes": math.log(before["bytes"] / after["bytes"])}
+        fewer = math.log(before["bytes"] / after["bytes"])
+        return {"fewer bytes per FLOP": fewer + more} if choose else {"fewer bytes": fewer}
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
     shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
-    area = f"full tiles ({shares[0]} → {shares[1]} of their area)"
+    area = f"fuller tiles ({shares[0]} → {shares[1]} of their area)"
     counts = f"{before['waves']} → {after['waves']}"
     slots = f"fuller waves ({counts})" if kind == "gpu" else f"evener threads ({counts} tiles each)"
+    # Padding within a tile fills it and takes no time: the FLOPs are not a part of their own.
+    filled = math.log(after["tile_efficiency"] / before["tile_efficiency"])
     return {
-        name: math.log(after[column] / before[column])
-        for name, column in ((area, "tile_efficiency"), (slots, "tail_efficiency"))
+        area: filled if choose else filled - more,
+        slots: math.log(after["tail_efficiency"] / before["tail_efficiency"]),
     }
 
 
@@ -97,9 +107,9 @@ def _other_kernel(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"another kernel ({', '.join(changes)})"
 
 
-def _alignment(problem: Problem, assumed: bool) -> str:
+def _alignment(problem: Problem, option: Problem, assumed: bool) -> str:
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-    odd = [d.upper() for d in dimensions(problem) if getattr(problem, d) % unit]
+    odd = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
     price = ", whose price is assumed: no row of such sizes is known here" if assumed else ""
     verb = "is not a multiple" if len(odd) == 1 else "are not multiples"
     return f"alignment ({' and '.join(odd)} {verb} of {unit}{price})"

@@ -140,7 +140,14 @@ def _advise_among(
         rows = frame.iloc[0], frame.iloc[best]
         known_gain = choice.evidence != PREDICTED
         reason = why(
-            problem, option, *rows, choice.gain.value, assumed, known_gain, model.machine.kind
+            problem,
+            option,
+            *rows,
+            choice.gain.value,
+            question.choose,
+            assumed,
+            known_gain,
+            model.machine.kind,
         )
     else:
         risky = any(

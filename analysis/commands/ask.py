@@ -78,11 +78,17 @@ def recommend_command(
     conv: ConvOption = None,
     pad: Annotated[
         str | None,
-        typer.Option("--pad", help="I need at least this: padding allowed. The default, 12.5%."),
+        typer.Option(
+            "--pad",
+            help="I need at least this: how much larger sizes and FLOPs may get [default: 12.5%].",
+        ),
     ] = None,
     choose: Annotated[
         str | None,
-        typer.Option("--choose", help="I may pick within this share, such as 15%, either way."),
+        typer.Option(
+            "--choose",
+            help="I may pick sizes and FLOPs within this share, such as 15%, either way.",
+        ),
     ] = None,
     file: FileOption = None,
     measure: Annotated[

@@ -17,14 +17,14 @@ from analysis.model.fit import (
     SoftwareRange,
 )
 from analysis.model.generation import DTYPE, GROUP, carried_fit, nearest_sibling, sibling_pairs
-from analysis.model.predict import Model, model_from_json
+from analysis.model.predict import Model, is_fp32_known, model_from_json
 from analysis.model.query import Query, group_of
 from analysis.model.shift import Shift
 from analysis.recordings.imported import FILE, folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
 from kernels.config import HAND_WRITTEN
-from kernels.constants import has_constants, measured_on, shipped_fits
+from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
@@ -89,7 +89,8 @@ class Basis:
         if measured:
             return ("recorded", self.measured) if self.measured else (self.kind, self.source)
         if not self.has(problem):
-            kind, source = _generation(self.model.machine, problem.dtype)
+            group = group_of(self.library(problem), problem)
+            kind, source = _generation(self.model.machine, group)
             return kind, f"{problem.dtype} by {source}"
         kind, source = self.kind, self.source
         group = group_of(self.library(problem), problem)
@@ -98,6 +99,8 @@ class Basis:
         if group in self.shared:
             source += _SHARED[problem.dtype].format(problem.dtype, self.shared[group])
         like = self.model.fit(group).has_like(problem)
+        if problem.dtype == "tf32" and group in self.shared:
+            return kind, source  # which says already how far it may be off
         unlike = "" if like else "; none of its alignment or layout, so a factor of two either way"
         return kind, source + unlike
 
@@ -131,10 +134,10 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: nobody knows the machine, or its calibration cannot be read.
     """
-    return _sharing(_own_basis(machine, results))
+    return _sharing(_unshared_basis(machine, results))
 
 
-def _own_basis(machine: str | None, results: Path) -> Basis:
+def _unshared_basis(machine: str | None, results: Path) -> Basis:
     if machine is not None:
         if not isinstance(machine, str):
             raise UserError(f"a machine is one name, such as nvidia-h200, not {machine!r}.")
@@ -174,7 +177,8 @@ def _sharing(basis: Basis) -> Basis:
         if dtype == "bf16" and f"{what} tf32" not in fits and "tf32" in machine.peaks:
             fits[f"{what} tf32"] = Fit(fit.constants, aligned_only=True)
             shared[f"{what} tf32"] = dtype
-    return replace(basis, model=Model(machine, fits), shared=shared)
+    lent = {g for g, dtype in shared.items() if f"{g.rpartition(' ')[0]} {dtype}" in basis.lent}
+    return replace(basis, model=Model(machine, fits), shared=shared, lent=basis.lent | lent)
 
 
 def machine_rows(results: Path) -> list[dict[str, Any]]:
@@ -294,7 +298,7 @@ def _of_generation(machine: Machine) -> Basis:
     shipped = shipped_fits()
     there = nearest_sibling(machine, shipped["machines"])
     if there is None:
-        return Basis(Model(machine), *_generation(machine, DTYPE))
+        return Basis(Model(machine), *_generation(machine, GROUP))
     fit = model_from_json(there, shipped["machines"][there.slug]).fits[GROUP]
     learned = SoftwareRange(**shipped["generation"])
     model = Model(machine, {GROUP: carried_fit(fit, there, machine, learned)})
@@ -305,12 +309,12 @@ def _of_generation(machine: Machine) -> Basis:
     return Basis(model, "generation", source, warm=True)
 
 
-def _generation(machine: Machine, dtype: str) -> tuple[str, str]:
+def _generation(machine: Machine, group: str) -> tuple[str, str]:
     """The kind and the source of answers by constants of a whole generation."""
-    origin = measured_on(machine.generation, dtype)
+    origin = measured_on(machine.generation, group.split()[-1])
     if origin is None:
-        return "none", f"constants that no machine showed, {_FACTOR_OF_TWO}"
+        return "none", f"constants that were never measured, {_FACTOR_OF_TWO}"
     known = known_machine(origin).generation == machine.generation
-    sure = dtype == "fp32" and has_constants(machine.generation, dtype)
-    range_ = "−10% to +42%, as on its generation's GPUs" if sure else _FACTOR_OF_TWO
+    sure = is_fp32_known(machine, group)
+    range_ = "−10% to +42%, as on GPUs like it" if sure else _FACTOR_OF_TWO
     return "generation" if known else "none", f"constants of {origin}, {range_}"

@@ -27,11 +27,11 @@ UNCALIBRATED_PAIR = (-0.2, 0.2)
 ten pairs of six out of nine public tables; of V100's fp16, T4's and L4's, nine in ten reach up to
 0.34 (tests/recordings/neighbours.json)."""
 
-FP32_OF_GENERATION = (-0.1, 0.35)
-"""Likewise in fp32, on a GPU of a generation of which one GPU's fp32 was measured: nine in ten
+FP32_LIKE = (-0.1, 0.35)
+"""The same for fp32 GEMMs on a GPU of the compute capability of one that was measured: nine in ten
 linear layers of sitar-lab/NeuSight lie within on each of H100, A100 (40 and 80 GB) and V100, of
-which the A100 40 GB had no part in any fit. Of generations without such constants this is not
-known: T4 and L4 take twice as long as predicted."""
+which the A100 40 GB had no part in any fit. Of others this is not known: T4 and L4 take twice as
+long as predicted."""
 
 NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""

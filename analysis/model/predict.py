@@ -16,16 +16,27 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.features import Inputs
-from analysis.model.fit import FP32_OF_GENERATION, UNCALIBRATED, Fit
+from analysis.model.fit import FP32_LIKE, UNCALIBRATED, Fit
 from analysis.model.query import Query
-from kernels.constants import default_constants, has_constants
+from kernels.constants import default_constants, measured_on
 from kernels.estimate import (
     ALGORITHMS,
     LIMITS,
     Array,
     Estimate,
 )
-from kernels.machine import Machine
+from kernels.machine import Machine, known_machine
+
+
+def is_fp32_known(machine: Machine, group: str) -> bool:
+    """Whether a group is of GEMMs in fp32, and a GPU of the machine's compute capability was
+    measured: of one generation, GPUs for graphics have twice the lanes for fp32.
+    """
+    what, _, dtype = group.rpartition(" ")
+    origin = measured_on(machine.generation, dtype)
+    if dtype != "fp32" or not what.endswith("gemm") or origin is None:
+        return False
+    return known_machine(origin).capability == machine.capability
 
 
 @dataclass(frozen=True)
@@ -39,11 +50,9 @@ class Model:
         """The fit of a group."""
         if group in self.fits:
             return self.fits[group]
-        generation, dtype = self.machine.generation, group.split()[-1]
-        low, high = UNCALIBRATED
-        if dtype == "fp32" and has_constants(generation, dtype):
-            low, high = FP32_OF_GENERATION
-        return Fit(default_constants(generation, dtype), low=low, high=high, aligned_only=True)
+        low, high = FP32_LIKE if is_fp32_known(self.machine, group) else UNCALIBRATED
+        constants = default_constants(self.machine.generation, group.split()[-1])
+        return Fit(constants, low=low, high=high, aligned_only=True)
 
     def predict(self, query: Query) -> Prediction:
         """Predict every case of a query.

@@ -102,9 +102,9 @@ def recommend(
     Args:
         shapes: one or more.
         machine: where.
-        pad: how much larger a size may become, as a fraction or as text such as ``"10%"``; 0.125
-            unless one of the two is given.
-        choose: how much larger or smaller a size may become, likewise.
+        pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
+            ``"10%"``, up to ``"1000%"``; 0.125 unless one of the two is given.
+        choose: how much larger or smaller they may become, given in the same way.
         change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: the sizes that may not.
         multiple: what changed sizes are multiples of.
@@ -114,8 +114,9 @@ def recommend(
     Returns:
         One row per shape: ``problem`` and its columns as of :func:`predict`, ``instead`` and its
         sizes ``new_m, new_n, new_k`` (a convolution's ``new_c, new_kout``), ``change``,
-        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains with their 90 % intervals
-        as fractions, what the change costs, a ``reason``, and ``basis`` and ``source``.
+        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains as fractions with
+        their intervals (95% of measured ones, 90% of predicted ones), what the change costs, a
+        ``reason``, and ``basis`` and ``source``.
 
     Raises:
         UserError: as of :func:`predict`; or both ``pad`` and ``choose`` are given.

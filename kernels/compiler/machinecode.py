@@ -1,6 +1,6 @@
 """What a turn of a kernel's inner loop is in machine code (SASS), as ``nvdisasm`` prints it.
 
-PTX shows which work the compiler asked for; only SASS shows what it costs beside the matrix
+PTX shows which work the compiler asked for; only SASS shows what it costs in addition to the matrix
 instructions: addresses, masks, predicates, and whether the loop waits for all matrix instructions
 in flight or lets some of them run on.
 """

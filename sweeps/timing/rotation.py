@@ -2,8 +2,8 @@
 
 Where each launch returns new memory and the caller lets it go, PyTorch's allocator hands out the
 same block every time, so that all results of a batch are written to lines that the last-level cache
-still holds. A kernel that writes to its set's own place has no such advantage: on an H100 it is
-worth about 8 µs for a result of 26 MB. Keeping the latest results alive makes the blocks rotate.
+still holds. A kernel that writes to the result buffer of its operand set has no such advantage:
+26 MB are 8 µs at an H100's 3.35 TB/s. Keeping the latest results alive makes the blocks rotate.
 """
 
 from __future__ import annotations

@@ -258,10 +258,10 @@ class Sampler:
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
         """Launch without a pause for some seconds and time every batch of it.
 
-        Between two batches the device waits for the host for tens of microseconds, under 0.1 % of
-        the 60 ms that a sustained batch takes. A board needs one to five seconds until its power
-        and clocks are steady. Nothing is timed again if the hardware slows itself down: that is
-        what a steady state consists of.
+        Between two batches of 60 ms the device waits until the host has read the sensors. How long
+        that takes shows in the windows: the next one begins later than this one lasted. A board
+        needs one to five seconds until its power and clocks are steady. Nothing is timed again if
+        the hardware slows itself down: that is what a steady state consists of.
 
         Raises:
             Exception: any error of a launch, or of the subject's checker if a result is wrong.

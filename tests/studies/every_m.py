@@ -35,7 +35,9 @@ def judge(rows: pd.DataFrame, machine: str, results: Path) -> dict[str, Any]:
     time = rows["time_us"].to_numpy(float) * 1e-6
     guess = predicted.estimate.time
     count = len(problems)
-    tested = Source(machine, "fp16", problems, ["cublas"] * count, time, [()] * count, {})
+    tested = Source(
+        machine, str(rows["dtype"].iloc[0]), problems, ["cublas"] * count, time, [()] * count, {}
+    )
     error = np.abs(guess / time - 1)
     return {
         "machine": machine, "basis": kind, "source": source, "rows": len(rows),

@@ -1,7 +1,7 @@
 """Every address that a kernel reads or writes in Triton's interpreter lies in an operand.
 
-A mask that is wrong by a row often goes unnoticed: memory beside an operand belongs to another one,
-and what was read there is multiplied by zero. On a GPU such an access may end the process.
+A mask that is wrong by a row often goes unnoticed: memory next to an operand belongs to another
+one, and what was read there is multiplied by zero. On a GPU such an access may end the process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.model.basis import Basis, find_basis, machine_rows
-from analysis.model.fit import FP32_OF_GENERATION, UNCALIBRATED, SoftwareRange
+from analysis.model.fit import FP32_LIKE, UNCALIBRATED, SoftwareRange
 from analysis.model.generation import GROUP, carried_fit, nearest_sibling
 from kernels.constants import shipped_fits
 from kernels.machine import known_machine
@@ -133,11 +133,15 @@ def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:
 
 def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None:
     fp32 = replace(LARGE, dtype="fp32")
-    sure, unsure = (find_basis(slug, tmp_path) for slug in ("nvidia-a100-sxm-40gb", "nvidia-l4"))
-    assert ends(sure, fp32)[1:] == pytest.approx(FP32_OF_GENERATION)
+    slugs = ("nvidia-a100-sxm-40gb", "nvidia-l4", "nvidia-a10")  # an A10's SMs are other ones
+    sure, *others = (find_basis(slug, tmp_path) for slug in slugs)
+    assert ends(sure, fp32)[1:] == pytest.approx(FP32_LIKE)
     assert "fp32 by constants of nvidia-a100-pcie-80gb, −10% to +42%" in sure.of(fp32)[1]
-    assert ends(unsure, fp32)[1:] == pytest.approx(UNCALIBRATED)
-    assert "a factor of two either way" in unsure.of(fp32)[1]
+    conv = Conv.parse("32,64,56,56,64,3,3,1,1,1,1,fp32")
+    unsure: list[tuple[Basis, Problem]] = [(other, fp32) for other in others]
+    for basis, problem in [*unsure, (sure, conv)]:
+        assert ends(basis, problem)[1:] == pytest.approx(UNCALIBRATED)
+        assert "a factor of two either way" in basis.of(problem)[1]
 
 
 def test_a_machine_that_is_unlike_its_generation_keeps_the_factor_of_two(tmp_path: Path) -> None:
