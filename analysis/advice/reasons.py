@@ -50,7 +50,7 @@ def why(
     more = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, more, choose, kind)
     rest = total - sum(parts.values())
-    if problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
+    if rest > 0 and problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
         parts[_alignment(problem, option, assumed)] = rest
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_other_kernel(before, after)] = rest
@@ -78,20 +78,28 @@ def _known_parts(
     arithmetic binds, and are what is gained per byte where memory does.
     """
     if before["limit"] == "memory" and after["limit"] == "memory":
-        fewer = math.log(before["bytes"] / after["bytes"])
-        return {"fewer bytes per FLOP": fewer + more} if choose else {"fewer bytes": fewer}
+        fewer = math.log(before["bytes"] / after["bytes"]) + (more if choose else 0.0)
+        name = "fewer bytes" if fewer >= 0 else "more bytes"
+        return {f"{name} per FLOP" if choose else name: fewer}
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
-    shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
-    area = f"fuller tiles ({shares[0]} → {shares[1]} of their area)"
-    counts = f"{before['waves']} → {after['waves']}"
-    slots = f"fuller waves ({counts})" if kind == "gpu" else f"evener threads ({counts} tiles each)"
     # Padding within a tile fills it and takes no time: the FLOPs are not a part of their own.
     filled = math.log(after["tile_efficiency"] / before["tile_efficiency"])
-    return {
-        area: filled if choose else filled - more,
-        slots: math.log(after["tail_efficiency"] / before["tail_efficiency"]),
-    }
+    area = filled if choose else filled - more
+    shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
+    tiles = f"{_full(filled)} tiles ({shares[0]} → {shares[1]} of their area)"
+    if area < 0 <= filled:
+        tiles = f"{math.expm1(more):.1%} more FLOPs"
+    tail = math.log(after["tail_efficiency"] / before["tail_efficiency"])
+    counts = f"{before['waves']} → {after['waves']}"
+    slots = f"{_full(tail)} waves ({counts})"
+    if kind == "cpu":
+        slots = f"{'evener' if tail >= 0 else 'less even'} threads ({counts} tiles each)"
+    return {tiles: area, slots: tail}
+
+
+def _full(log_ratio: float) -> str:
+    return "fuller" if log_ratio >= 0 else "emptier"
 
 
 def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
