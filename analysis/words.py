@@ -28,7 +28,7 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
     0.125
 
     Raises:
-        UserError: it is no share, beyond the limit, or may mean two things, as 1 does.
+        UserError: ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``1``.
     """
     text = str(value).strip()
     try:

@@ -225,7 +225,7 @@ class ConvConfig(SplitConfig):
         return SplitConfig(**tile, split=self.split) if self.split > 1 else TileConfig(**tile)
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """As the kernel's own config counts."""
+        """Bytes of shared memory that the kernel in use allocates."""
         if self.ctas:
             return self.gemm_config.shared_bytes(dtype, machine)
         return super().shared_bytes(dtype, machine)

@@ -28,10 +28,10 @@ ten pairs of six out of nine public tables; of V100's fp16, T4's and L4's, nine 
 0.34 (tests/recordings/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
-"""The same for fp32 GEMMs on a GPU of the compute capability of one that was measured: nine in ten
-linear layers of sitar-lab/NeuSight lie within on each of H100, A100 (40 and 80 GB) and V100, of
-which the A100 40 GB had no part in any fit. Of others this is not known: T4 and L4 take twice as
-long as predicted."""
+"""The same for fp32 GEMMs on a GPU with the compute capability of a measured one. More than nine in
+ten linear layers of sitar-lab/NeuSight lie within it on H100, A100 (40 and 80 GB) and V100; the
+A100 40 GB was never fitted. Other GPUs do not get it, because T4 and L4 take twice as long as
+predicted (tests/recordings/fp32-interval.json)."""
 
 NEAR = 0.125
 """How much larger the larger of two neighbouring shapes may be, in each dimension."""

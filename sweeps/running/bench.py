@@ -230,8 +230,8 @@ class TorchBench:
             checking=checking,
         )
         if sets > 1 and checker.allocates and self.gpu is not None:
-            # On a CPU there is no kernel that writes elsewhere to compare with, and memory that was
-            # let go may have to be asked for again from the system.
+            # A CPU has no hand-written kernels to compare with, and its allocator may ask the
+            # system for new memory at each launch, which would be timed.
             rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
             subject.launch, subject.renew = rotating, rotating.renew
         if case.shared_a:

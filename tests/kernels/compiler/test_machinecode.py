@@ -1,4 +1,4 @@
-"""Reading a turn of the loop over K, on made-up machine code whose answer is known."""
+"""Read one iteration of the K loop from small machine code with a known answer."""
 
 from __future__ import annotations
 
