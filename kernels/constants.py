@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kernels.errors import UserError, nearest
 from kernels.machine import Machine, known_machine
@@ -32,6 +34,8 @@ class Constants:
     partials: float  # share of a split K's partial sums that goes through memory
     slow: float  # how much longer a kernel takes per e-fold over 2 ms, as the clocks drop
     misalignment: float  # work slows by (alignment / 16 bytes)^-misalignment
+    fallback: float  # how much longer misaligned rows take to load, for want of bulk copies
+    fallback_split: float  # 1: kernels for misaligned rows split K; 0: they do not
     repack: float  # times that B is moved again, to repack it before the product (CPUs)
     resident: float  # share of A that hits the last-level cache, where A fits it
     cached: float  # bandwidth over that of memory, with all operands in the last-level cache
@@ -73,12 +77,50 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "partials": (0.0, 2.0),
     "slow": (0.0, 0.3),
     "misalignment": (0.0, 2.0),
+    "fallback": (0.0, 10.0),
+    "fallback_split": (0.0, 1.0),
     "repack": (0.0, 20.0),
     "resident": (0.0, 1.0),
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),
 }
 """What is physically possible for each constant."""
+
+
+LINEAR = frozenset(
+    {
+        "tail", "partials", "slow", "misalignment", "fallback", "fallback_split", "repack",
+        "resident",
+    }
+)  # fmt: skip
+"""Dimensionless constants that are often 0; all others are fitted and averaged as logarithms."""
+
+RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
+"""Constants that a machine which is slower throughout has less of."""
+
+DURATIONS = frozenset({"epilogue", "step", "launch", "split"})
+"""Constants that a machine which is slower throughout has more of."""
+
+_LEAST = 1e-10  # below which a logarithm is not taken
+
+
+def to_fit_scale(name: str, value: float) -> float:
+    """A constant on the scale on which it is fitted and averaged: its logarithm, or as it is."""
+    return value if name in LINEAR else float(np.log(max(value, _LEAST)))
+
+
+def from_fit_scale(name: str, value: Any) -> Any:
+    """Inverse of :func:`to_fit_scale`, for a number or an array."""
+    return value if name in LINEAR else np.exp(value)
+
+
+def mean_constants(several: Sequence[Constants]) -> Constants:
+    """The mean of several sets of constants, each constant on the scale on which it is fitted."""
+    means = {
+        name: np.mean([to_fit_scale(name, getattr(one, name)) for one in several])
+        for name in BOUNDS
+    }
+    return Constants(**{name: float(from_fit_scale(name, v)) for name, v in means.items()})
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
@@ -91,16 +133,20 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 
 def default_constants(generation: str, dtype: str) -> Constants:
     """The shipped constants of a generation, before any calibration (``constants.toml``)."""
-    return _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
+    c = _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
+    return replace(c, **_price_of_misalignment(generation, dtype))
 
 
+@functools.cache
 def shipped_fits() -> dict[str, Any]:
-    """What the command ``ship`` wrote: constants of single machines, and how sure they are.
+    """Constants of single machines, as the command ``ship`` wrote them; do not change them.
 
-    Keys: ``software``, the range of other software's errors on all machines; ``generation``, that
-    of constants carried over from another machine of the generation; ``machines``, by slug the
-    range of software there, what the constants were fitted to, and the fits by group, as in
-    calibration.json. Their ``shift`` applies to answers from the machine's imported table, too.
+    Keys: ``software``, the range of other frameworks' errors on all machines; ``generation``, that
+    of constants carried over from another machine of the generation; ``generations``, that of the
+    mean of other generations' constants; ``spreads``, by kind of prior
+    (:class:`analysis.model.prior.Spread`); ``machines``, by slug the range of frameworks there,
+    what the constants were fitted to, and the fits by group, as in calibration.json. Their
+    ``shift`` applies to answers from the machine's imported table, too.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -143,18 +189,27 @@ def foreign_constants(
     return replace(scaled, launch=facts.get("launch", c.launch)), origin
 
 
-def scaled_constants(c: Constants, there: Machine, here: Machine, dtype: str) -> Constants:
+def scaled_constants(
+    c: Constants, there: Machine, here: Machine, dtype: str, growth: float = 1.0
+) -> Constants:
     """Constants of one machine as they are on another, by the two datasheets.
 
     What one SM reads or writes per second scales with its arithmetic, because SMs are built in
     proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock and SMs.
     The share of the peak that real data reach is the generation's.
+
+    Args:
+        c: the constants.
+        there: where they were measured.
+        here: where they are wanted.
+        dtype: whose peaks are compared.
+        growth: the power of the ratio of two SMs' arithmetic by which they read and write more.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
     # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
     their_peak = there.peaks.get(dtype) or there.peak("fp16")
-    arithmetic = here.peak(dtype) / here.sms / (their_peak / there.sms)
+    arithmetic = (here.peak(dtype) / here.sms / (their_peak / there.sms)) ** growth
     mine, theirs = (facts.get(m.generation, {}) for m in (here, there))
     sharing = mine.get("share", 1.0) / theirs.get("share", 1.0)
     reached = mine.get("achievable", 1.0) / theirs.get("achievable", 1.0)
@@ -165,7 +220,17 @@ def scaled_constants(c: Constants, there: Machine, here: Machine, dtype: str) ->
         store=c.store * arithmetic,
         l2=c.l2 * clock * here.sms / there.sms * sharing,
         step=c.step / arithmetic,
+        **_price_of_misalignment(here.generation, dtype),
     )
+
+
+def _price_of_misalignment(generation: str, dtype: str) -> dict[str, float]:
+    """What a generation's kernels for misaligned rows cost; plain fp32 needs no bulk copies."""
+    facts = _constants_table()["facts"].get(generation, {})
+    known = {} if dtype == "fp32" else facts
+    return {
+        "fallback": known.get("fallback", 0.0), "fallback_split": known.get("fallback_split", 1.0),
+    }  # fmt: skip
 
 
 def measured_on(generation: str, dtype: str) -> str | None:

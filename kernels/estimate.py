@@ -143,13 +143,24 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     )  # fmt: skip
 
 
+def priced_alignment(problem: Problem) -> int:
+    """Bytes, at most 16, that divide the rows whose misalignment costs time.
+
+    A matrix-vector product costs the same whether its output's rows are aligned or not
+    (tests/recordings/misalignment.json): only its operands' rows count.
+    """
+    if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
+        problem = replace(problem, n=WIDE_BYTES)  # whose rows are aligned in every dtype
+    return problem.alignment
+
+
 def _row(
     problem: Problem, gemm: Gemm, traffic: int, density: float = 1.0, first: int = 0,
     helper_kernels: int = 0, helper_bytes: int = 0,
 ) -> tuple[float, ...]:  # fmt: skip
     return (
         gemm.m, gemm.n, gemm.k, gemm.batch, DTYPE_BYTES[problem.dtype], traffic, first, density,
-        problem.alignment, helper_kernels, helper_bytes,
+        priced_alignment(problem), helper_kernels, helper_bytes,
     )  # fmt: skip
 
 
@@ -227,7 +238,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
         launch=launch + np.zeros_like(busy),
         compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slower,
         feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slower,
-        latency=work.waves * work.steps * c.step * slower,
+        latency=work.waves * work.steps * work.latency * slower,
         memory=memory * slower + helpers,
         bm=tiles.bm,
         bn=tiles.bn,
@@ -280,6 +291,7 @@ def candidate_times(
         split_tiles = replace(tiles, split=np.array(float(count)))
         seconds = c.split + _busy_seconds(few_tiles, split_tiles, machine, peak, c)
         deep = few_tiles.k * few_tiles.element >= _STEP_BYTES * _MIN_STEPS * count
+        deep &= (few_tiles.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
         better = deep & (seconds < best)
         best = np.where(better, seconds, best)
         parts = np.where(better, float(count), parts)
@@ -297,13 +309,14 @@ def _busy_seconds(
 
 @dataclass(frozen=True)
 class _Work:
-    """The SMs' part of a time; ``compute`` and ``feed`` are seconds of one K step."""
+    """The SMs' part of a time; ``compute``, ``feed`` and ``latency`` are seconds of one K step."""
 
     count: Array
     waves: Array
     steps: Array
     compute: Array
     feed: Array
+    latency: Array
     epilogue: Array
     total: Array
     intake: Array
@@ -325,14 +338,17 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
     compute = (
         tiles.bm * tiles.bn * _scalar_if_uniform(2 * depth * shapes.density * misaligned / rate)
     )
-    feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * misaligned / c.feed)
-    step = _norm4(compute, feed, c.step)
+    fallback = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
+    loading = np.maximum(misaligned, fallback)
+    feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * loading / c.feed)
+    latency = _scalar_if_uniform(c.step * fallback)
+    step = _norm4(compute, feed, latency)
     epilogue = c.epilogue + tiles.bm * tiles.bn * _scalar_if_uniform(shapes.element / c.store)
     total = waves * (steps * step + epilogue)
     # Every tile reads bm rows of A and bn columns of B through the L2.
     row = shapes.k * shapes.element / (c.l2 * tiles.split)
     intake = count * (tiles.bm + tiles.bn) * row
-    return _Work(count, waves, steps, compute, feed, epilogue, total, intake)
+    return _Work(count, waves, steps, compute, feed, latency, epilogue, total, intake)
 
 
 def _wave_count(rounds: Array, c: Constants) -> Array:

@@ -242,11 +242,18 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
         gain = best.gain
         found.append(Headline(
             "change",
-            f"{best.verdict.capitalize()} ({best.evidence}): {best.problem} {what} gains "
+            f"{_sureness(best)}: {best.problem} {what} gains "
             f"{gain.value:.0%}{per_flop} ({_percent(gain.lo, gain.hi)}).",
             gain.value, gain.lo, gain.hi, 1,
         ))  # fmt: skip
     return found
+
+
+def _sureness(answer: Advice) -> str:
+    """``Likely (97%, measured)``, or ``Do it (confirmed)``."""
+    if answer.verdict == LIKELY:
+        return f"Likely ({answer.probability:.0%}, {answer.evidence})"
+    return f"{answer.verdict.capitalize()} ({answer.evidence})"
 
 
 def _promise(answer: Advice) -> tuple[int, int, float]:

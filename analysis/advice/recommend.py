@@ -31,6 +31,7 @@ from analysis.advice.verdict import (
     Gain,
     gain_of,
     net,
+    probability,
     verdict,
 )
 from analysis.model.fit import NEAR, SOFTWARE_ERROR, UNCALIBRATED_PAIR, Fit
@@ -82,6 +83,16 @@ class Advice:
         return ", ".join(role(self.problem, d) for d in self.changed)
 
     @property
+    def probability(self) -> float:
+        """The probability that following the answer gains; of one to leave the shape, 0."""
+        return probability(self.gain, self.evidence) if self.verdict != LEAVE_IT else 0.0
+
+    @property
+    def expected_gain(self) -> float:
+        """The gain to expect after costs; of an answer to leave the shape, 0."""
+        return net(self.gain, self.extra_flops) if self.verdict != LEAVE_IT else 0.0
+
+    @property
     def gain(self) -> Gain:
         """The measured gain and its ends where there are, else the predicted ones."""
         gain, lo, hi = self.measured_gain, self.measured_lo, self.measured_hi
@@ -97,7 +108,8 @@ class Advice:
             **{f"new_{d}": getattr(self.instead, d) for d in dimensions(self.instead)},
         }  # fmt: skip
         rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
-        return {**shapes, "change": self.change, "roles": self.roles, **rest}
+        sureness = {"probability": self.probability, "expected_gain": self.expected_gain}
+        return {**shapes, "change": self.change, "roles": self.roles, **rest, **sureness}
 
 
 def advise(

@@ -14,7 +14,7 @@ from analysis.advice.measurements import Measurements, read_measurements, rows_n
 from analysis.advice.options import Question, options_of_each
 from analysis.advice.recommend import Advice, advise_all
 from analysis.advice.trials import Trial, trial_among
-from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN
+from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN, verdict_text
 from analysis.markdown import plain, table_row
 from analysis.model.basis import for_any_software
 from analysis.model.fitted import MOST_ROWS, Analysis
@@ -40,10 +40,10 @@ _GAINS = {
     "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
 }
 _LEGEND = (
-    "*do it*: the gain was measured anew after it was chosen, and its whole interval is above 1 %. "
-    "*likely*: it should gain 1 % after costs, a tenth of the additional FLOPs, and more may be "
-    "gained than lost. In brackets: the 95 % interval of a second measurement, of a predicted gain "
-    "its 90 % interval."
+    "*do it*: the gain was re-timed after it was chosen, and its whole interval is above 1%. "
+    "*likely*: it gains with the stated probability, at least 80%, and the expected gain after "
+    "costs, a tenth of the additional FLOPs, is at least 1%. In brackets: the 95% interval of a "
+    "second measurement; for a predicted gain, its 90% interval."
 )
 _MAX_LISTED = 40
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # of a problem
@@ -207,7 +207,7 @@ def _listed(changes: Sequence[Advice]) -> list[str]:
 def _row(answer: Advice) -> str:
     cells = [
         str(answer.problem),
-        f"{answer.verdict} ({answer.evidence})",
+        f"{verdict_text(answer.verdict, answer.probability)}, {answer.evidence}",
         answer.change or "as it is",
         answer.roles,
         _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),

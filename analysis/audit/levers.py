@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from analysis.advice.measurements import Measurements
 from analysis.advice.recommend import measured_ratio, predicted_ratio
 from analysis.advice.times import measurements_near
-from analysis.advice.verdict import CONFIRMED, LEAVE_IT, MEASURED, PREDICTED, Gain, net
+from analysis.advice.verdict import (
+    CONFIRMED,
+    LEAVE_IT,
+    MEASURED,
+    PREDICTED,
+    Gain,
+    net,
+    probability,
+    verdict,
+)
 from analysis.audit.account import (
     ATTENTION_RANGE,
     MOVED_RANGE,
@@ -20,7 +29,7 @@ from analysis.audit.account import (
 )
 from analysis.audit.candidates import REACH, candidates, pairs_of
 from analysis.audit.runtime import Runtime
-from analysis.audit.sums import Change, gain_of_step, step_verdict
+from analysis.audit.sums import Change, gain_of_step
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.errors import UserError
@@ -68,9 +77,14 @@ class Lever:
         return ", ".join(f"{n} {a} → {b}" for n, (a, b) in self.changes.items())
 
     @property
-    def worth(self) -> float:
+    def expected_gain(self) -> float:
         """What it gains after costs; of a smaller model, per FLOP."""
         return net(_worth(self.gain, self.flops), self.flops)
+
+    @property
+    def probability(self) -> float:
+        """The probability that it gains; of a smaller model, per FLOP."""
+        return probability(_worth(self.gain, self.flops), self.evidence)
 
 
 def find_levers(
@@ -102,15 +116,15 @@ def find_levers(
             if (lever := asked.lever({dimension.name: (dimension.value, value)})) is not None
         ]
         if tried:
-            best.append(max(tried, key=lambda lever: lever.worth))
+            best.append(max(tried, key=lambda lever: lever.expected_gain))
     paired = [
         lever
         for changes in pairs_of(captured, dimensions)
         if (lever := asked.lever(changes)) is not None
     ]
     if paired:
-        best.append(max(paired, key=lambda lever: lever.worth))
-    best.sort(key=lambda lever: -lever.worth)
+        best.append(max(paired, key=lambda lever: lever.expected_gain))
+    best.sort(key=lambda lever: -lever.expected_gain)
     joint = _joint(best, asked, more_parameters)
     return [joint, *best] if joint is not None else best
 
@@ -153,7 +167,7 @@ class _Question:
             parameters=changed.parameters / self.captured.parameters - 1,
             flops=more,
             bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
-            verdict=step_verdict(worth, more, _aligns(pairs), evidence),
+            verdict=verdict(worth, evidence, more),
             evidence=evidence,
             reason=_reason(changes, pairs, products, share, more)
             + ("; attention is not counted" if uncounted else ""),
@@ -315,7 +329,9 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
         if set(lever.changes) & set(chosen.changes):
             continue
         both = asked.lever({**chosen.changes, **lever.changes})
-        if both is not None and both.parameters <= more_parameters and both.worth > chosen.worth:
+        if both is None or both.parameters > more_parameters:
+            continue
+        if both.expected_gain > chosen.expected_gain:
             chosen = both
     if chosen is None or any(chosen is lever for lever in best):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.advice.verdict import LEAVE_IT
+from analysis.advice.verdict import LEAVE_IT, verdict_text
 from analysis.audit.account import NO_PRODUCT, Account, Line
 from analysis.audit.levers import Lever
 from analysis.markdown import table_row
@@ -60,8 +60,8 @@ def lever_json(lever: Lever) -> dict[str, Any]:
         "gain": lever.gain.value, "lo": lever.gain.lo, "hi": lever.gain.hi,
         "products_gain": lever.products, "share": lever.share,
         "parameters": lever.parameters, "flops": lever.flops,
-        "bytes": lever.bytes, "verdict": lever.verdict, "evidence": lever.evidence,
-        "reason": lever.reason,
+        "bytes": lever.bytes, "verdict": lever.verdict, "probability": lever.probability,
+        "expected_gain": lever.expected_gain, "evidence": lever.evidence, "reason": lever.reason,
     }  # fmt: skip
 
 
@@ -108,7 +108,8 @@ def lever_line(lever: Lever) -> str:
     """One lever in words."""
     gain = lever.gain
     return (
-        f"{lever.verdict}: {lever.words}: the step gains {gain.value:+.1%} "
+        f"{verdict_text(lever.verdict, lever.probability)}: {lever.words}: the step gains "
+        f"{gain.value:+.1%} "
         f"({gain.lo:+.1%} to {gain.hi:+.1%}, {lever.evidence}); {lever.flops:+.2%} FLOPs, "
         f"{lever.parameters:+.2%} parameters, {lever.bytes:+.2%} bytes moved; {lever.reason}."
     )

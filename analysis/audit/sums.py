@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.advice.verdict import LEAVE_IT, PREDICTED, Gain, verdict
+from analysis.advice.verdict import Gain
 from analysis.model.sums import CHANGE_CORRELATION, LEVEL_CORRELATION, together
 
 
@@ -61,15 +61,3 @@ def gain_of_step(
     high = math.hypot(float(together(worse, CHANGE_CORRELATION)), unsure)
     best = max(now - low, 1e-3 * now)
     return Gain(step / now - 1, step / (now + high) - 1, step / best - 1)
-
-
-def step_verdict(gain: Gain, more_flops: float, aligns: bool, evidence: str = PREDICTED) -> str:
-    """Whether a change of a whole model is worth it, one of the three verdicts.
-
-    The table's rule for one product is not enough: a dimension changes many, of which some are
-    slower than predicted. Of the changes of made-up steps that it would take, many gain nothing; so
-    the whole 90 % interval has to be a gain. What better alignment is worth is assumed where nobody
-    measured it, and the reason then says so.
-    """
-    found = verdict(gain, evidence, more_flops)
-    return found if gain.lo > 0 or aligns else LEAVE_IT

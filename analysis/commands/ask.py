@@ -154,7 +154,7 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    from analysis.advice.verdict import LEAVE_IT
+    from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:
         if answer.verdict == LEAVE_IT:
@@ -163,7 +163,8 @@ def _print_answers(answers: Sequence[Advice]) -> None:
         per_flop = " per FLOP" if answer.question == "choose" else ""
         action = f"{answer.question} {answer.change}" if answer.changed else "as it is, but"
         print(
-            f"{answer.problem}: {answer.verdict}: {action} with {answer.implementation}; "
-            f"costs {answer.extra_flops:.2%} FLOPs, gains {answer.gain.value:.1%}{per_flop} "
-            f"({answer.gain.lo:.1%} to {answer.gain.hi:.1%}, {answer.evidence}; {answer.reason})."
+            f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} with "
+            f"{answer.implementation}, expected {answer.gain.value:+.1%}{per_flop} "
+            f"({answer.gain.lo:+.1%} to {answer.gain.hi:+.1%}, {answer.evidence}) for "
+            f"{answer.extra_flops:+.2%} FLOPs; {answer.reason}."
         )

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.model.basis import machine_rows, software_of
+from analysis.model.basis import machine_rows
+from analysis.model.prior import floor_sentences, software_of
 from analysis.recordings.imported import (
     COLLECTIONS,
     VALIDATION,
@@ -216,3 +217,5 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
         errors = (f"{row[name]:.1%}" if row[name] else "–" for name in ("median", "mean", "p95"))
         cells = "".join(f"{cell:>8}" for cell in errors)
         print(f"{row['slug']:32} {row['basis']:10} {row['rows'] or '–':>7}{cells}  {row['source']}")
+    for sentence in floor_sentences():
+        note(sentence)

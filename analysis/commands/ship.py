@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.model.generation import DTYPE
+from analysis.model.prior import DTYPE
 from analysis.model.shift import Shift
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
 from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
@@ -29,17 +29,30 @@ if TYPE_CHECKING:
 def ship_command(
     results: ResultsOption = RESULTS,
     write: Annotated[
-        Path | None, typer.Option("--write", help="Write what is shipped, kernels/shipped.json.")
+        Path | None, typer.Option("--write", help="File to write, such as kernels/shipped.json.")
+    ] = None,
+    narrow: Annotated[
+        Path | None,
+        typer.Option(
+            "--narrow",
+            help="CSV of bf16 times at small N, which the package's tables lack, with the columns "
+            "machine, m, n, k and time_us. The intervals of such shapes are learned from it.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit the shipped constants to the imported tables, and judge answers on other software."""
-    from analysis.validation.generation import carried_collections, judge_generation
+    """Fit the shipped constants to the imported tables, and judge answers on other frameworks."""
+    from analysis.validation.generation import (
+        averaged_collections,
+        carried_collections,
+        judge_generation,
+    )
     from analysis.validation.software import (
         advised_moves,
         judge_model,
         judge_moves,
         judge_shipped,
+        narrow_collections,
         other_collections,
         shipped_fit,
         sibling_shift,
@@ -65,14 +78,17 @@ def ship_command(
                 )
     fits = {dtype: widened_by_others(by_slug) for dtype, by_slug in shipped.items()}
     carried = carried_collections(fits[DTYPE], tables)
+    averaged = averaged_collections(fits[DTYPE], tables)
+    small = narrow_collections(narrow, results, fits[DTYPE]) if narrow else ([], [])
     if write is not None:
-        write_whole(write, _shipped_text(chosen, fits, collections, carried))
+        learned = _Learned(collections, shipped[DTYPE], carried, averaged, *small)
+        write_whole(write, _shipped_text(chosen, fits, learned))
     judged = {
-        "model": judge_model(collections),
+        "model": judge_model(collections, small[0]),
         "shipped": [
             {"dtype": dtype, **row}
             for dtype, by_slug in shipped.items()
-            for row in judge_shipped(list(by_slug.values()))
+            for row in judge_shipped(list(by_slug.values()), small[1] if dtype == DTYPE else ())
         ],
         "generation": judge_generation(shipped[DTYPE], carried),
         "advice": judge_moves(moves),
@@ -104,24 +120,65 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
     return known
 
 
-def _shipped_text(
-    chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]],
-    collections: Sequence[Collection], carried: Sequence[Collection],
-) -> str:  # fmt: skip
-    """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
-    from analysis.validation.software import group_in, software_range
+class _Learned(NamedTuple):
+    """Errors of predictions of collections that they had not seen, by the prior that predicted."""
 
+    public: Sequence[Collection]
+    shipped: Mapping[str, ShippedFit]
+    carried: Sequence[Collection]
+    averaged: Sequence[Collection]
+    narrow_public: Sequence[Collection]
+    narrow_shipped: Sequence[Collection]
+
+
+def _shipped_text(
+    chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]], learned: _Learned
+) -> str:
+    """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
+    from analysis.validation.generation import averaged_pairs, carried_pairs
+    from analysis.validation.software import (
+        constants_spread,
+        framework_floor,
+        group_in,
+        learned_factors,
+        learned_spread,
+        software_range,
+    )
+
+    here = {
+        slug: software_range([c for c in learned.public if c.slug == slug] or learned.public)
+        for slug in chosen
+    }
+    everywhere = software_range(learned.public)
+    ranges = {slug: everywhere.joined(software) for slug, software in here.items()}
+    of_shipped = [c for one in learned.shipped.values() for c in one.collections[1:]]
+    ends = {slug: one.range for slug, one in fits[DTYPE].items()}
     document = {
         "source": next(iter(chosen.values())).package,
-        "software": software_range(collections).to_json(),
-        "generation": software_range(carried).to_json(),
+        "software": everywhere.to_json(),
+        "generation": software_range(learned.carried).to_json(),
+        "generations": software_range(learned.averaged).to_json(),
+        "spreads": {
+            "public": learned_spread(learned.public, len(chosen)),
+            "shipped": learned_spread(of_shipped, len(chosen)),
+            "sibling": {
+                **learned_spread(learned.carried, len({c.slug for c in learned.carried})),
+                "constants": constants_spread(carried_pairs(fits[DTYPE])),
+            },
+            "generation": {
+                **learned_spread(learned.averaged, len({c.generation for c in learned.averaged})),
+                "constants": constants_spread(averaged_pairs(fits[DTYPE])),
+            },
+        },
+        "groups": {
+            "public": learned_factors([*learned.public, *learned.narrow_public], ranges),
+            "shipped": learned_factors([*of_shipped, *learned.narrow_shipped], ends),
+        },
+        "floor": framework_floor(find_tables()),
         "machines": {
             slug: {
                 "source": chosen[slug].source,
-                # A machine that nobody measured with other software is expected to be like all.
-                "software": software_range(
-                    [c for c in collections if c.slug == slug] or collections
-                ).to_json(),
+                "software": here[slug].to_json(),
                 "groups": {
                     group_in(dtype): by_slug[slug].to_json()
                     for dtype, by_slug in fits.items()
@@ -135,7 +192,7 @@ def _shipped_text(
 
 
 def _errors_text(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [f"{title:54} median    mean     p95  in the 90 % interval, its width"]
+    lines = [f"{title:54} median    mean     p95  in the 90% interval, its width"]
     for row in rows:
         errors = "".join(f"{row[column]:8.1%}" for column in ("median", "mean", "p95"))
         lines.append(

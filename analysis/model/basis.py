@@ -1,47 +1,47 @@
-"""What the answers about a machine rest on: its own recording, others' table, or constants."""
+"""What the answers about a machine rest on: its own recording, a public table, or constants."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from analysis.model.fit import (
-    SOFTWARE_ERROR,
-    UNCALIBRATED,
-    UNCALIBRATED_PAIR,
-    Fit,
-    SoftwareRange,
+from analysis.model.fit import Fit
+from analysis.model.offsets import LIBRARY
+from analysis.model.predict import Model, model_from_json
+from analysis.model.prior import (
+    DTYPE,
+    GROUP,
+    TWINS,
+    UNKNOWN,
+    Prior,
+    factors_of_prior,
+    prior_without_tables,
+    shared_prior,
+    shift_of,
+    software_of,
 )
-from analysis.model.generation import DTYPE, GROUP, carried_fit, nearest_sibling, sibling_pairs
-from analysis.model.predict import Model, is_fp32_known, model_from_json
 from analysis.model.query import Query, group_of
-from analysis.model.shift import Shift
+from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.recordings.imported import FILE, folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
 from kernels.config import HAND_WRITTEN
-from kernels.constants import measured_on, shipped_fits
 from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
 from kernels.program import command
 from sweeps.cases.case import CONFIRM
 
-_SHARED = {
-    **dict.fromkeys(("fp16", "bf16"), "; {} by what is known of {}, whose peak is the same"),
-    "tf32": "; {} by the constants of {} at its own peak, a factor of two either way",
-}
-_FACTOR_OF_TWO = "a factor of two either way"
-_SHARED_WIDER = 1.1
-"""Factor by which an interval is wider in the other 16-bit dtype. bf16's shipped constants predict
-fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times) with a mean error of 5.6%,
-and the 90% interval holds 98% of them (tests/recordings/every-m.jsonl)."""
 
-_FEW = 19  # rows, below which an interval is as wide as without any
+class Origin(NamedTuple):
+    """What the answers about one group rest on, as in :class:`Basis`."""
+
+    kind: str
+    source: str
+    warm: bool
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,8 @@ class Basis:
     warm: bool = False
     calibrated: bool = True
     measured: str = ""
-    lent: frozenset[str] = frozenset()
-    """Groups whose fits are shipped, since the recording has none or too few rows of them."""
-    shared: Mapping[str, str] = field(default_factory=dict)
-    """Groups whose fit is another dtype's, since nobody measured theirs, with that dtype."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Of the groups that rest on something else than the others."""
 
     def library(self, problem: Problem) -> str:
         """The library that was measured with such a problem, else the vendor's for it."""
@@ -88,21 +86,17 @@ class Basis:
         """
         if measured:
             return ("recorded", self.measured) if self.measured else (self.kind, self.source)
-        if not self.has(problem):
-            group = group_of(self.library(problem), problem)
-            kind, source = _generation(self.model.machine, group)
-            return kind, f"{problem.dtype} by {source}"
-        kind, source = self.kind, self.source
         group = group_of(self.library(problem), problem)
-        if group in self.lent or (kind == "shipped" and problem.dtype == "fp8"):
-            kind, source = "shipped", "shipped constants, fitted to public rows of it, warm"
-        if group in self.shared:
-            source += _SHARED[problem.dtype].format(problem.dtype, self.shared[group])
-        like = self.model.fit(group).has_like(problem)
-        if problem.dtype == "tf32" and group in self.shared:
-            return kind, source  # which says already how far it may be off
-        unlike = "" if like else "; none of its alignment or layout, so a factor of two either way"
-        return kind, source + unlike
+        if group not in self.model.fits:
+            prior = prior_without_tables(self.model.machine, group)
+            return prior.kind, f"{problem.dtype} by {prior.source}"
+        kind, source, _ = self._origin(group)
+        if self.model.fit(group).has_like(problem) or problem.dtype == "tf32":
+            return kind, source  # an interval for tf32 is as wide as it gets
+        return kind, f"{source}; none of its alignment or layout, so a factor of two either way"
+
+    def _origin(self, group: str) -> Origin:
+        return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def has(self, problem: Problem) -> bool:
         """Whether its operation and dtype were measured by the library."""
@@ -111,7 +105,8 @@ class Basis:
     def query(self, problems: Sequence[Problem]) -> Query:
         """The problems on the library, from the cache where those that were measured are."""
         libraries = [self.library(problem) for problem in problems]
-        warm = [self.warm and self.has(problem) for problem in problems]
+        groups = map(group_of, libraries, problems)
+        warm = [group in self.model.fits and self._origin(group).warm for group in groups]
         return replace(Query.each(problems, libraries), cached=warm)
 
 
@@ -134,10 +129,10 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: nobody knows the machine, or its calibration cannot be read.
     """
-    return _sharing(_unshared_basis(machine, results))
+    return _complete(_measured_basis(machine, results))
 
 
-def _unshared_basis(machine: str | None, results: Path) -> Basis:
+def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is not None:
         if not isinstance(machine, str):
             raise UserError(f"a machine is one name, such as nvidia-h200, not {machine!r}.")
@@ -159,26 +154,34 @@ def _unshared_basis(machine: str | None, results: Path) -> Basis:
     return _of_constants(known_machine(machine))
 
 
-def _sharing(basis: Basis) -> Basis:
-    """The same with what is known of a 16-bit dtype for the other one, where their peaks are equal,
-    and of bf16 for tf32: no public table has fp16 or tf32.
+def _complete(basis: Basis) -> Basis:
+    """The same with priors for GEMMs of the vendor library in dtypes that were not measured.
+
+    What was measured of a 16-bit dtype answers for the other one, where their peaks are equal, and
+    of bf16 for tf32: no public table has fp16 or tf32.
     """
     machine, fits = basis.model.machine, dict(basis.model.fits)
-    shared: dict[str, str] = {}
+    if machine.kind == "cpu":
+        return basis
+    origins: dict[str, Origin] = {}
     for group, fit in basis.model.fits.items():
         what, _, dtype = group.rpartition(" ")
-        twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype)
-        if twin is None or what.split()[0] in HAND_WRITTEN:
+        if dtype not in TWINS or what.split()[0] in HAND_WRITTEN:
             continue
-        peak = machine.peaks.get(twin)
-        if f"{what} {twin}" not in fits and peak == machine.peaks.get(dtype):
-            fits[f"{what} {twin}"] = fit.stretched(_SHARED_WIDER)
-            shared[f"{what} {twin}"] = dtype
-        if dtype == "bf16" and f"{what} tf32" not in fits and "tf32" in machine.peaks:
-            fits[f"{what} tf32"] = Fit(fit.constants, aligned_only=True)
-            shared[f"{what} tf32"] = dtype
-    lent = {g for g, dtype in shared.items() if f"{g.rpartition(' ')[0]} {dtype}" in basis.lent}
-    return replace(basis, model=Model(machine, fits), shared=shared, lent=basis.lent | lent)
+        known = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
+        for other in (TWINS[dtype], *(["tf32"] if dtype == DTYPE else [])):
+            name = f"{what} {other}"
+            if name not in fits and other in machine.peaks:
+                shared = shared_prior(known, machine, dtype, other)
+                if shared is not None:
+                    fits[name] = shared.fit
+                    origins[name] = Origin(shared.kind, shared.source, shared.warm)
+    for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
+        prior = prior_without_tables(machine, group)
+        if group not in fits and prior.warm:
+            fits[group] = prior.fit
+            origins[group] = Origin(prior.kind, prior.source, prior.warm)
+    return replace(basis, model=Model(machine, fits), origins=origins)
 
 
 def machine_rows(results: Path) -> list[dict[str, Any]]:
@@ -241,80 +244,32 @@ def _of_recording(folder: Path) -> Basis:
             f"{path} cannot be read; {command(f'analysis calibrate --machine {folder.name}')} "
             "writes it again."
         ) from None
-    lent: dict[str, Fit] = {}
-    if public and own and (shipped := shipped_fits()["machines"].get(machine.slug)):
-        known = {group: fit for group, fit in model.fits.items() if fit.rows >= _FEW}
-        shipped_model = model_from_json(machine, shipped)
-        lent = {group: fit for group, fit in shipped_model.fits.items() if group not in known}
-        model = Model(machine, {**model.fits, **lent})
-    theirs = (fit.offsets.source for fit in model.fits.values() if fit.offsets)
-    source += "".join(f", on top of {names}" for names in dict.fromkeys(theirs))
-    return Basis(model, kind, source, folder, warm, lent=frozenset(lent))
+    starts = filter(None, (_start_of(fit) for fit in model.fits.values()))
+    source += "".join(f", on top of {names}" for names in dict.fromkeys(starts))
+    return Basis(model, kind, source, folder, warm)
+
+
+def _start_of(fit: Fit) -> str:
+    """What a fit's answers rest on beside its own rows: public tables, or constants if few."""
+    if fit.offsets:
+        return fit.offsets.source
+    return fit.start if fit.rows < MIN_RESIDUAL_ROWS else ""
 
 
 def for_any_software(model: Model) -> Model:
     """A model of others' table, which is of one framework, for those who may run another."""
     slug = model.machine.slug
-    fits = {
-        group: fit.for_software(software_of(slug, group.split()[-1]), shift_of(slug, group))
-        for group, fit in model.fits.items()
-    }
+    fits = {}
+    for group, fit in model.fits.items():
+        dtype = group.split()[-1]
+        fit = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
+        if dtype in TWINS:
+            fit = replace(fit, groups=factors_of_prior("public", model.machine.generation))
+        fits[group] = fit
     return Model(model.machine, fits)
 
 
-def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """How far software lies apart on a machine, in spreads: as on all, or as there if that is more.
-
-    It was learned from bf16. Each framework quantises for fp8 in its own way: of that, no more is
-    known than of a machine without any measurement, even where the model's own error is nothing.
-    """
-    if dtype == "fp8":
-        pair = (end / math.sqrt(2) for end in UNCALIBRATED_PAIR)
-        return SoftwareRange(*(end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *pair)))
-    shipped = shipped_fits()
-    software = SoftwareRange(**shipped["software"])
-    here = shipped["machines"].get(slug)
-    return software.joined(SoftwareRange(**here["software"])) if here else software
-
-
-def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """What other software's times are expected to be on a machine, by those of its table."""
-    shipped = shipped_fits()["machines"].get(slug, {"groups": {}})
-    return Fit.from_json(shipped["groups"][group]).shift if group in shipped["groups"] else Shift()
-
-
 def _of_constants(machine: Machine) -> Basis:
-    shipped = shipped_fits()["machines"].get(machine.slug)
-    if shipped is None:
-        return _of_generation(machine)
-    model = model_from_json(machine, shipped)
-    fit = max(model.fits.values(), key=lambda fit: fit.rows)
-    source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {shipped['source']}"
-    return Basis(model, "shipped", f"{source}, warm", warm=True)
-
-
-def _of_generation(machine: Machine) -> Basis:
-    """By a sibling's shipped constants where one is like it, else to a factor of two."""
-    shipped = shipped_fits()
-    there = nearest_sibling(machine, shipped["machines"])
-    if there is None:
-        return Basis(Model(machine), *_generation(machine, GROUP))
-    fit = model_from_json(there, shipped["machines"][there.slug]).fits[GROUP]
-    learned = SoftwareRange(**shipped["generation"])
-    model = Model(machine, {GROUP: carried_fit(fit, there, machine, learned)})
-    source = (
-        f"constants of {there.slug}, scaled, warm; interval learned from "
-        f"{len(sibling_pairs(shipped['machines']))} pairs of GPUs of one generation"
-    )
-    return Basis(model, "generation", source, warm=True)
-
-
-def _generation(machine: Machine, group: str) -> tuple[str, str]:
-    """The kind and the source of answers by constants of a whole generation."""
-    origin = measured_on(machine.generation, group.split()[-1])
-    if origin is None:
-        return "none", f"constants that were never measured, {_FACTOR_OF_TWO}"
-    known = known_machine(origin).generation == machine.generation
-    sure = is_fp32_known(machine, group)
-    range_ = "−10% to +42%, as on GPUs like it" if sure else _FACTOR_OF_TWO
-    return "generation" if known else "none", f"constants of {origin}, {range_}"
+    """The best prior that needs no imported table; :func:`_complete` adds its fits."""
+    prior = prior_without_tables(machine, GROUP)
+    return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

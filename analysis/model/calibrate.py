@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
 from analysis.model.features import Inputs
-from analysis.model.fit import NEAR, UNCALIBRATED, Fit
-from analysis.model.fitting import Fitted, Way, fit_group
+from analysis.model.fit import NEAR, Fit
+from analysis.model.fitting import Fitted, fit_group
 from analysis.model.predict import Model, Part, Prediction
-from analysis.model.prior import LIBRARY, Prior
+from analysis.model.prior import Prior, prior_without_tables
 from analysis.model.query import Query
 from analysis.model.residual import MANY_ROWS
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
-from kernels.constants import Constants, default_constants
 from kernels.estimate import Array, Estimate
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
@@ -37,6 +36,8 @@ _FOLDS = 3  # of few rows: each more is another fit
 _FOLDS_OF_MANY = 5  # of many rows, where a fit to two thirds is worse than the one that is kept
 _TAIL = 0.05  # share of the log ratios on either side of the interval
 _MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
+_TWO_SIDED = 10  # errors, of which fewer tell nothing about one side
+_PRIOR_ROWS = 5  # measurements that the prior's range counts as
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Calibration:
 def calibrate(
     machine: Machine,
     rows: pd.DataFrame,
-    priors: Mapping[str, tuple[Prior, ...]] | None = None,
+    priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
     """Fit every group of the measured rows; all of them must be ``ok``.
 
@@ -78,9 +79,8 @@ def calibrate_query(
     query: Query,
     seconds: Array,
     folds: int | None = None,
-    starts: Callable[[str], Constants] | None = None,
     algorithms: Sequence[str] | None = None,
-    priors: Mapping[str, tuple[Prior, ...]] | None = None,
+    priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
     """Fit every group of a query to its measured seconds.
 
@@ -90,11 +90,10 @@ def calibrate_query(
         seconds: the time of one launch of each case.
         folds: into how many folds the problems are cut, each predicted by a fit to the rest;
             three if None, of many rows five.
-        starts: the constants to begin from and to stay near, by dtype; the shipped ones if None.
         algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
             Fits use it; predictions never do.
-        priors: others' collections, by dtype: they are used where held-back rows are predicted
-            better with them than without.
+        priors: what each group starts from; for those that it lacks, the best prior that needs no
+            imported table.
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
@@ -102,16 +101,11 @@ def calibrate_query(
     parts: list[Part] = []
     for group in dict.fromkeys(groups):
         rows = np.flatnonzero(groups == group)
-        dtype = group.split()[-1]
-        start = starts(dtype) if starts else default_constants(machine.generation, dtype)
-        ways = [Way(start)]
-        theirs = (priors or {}).get(dtype, ())
-        if theirs and group == f"{LIBRARY} gemm {dtype}":
-            ways.append(Way.of(machine, dtype, theirs))
+        prior = (priors or {}).get(group) or prior_without_tables(machine, group)
         number = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
         fold = np.array([_fold_of(query.problems[int(i)], number) for i in rows])
-        way, pieces = _best_way(machine, query, seconds, known, rows, fold, ways)
-        fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], way)
+        pieces = _held_out(machine, query, seconds, known, rows, fold, prior)
+        fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], prior)
         # Where a fold had too few rows for a residual, no held-out error tells what one is worth.
         fewest = len(rows) - max(len(at) for at, _, _ in pieces)
         if fewest < MIN_RESIDUAL_ROWS:
@@ -124,7 +118,7 @@ def calibrate_query(
         both = np.hypot(spread[small], spread[large])
         of_pairs = (log_ratio[small] - log_ratio[large]) / both
         problems = [query.problems[i] for i in where]
-        fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs)
+        fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs, prior)
         times = Times(predicted, seconds[where])
         lo, hi = (predicted * np.exp(end * spread) for end in (fit.low, fit.high))
         before, after = (Times(*(part[at] for part in times)) for at in (small, large))
@@ -143,7 +137,8 @@ def calibrate_query(
         )
         # Back from the group's order to one array per fold, as the estimates are.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
-        ends = (np.split(end * spread, cuts) for end in _leave_one_out_ranges(log_ratio / spread))
+        ranges = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
+        ends = (np.split(end * spread, cuts) for end in ranges)
         parts += [
             Part(at, guess, low, high)
             for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
@@ -155,34 +150,24 @@ def calibrate_query(
 _Piece = tuple[NDArray[np.intp], Estimate, Array]  # rows, their estimate, and its spread
 
 
-def _best_way(
+def _held_out(
     machine: Machine,
     query: Query,
     seconds: Array,
     known: NDArray[Any],
     rows: NDArray[np.intp],
     fold: NDArray[np.intp],
-    ways: Sequence[Way],
-) -> tuple[Way, list[_Piece]]:
-    """The way to fit a group that best predicts each fold from the others, and what it predicts."""
-    found: list[tuple[Way, list[_Piece]]] = []
-    for way in ways:
-        pieces: list[_Piece] = []
-        for number in np.unique(fold):
-            held_out, rest = rows[fold == number], rows[fold != number]
-            others = query.take(rest), seconds[rest], known[rest]
-            fitted = fit_group(machine, *others, way, part_of=len(rows))
-            inputs = Inputs.of(machine, query.take(held_out))
-            pieces.append((held_out, *inputs.predict(*fitted)))
-        found.append((way, pieces))
-    if len(found) == 1:
-        return found[0]
-
-    def error(pieces: list[_Piece]) -> float:
-        logs = [np.log(seconds[at] / guess.time) for at, guess, _ in pieces]
-        return float(np.mean(np.abs(np.concatenate(logs))))
-
-    return min(found, key=lambda each: error(each[1]))
+    prior: Prior,
+) -> list[_Piece]:
+    """Each fold of a group's rows, predicted by a fit to the others."""
+    pieces: list[_Piece] = []
+    for number in np.unique(fold):
+        held_out, rest = rows[fold == number], rows[fold != number]
+        others = query.take(rest), seconds[rest], known[rest]
+        fitted = fit_group(machine, *others, prior, part_of=len(rows))
+        inputs = Inputs.of(machine, query.take(held_out))
+        pieces.append((held_out, *inputs.predict(*fitted)))
+    return pieces
 
 
 def _only_layout(problems: Sequence[Problem]) -> str:
@@ -196,14 +181,13 @@ def _fold_of(problem: Problem, folds: int) -> int:
     return zlib.crc32(problem.spec().encode()) % folds
 
 
-def _fit_with_errors(fitted: Fitted, log_ratio: Array, spread: Array, pair_errors: Array) -> Fit:
-    """Attach the held-back error: |predicted/measured − 1| and the 90 % range of log ratios."""
+def _fit_with_errors(
+    fitted: Fitted, log_ratio: Array, spread: Array, pair_errors: Array, prior: Prior
+) -> Fit:
+    """Attach the held-back error: |predicted/measured − 1| and the 90% range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
-    low, high = _range(log_ratio / spread)
-    # With few pairs: as if the two errors lay at opposite ends of their ranges.
-    pair_low, pair_high = (low - high) / math.sqrt(2), (high - low) / math.sqrt(2)
-    if len(pair_errors) + 1 >= 1 / _TAIL:
-        pair_low, pair_high = _range(pair_errors)
+    low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
+    pair_low, pair_high = _range(pair_errors, *_prior_pair_range(prior, high - low))
     return Fit(
         constants=fitted.constants,
         residual=fitted.residual,
@@ -214,40 +198,87 @@ def _fit_with_errors(fitted: Fitted, log_ratio: Array, spread: Array, pair_error
         pair_high=pair_high,
         rows=len(log_ratio),
         pairs=len(pair_errors),
+        start=prior.source if prior.warm and not prior.collections else "",
+        groups=_faded(prior.fit.groups, len(log_ratio)),
         median=float(np.median(error)),
         mean=float(np.mean(error)),
         p95=float(np.quantile(error, 0.95)),
     )
 
 
-def _range(errors: Array) -> tuple[float, float]:
-    """The range that one more error of the same kind stays in with 90 % (split conformal).
+def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
+    """The prior's factors for kinds of shapes, which count as much as its range still does."""
+    share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
+    return {name: (below**share, above**share) for name, (below, above) in groups.items()}
 
-    Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5 %⌋. Fewer than 19 do
-    not determine it: then it is at least the range of a machine without measurements.
+
+def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
+    """The prior's range of log ratios, once so many rows corrected its scale."""
+    fit, narrowing = prior.fit, prior.spread.narrowing(rows)
+    size = fit.typical_spread * narrowing
+    return fit.low * size, fit.high * size
+
+
+def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
+    """The range of the error of a neighbours' time ratio before any pair was seen.
+
+    It is the prior's: neighbours share the error of the scale. But it is never wider than if their
+    errors lay at opposite ends of the range of single times, whose width is given.
     """
+    fit, most = prior.fit, width / math.sqrt(2)
+    ends = fit.pair_low * fit.typical_spread, fit.pair_high * fit.typical_spread
+    return max(ends[0], -most), min(ends[1], most)
+
+
+def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
+    """The range that one more error of the same kind stays in with 90% (split conformal).
+
+    Each end is averaged with the prior's, which counts as :data:`_PRIOR_ROWS` rows, on a
+    logarithmic scale.
+    """
+    if not len(errors):
+        return prior_low, prior_high
+    return _blended(*_own_ends(errors), len(errors), prior_low, prior_high)
+
+
+def _own_ends(errors: Array) -> tuple[float, float]:
+    """Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5%⌋, at least 1; of
+    fewer than ten, the largest without its sign, either way.
+    """
+    if len(errors) < _TWO_SIDED:
+        most = float(np.abs(errors).max())
+        return -most, most
+    k = max(int((len(errors) + 1) * _TAIL), 1)
     ordered = np.sort(errors)
-    k = int((len(ordered) + 1) * _TAIL)
-    if k == 0:
-        ends = np.concatenate([ordered, UNCALIBRATED])
-        return float(ends.min()), float(ends.max())
-    return min(float(ordered[k - 1]), -_MIN_WIDTH), max(float(ordered[-k]), _MIN_WIDTH)
+    return float(ordered[k - 1]), float(ordered[-k])
 
 
-def _leave_one_out_ranges(errors: Array) -> tuple[Array, Array]:
+def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float) -> Any:
+    """Ends of a range between those of so many errors and the prior's: a geometric mean."""
+    share = rows / (rows + _PRIOR_ROWS)
+
+    def blended(own: Any, prior: float) -> Any:
+        return np.maximum(own, _MIN_WIDTH) ** share * max(prior, _MIN_WIDTH) ** (1 - share)
+
+    return -blended(-low, -prior_low), blended(high, prior_high)
+
+
+def _leave_one_out_ranges(
+    errors: Array, prior_low: float, prior_high: float
+) -> tuple[Array, Array]:
     """For each error the :func:`_range` of all others, so that no row widens its own interval."""
     n = len(errors)
+    k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5%⌋: one error is left out
+    if not k:
+        ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
+        return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
     ordered = np.sort(errors)
-    k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5 %⌋: one error is left out
-    if k == 0:  # so few that each range includes the uncalibrated one
-        ranges = np.array([_range(np.delete(errors, i)) for i in range(n)])
-        return ranges[:, 0], ranges[:, 1]
     # Without an error among the k smallest, the k-th smallest of the rest is the (k+1)-th of all;
     # without any other one it stays the k-th. The same holds from above.
     low = np.where(rank < k, ordered[k], ordered[k - 1])
     high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
-    return np.minimum(low, -_MIN_WIDTH), np.maximum(high, _MIN_WIDTH)
+    return _blended(low, high, n - 1, prior_low, prior_high)
 
 
 def pair_errors(

@@ -28,7 +28,7 @@ from kernels.machine import Machine
 from kernels.problem import Conv, Problem
 
 if TYPE_CHECKING:
-    from analysis.model.prior import Offsets
+    from analysis.model.offsets import Offsets
 
 _DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
 
@@ -95,9 +95,9 @@ class Inputs:
         guess = self.estimate(constants)
         log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
         if offsets is not None:
-            said = offsets.at(self)
-            columns = said.columns
-            log_ratio, spread = offsets.together(said), offsets.spread(said)
+            estimates = offsets.at(self)
+            columns = estimates.columns
+            log_ratio, spread = offsets.together(estimates), offsets.spread(estimates)
         if residual is not None:
             more, own = residual.predict(self.features(constants, guess, columns))
             log_ratio, spread = log_ratio + more, spread * own
@@ -149,7 +149,8 @@ class Inputs:
         Args:
             constants: those of the estimate.
             guess: :meth:`estimate` by them.
-            offsets: a column for each collection (:class:`analysis.model.prior.Said`).
+            offsets: a column for each collection, as in
+                :class:`analysis.model.offsets.CollectionEstimates`.
         """
         s, machine = self.shapes, self.machine
         flops = 2 * s.batch * s.m * s.n * s.k * s.density

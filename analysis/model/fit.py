@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.model.prior import Offsets
+from analysis.model.offsets import Offsets
 from analysis.model.residual import Residual
 from analysis.model.shift import Shift
 from kernels.constants import Constants
 from kernels.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
-from kernels.estimate import Array
+from kernels.estimate import Array, priced_alignment
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
 UNCALIBRATED = (-0.7, 0.7)
@@ -81,7 +81,7 @@ _FIGURES = {
     **dict.fromkeys(("high", "pair_high"), Number(0, 10)),
     **dict.fromkeys(("rows", "pairs"), COUNT),
     **dict.fromkeys(("median", "mean", "p95"), Maybe(NOT_NEGATIVE)),
-    "aligned_only?": bool, "layout?": str,
+    "aligned_only?": bool, "layout?": str, "start?": str, "groups?": Each([Number(0.1, 10)]),
     **dict.fromkeys(
         ("scale?", "beside?", "sum_low?", "sum_high?", "change_low?", "change_high?"), NOT_NEGATIVE
     ),
@@ -92,9 +92,8 @@ _FIGURES = {
 class Fit:
     """One group's constants and what they are worth.
 
-    ``offsets`` are what others' tables say of the machine, where they helped to predict held-back
-    rows, and ``residual`` has the trees of what is left. Whoever runs other software than the rows
-    came from gets times by ``shift``.
+    ``offsets`` are what public tables say about the machine, and ``residual`` has the trees of what
+    is left. Whoever runs another framework than the rows came from gets times by ``shift``.
     ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
     prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
     are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
@@ -106,7 +105,8 @@ class Fit:
     deviation of the log ratio. ``sum_low`` and ``sum_high`` are by how much the interval of a sum
     of times is wider, below and above, than their intervals make it, ``change_low`` and
     ``change_high`` likewise after some of the times were changed for those of neighbours (see
-    :mod:`analysis.model.sums`).
+    :mod:`analysis.model.sums`). ``groups`` has factors of both ends of the interval for kinds of
+    shapes (:mod:`analysis.model.groups`). ``start`` says what the rows were fitted on top of.
     """
 
     constants: Constants
@@ -129,11 +129,13 @@ class Fit:
     change_low: float = 1.0
     change_high: float = 1.0
     offsets: Offsets | None = None
+    groups: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    start: str = ""
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
         """Whether rows like this problem were measured: as aligned, of its layout and batch."""
-        if self.aligned_only and problem.alignment < WIDE_BYTES:
+        if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
         single = isinstance(problem, Gemm) and problem.batch == 1
         return not self.layout or (single and problem.layout == self.layout)
@@ -168,6 +170,11 @@ class Fit:
             change_low=max(self.change_low, 1.0),
             change_high=max(self.change_high, 1.0),
         )
+
+    @property
+    def range(self) -> SoftwareRange:
+        """The ends of its intervals."""
+        return SoftwareRange(self.low, self.high, self.pair_low, self.pair_high)
 
     def stretched(self, factor: float) -> Fit:
         """The same with intervals that reach so many times as far."""
@@ -208,6 +215,7 @@ class Fit:
         constants = self.constants.to_json()
         shift = self.shift.to_json() if self.shift.log_seconds else None
         fitted = {"constants": constants, "residual": residual, "offsets": offsets}
+        fitted["groups"] = {name: list(ends) for name, ends in self.groups.items()}
         return {**plain, **fitted, "shift": shift}
 
     @classmethod
@@ -228,5 +236,6 @@ class Fit:
         offsets = data.get("offsets") and Offsets.from_json(data["offsets"])
         constants = Constants.from_json(data["constants"])
         shift = Shift.from_json(data["shift"]) if data.get("shift") else Shift()
+        groups = {name: (low, high) for name, (low, high) in data.get("groups", {}).items()}
         fitted = {"constants": constants, "residual": residual, "offsets": offsets, "shift": shift}
-        return cls(**{**data, **fitted})
+        return cls(**{**data, **fitted, "groups": groups})

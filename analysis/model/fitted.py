@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.calibrate import Calibration, calibrate
-from analysis.model.others import priors_of
+from analysis.model.nearby import priors_for
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from analysis.recordings.load import Recording, problems_of
@@ -97,7 +97,7 @@ def analyse(recording: Recording) -> Analysis:
             f"{recording.folder} has no measured row yet; run {target('sweep', 'run')}, or "
             f"{command('sweeps doctor')} if it did run."
         )
-    calibration = calibrate(recording.machine, rows, priors_of(recording, rows))
+    calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_back.frame().add_prefix(PREDICTED)
     problems = problems_of(rows)
     properties = pd.DataFrame(

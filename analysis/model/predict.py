@@ -1,8 +1,8 @@
 """The time model: the estimate's formula with constants that were calibrated on measurements.
 
 Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each
-group has its own constants, error figures and interval. A machine without
-measurements gets the shipped constants of its generation, and an interval that says so.
+group has its own constants, error figures and interval. A group without measurements is answered by
+its prior (:mod:`analysis.model.prior`).
 """
 
 from __future__ import annotations
@@ -16,32 +16,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.model.features import Inputs
-from analysis.model.fit import FP32_LIKE, UNCALIBRATED, Fit
+from analysis.model.fit import UNCALIBRATED, Fit
+from analysis.model.groups import factors_of
+from analysis.model.prior import prior_without_tables
 from analysis.model.query import Query
-from kernels.constants import default_constants, measured_on
 from kernels.estimate import (
     ALGORITHMS,
     LIMITS,
     Array,
     Estimate,
 )
-from kernels.machine import Machine, known_machine
-
-
-def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Whether a group is of GEMMs in fp32, and a GPU of the machine's compute capability was
-    measured: of one generation, GPUs for graphics have twice the lanes for fp32.
-    """
-    what, _, dtype = group.rpartition(" ")
-    origin = measured_on(machine.generation, dtype)
-    if dtype != "fp32" or not what.endswith("gemm") or origin is None:
-        return False
-    return known_machine(origin).capability == machine.capability
+from kernels.machine import Machine
 
 
 @dataclass(frozen=True)
 class Model:
-    """A machine and the fits of its groups; a group without a fit has the shipped constants."""
+    """A machine and the fits of its groups; a group without a fit has its prior's."""
 
     machine: Machine
     fits: Mapping[str, Fit] = field(default_factory=dict)
@@ -50,9 +40,7 @@ class Model:
         """The fit of a group."""
         if group in self.fits:
             return self.fits[group]
-        low, high = FP32_LIKE if is_fp32_known(self.machine, group) else UNCALIBRATED
-        constants = default_constants(self.machine.generation, group.split()[-1])
-        return Fit(constants, low=low, high=high, aligned_only=True)
+        return prior_without_tables(self.machine, group).fit
 
     def predict(self, query: Query) -> Prediction:
         """Predict every case of a query.
@@ -71,8 +59,10 @@ class Model:
             spread = fit.spreads(spread)
             like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
             # Of what nobody measured, nothing is known better than without any measurement.
-            low = np.where(like, fit.low * spread, np.minimum(fit.low * spread, UNCALIBRATED[0]))
-            high = np.where(like, fit.high * spread, np.maximum(fit.high * spread, UNCALIBRATED[1]))
+            below, above = factors_of(inputs.problems, fit.groups)
+            low, high = fit.low * spread * below, fit.high * spread * above
+            low = np.where(like, low, np.minimum(low, UNCALIBRATED[0]))
+            high = np.where(like, high, np.maximum(high, UNCALIBRATED[1]))
             parts.append(Part(where, guess, low, high))
         return Prediction.joined(len(groups), parts)
 

@@ -23,6 +23,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from analysis.advice.recommend import Advice
+from analysis.advice.verdict import verdict_text
 from analysis.model.fitted import Analysis
 from analysis.page import charts, findings
 from analysis.page.points import MOST, columns_of, points_of
@@ -117,6 +118,7 @@ def _advice(answer: Advice) -> dict[str, Any]:
     gain = answer.gain
     return {
         "spec": answer.problem.spec(), "shape": str(answer.problem), "verdict": answer.verdict,
+        "told": verdict_text(answer.verdict, answer.probability),
         "question": answer.question, "change": answer.change or "as it is",
         "gain": gain.value, "lo": gain.lo, "hi": gain.hi, "evidence": answer.evidence,
         "flops": answer.extra_flops, "by": answer.implementation, "reason": answer.reason,

@@ -115,8 +115,9 @@ def recommend(
         One row per shape: ``problem`` and its columns as of :func:`predict`, ``instead`` and its
         sizes ``new_m, new_n, new_k`` (a convolution's ``new_c, new_kout``), ``change``,
         ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains as fractions with
-        their intervals (95% of measured ones, 90% of predicted ones), what the change costs, a
-        ``reason``, and ``basis`` and ``source``.
+        their intervals (95% of measured ones, 90% of predicted ones), the ``probability`` that
+        the change gains and its ``expected_gain`` after costs, what it costs, a ``reason``, and
+        ``basis`` and ``source``.
 
     Raises:
         UserError: as of :func:`predict`; or both ``pad`` and ``choose`` are given.

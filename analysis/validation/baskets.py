@@ -15,8 +15,8 @@ import numpy as np
 
 from analysis.advice.recommend import predicted_ratio
 from analysis.advice.sizes import SizeIndex
-from analysis.advice.verdict import LIKELY, Gain
-from analysis.audit.sums import Change, gain_of_step, step_verdict, summed
+from analysis.advice.verdict import LIKELY, PREDICTED, Gain, verdict
+from analysis.audit.sums import Change, gain_of_step, summed
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
 from analysis.model.sums import MOST_PRODUCTS, made_up_counts
@@ -108,7 +108,7 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
         real = true / after - 1
         gains.append((real, gain))
         flops = sum(n * problems[i].flops for n, i in products)
-        if step_verdict(gain, work / flops, aligns=False) == LIKELY:
+        if verdict(gain, PREDICTED, work / flops) == LIKELY:
             claims.append(real > 0)
     return BasketsWorth(
         baskets=draws,

@@ -15,18 +15,27 @@ import numpy as np
 
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
-from analysis.model.generation import DTYPE, carried_fit, nearest_sibling, sibling_pairs
+from analysis.model.prior import (
+    DTYPE,
+    carried_fit,
+    mean_fit,
+    nearest_sibling,
+    sibling_pairs,
+)
 from analysis.recordings.tables import Table, read_rows
 from analysis.validation.software import (
     Collection,
+    Interval,
     ShippedFit,
     judged_row,
     software_range,
     warm_query,
     widened_by_others,
 )
-from kernels.constants import scaled_constants
-from kernels.machine import known_machine
+from kernels.constants import Constants, scaled_constants
+from kernels.machine import Machine, known_machine
+
+_NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
 def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> list[Collection]:
@@ -49,9 +58,60 @@ def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> lis
                 spreads = fit.spreads(np.ones(len(rows)))  # all alike, as without trees
                 constants = scaled_constants(fit.constants, there, here, DTYPE)
                 predicted = inputs.estimate(constants).time
-                one = Collection.of(here.slug, table.source, query, predicted, seconds, spreads)
+                one = Collection.from_times(
+                    here.slug, table.source, query, predicted, seconds, spreads
+                )
                 found.append(replace(one, origin=there.slug))
     return found
+
+
+def averaged_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> list[Collection]:
+    """Every collection as the mean of the constants of all other generations predicts it.
+
+    Args:
+        fits: those that are shipped, by slug.
+        tables: all that there are.
+    """
+    found = []
+    for table in (t for t in tables if t.rows and t.slug in fits):
+        here = known_machine(table.slug)
+        rows = read_rows(table, DTYPE)
+        query, seconds = warm_query(rows), rows["time_us"].to_numpy() * 1e-6
+        constants = _without_generation(fits, here).constants
+        predicted = Inputs.of(here, query).estimate(constants).time
+        alike = np.ones(len(rows))  # all spreads are alike, as without trees
+        found.append(
+            Collection.from_times(here.slug, table.source, query, predicted, seconds, alike)
+        )
+    return found
+
+
+def carried_pairs(fits: Mapping[str, Fit]) -> list[tuple[Constants, Constants]]:
+    """Fitted constants of each machine, and those that each sibling gives it."""
+    return [
+        (
+            fits[here.slug].constants,
+            scaled_constants(fits[there.slug].constants, there, here, DTYPE),
+        )
+        for there, here in sibling_pairs(fits)
+    ]
+
+
+def averaged_pairs(fits: Mapping[str, Fit]) -> list[tuple[Constants, Constants]]:
+    """Fitted constants of each machine, and the mean of those of all other generations."""
+    return [
+        (fit.constants, _without_generation(fits, known_machine(slug)).constants)
+        for slug, fit in fits.items()
+    ]
+
+
+def _without_generation(fits: Mapping[str, Fit], here: Machine) -> Fit:
+    known = {
+        slug: fit.constants
+        for slug, fit in fits.items()
+        if known_machine(slug).generation != here.generation
+    }
+    return mean_fit(known, here, _NO_RANGE)
 
 
 def judge_generation(
@@ -71,7 +131,9 @@ def judge_generation(
         fits = widened_by_others({name: one for name, one in shipped.items() if name != slug})
         learned = software_range([c for c in collections if slug not in (c.origin, c.slug)])
         fit = carried_fit(fits[there.slug], there, here, learned)
-        interval = SoftwareRange(fit.low, fit.high, fit.pair_low, fit.pair_high)
+        interval = Interval(
+            SoftwareRange(fit.low, fit.high, fit.pair_low, fit.pair_high), fit.groups
+        )
         rows += [
             {"constants_from": there.slug, **judged_row(one, interval)}
             for one in collections

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from analysis.model.calibrate import calibrate_query, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
-from analysis.model.others import sizes_of
+from analysis.model.nearby import sizes_of
 from analysis.model.predict import Model, Prediction
+from analysis.model.prior import TWINS, UNKNOWN, Prior, Spread
 from analysis.model.query import Query
 from analysis.recordings.public import Source
 from analysis.validation.baselines import baseline_errors
@@ -176,9 +177,10 @@ def validate(
     if calibrate:
         features = Inputs.of(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, calibrate, seed)]
+        prior = Prior.bare(start, _spread(machine, source.dtype))
         learned = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
-            source.take(chosen).algorithms,
+            machine, query.take(chosen), source.seconds[chosen], FOLDS,
+            source.take(chosen).algorithms, dict.fromkeys(model.fits, prior),
         )  # fmt: skip
         model = replace(model, fits={**model.fits, **learned.model.fits})
     if holdout != "folds":
@@ -203,6 +205,12 @@ def validate(
         constants_from="" if calibrate else constants_from,
         baselines=baselines,
     )
+
+
+def _spread(machine: Machine, dtype: str) -> Spread:
+    """How far another machine's constants may be off, where that was learned."""
+    learned = machine.kind == "gpu" and dtype in TWINS
+    return Spread.from_shipped("generation") if learned else UNKNOWN
 
 
 def split_rows(

@@ -17,14 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.model.basis import software_of
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
-from analysis.model.fit import SOFTWARE_ERROR, Fit
-from analysis.model.fitting import Way, leaders, unmeasured
-from analysis.model.others import Collection, fitted_all, sizes_of
+from analysis.model.nearby import Collection, fitted_all, sizes_of
+from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, Part, Prediction
-from analysis.model.prior import LIBRARY, Prior
+from analysis.model.prior import Prior, Spread, leaders, prior_from_tables
 from analysis.model.query import Query
 from analysis.recordings.public import Source, read_source
 from analysis.recordings.tables import (
@@ -44,7 +42,6 @@ from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
 
 _HOLDOUTS = ("rows", "levels", "folds")
-_OWN_ERROR = 0.04  # standard deviation of a table's log ratios to its own model, typically
 
 
 def named_collections(names: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
@@ -91,7 +88,7 @@ def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collec
 
 
 def _of_table(table: Table, dtype: str) -> Collection:
-    return Collection.of(known_machine(table.slug), table.source, read_rows(table, dtype))
+    return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
 def validate_with_prior(
@@ -146,6 +143,7 @@ def _validate_once(
         )
     if not len(tested):
         raise UserError(f"{source.name} leaves no row to test.")
+    group = str(query.groups()[0])
     chosen = np.empty(0, dtype=np.intp)
     if count:
         features = Inputs.of(machine, query.take(pool)).design(start)
@@ -157,44 +155,28 @@ def _validate_once(
         levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
     if not count:
         named = [named[i] for i in leaders(machine, [each.machine for each in named])]
-    priors = fitted_all(machine, [each.without(gone, levels) for each in named])
-    if named and not priors:
+    trees = fitted_all(machine, [each.without(gone, levels) for each in named])
+    if named and not trees:
         raise UserError("a prior has too few shapes beside those that are judged; name another.")
     if count:
+        prior = Prior.bare(start, Spread.from_shipped("generation"))
+        if trees:
+            prior = prior_from_tables(machine, source.dtype, trees, query.take(chosen))
         model = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], FOLDS, lambda dtype: start,
-            priors={source.dtype: priors},
-        ).model  # fmt: skip
-    elif priors:
-        fit = _unmeasured(machine, source.dtype, priors, query.take(tested))
-        model = Model(machine, {str(query.groups()[0]): fit})
+            machine, query.take(chosen), source.seconds[chosen], FOLDS, priors={group: prior}
+        ).model
+    elif trees:
+        prior = prior_from_tables(machine, source.dtype, trees, query.take(tested))
+        model = Model(machine, {group: prior.fit})
     else:
         raise UserError("without rows and without a prior there is nothing to judge.")
     held_back, held_query = source.take(tested), query.take(tested)
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
-    names = [prior.name for prior in priors]
+    names = [one.name for one in trees]
     return Validation(
         machine=machine, source=source, seed=seed, holdout=holdout, calibrated=chosen,
         tested=held_back, prediction=model.predict(held_query), model=model, constants_from="",
         baselines=baselines | {"physics": None}, prior=names,
-    )  # fmt: skip
-
-
-def _unmeasured(machine: Machine, dtype: str, priors: tuple[Prior, ...], asked: Query) -> Fit:
-    """Others' tables alone: their intervals are those of other software.
-
-    That range is of tables whose own error is known; here it is assumed, of a typical spread. And
-    it is about times that were shifted, here there is no one framework to shift them from.
-    """
-    constants, _, offsets = unmeasured(machine, Way.of(machine, dtype, priors))
-    usual = 1.0
-    if offsets is not None:
-        usual = float(np.median(offsets.spread(offsets.at(Inputs.of(machine, asked)))))
-    software = software_of(machine.slug, dtype)
-    return Fit(
-        constants, offsets=offsets, aligned_only=True, layout="nt", low=software.low,
-        high=software.high, pair_low=software.pair_low, pair_high=software.pair_high,
-        scale=_OWN_ERROR / usual, beside=SOFTWARE_ERROR,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.model.prior import floor_sentences
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
 from analysis.validation.baskets import BasketsWorth
 from analysis.validation.errors import Errors
@@ -57,13 +58,14 @@ def validation_text(validation: Validation) -> str:
     for name, errors in validation.baselines.items():
         if errors is not None:
             lines.append(_error_line(name.replace("_", " "), errors))
+    lines += floor_sentences(validation.machine.slug)
     lines += _breakdowns(held_back_table(validation))
     if validation.by_algorithm:
         lines += ["", "by algorithm, as the kernels' names say"]
         lines += [
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
-    lines += ["", f"90 % interval: {document['coverage_90']:.1%} of the held-back rows inside"]
+    lines += ["", f"90% interval: {document['coverage_90']:.1%} of the held-back rows inside"]
     edge = document["cliffs"]
     if edge["pairs"]:
         shown = {name: "–" if value is None else f"{value:.2f}" for name, value in edge.items()}

@@ -8,33 +8,52 @@ others give: those of other machines, joined with those of its own.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
-from analysis.model.basis import shift_of, software_of
 from analysis.model.calibrate import pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.fitting import fit_constants
-from analysis.model.generation import DTYPE, GROUP, sibling_pairs
+from analysis.model.groups import GroupErrors, group_factors, shape_group
+from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, model_from_json
-from analysis.model.prior import LIBRARY
+from analysis.model.prior import (
+    DTYPE,
+    GROUP,
+    factors_of_prior,
+    shift_of,
+    sibling_pairs,
+    software_of,
+)
 from analysis.model.query import Query
 from analysis.model.shift import Differing, Shift
-from analysis.recordings.imported import VALIDATION
+from analysis.recordings.imported import VALIDATION, folder_of
 from analysis.recordings.tables import Table, gemms_of, read_rows
 from analysis.validation.errors import Errors
-from kernels.constants import foreign_constants
+from kernels.constants import (
+    BOUNDS,
+    DURATIONS,
+    RATES,
+    Constants,
+    foreign_constants,
+    to_fit_scale,
+)
 from kernels.errors import UserError
-from kernels.estimate import Array
-from kernels.machine import Machine, known_machine
-from kernels.problem import Gemm
+from kernels.estimate import Array, priced_alignment
+from kernels.machine import Machine, known_machine, known_machines
+from kernels.problem import WIDE_BYTES, Gemm
 from sweeps.store import write_whole
 
 FITTED_ROWS = 1500
@@ -47,8 +66,15 @@ def group_in(dtype: str) -> str:
 
 
 _TAIL = 0.05
+_NORMAL = 1.645  # standard deviations on either side that hold nine in ten normal values
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
+_MAD_TO_STD = 1.48  # standard deviation of a normal law over its median absolute deviation
+_UNDETERMINED = frozenset(
+    {"misalignment", "fallback", "fallback_split", "repack", "sustained", "cached", "resident"}
+)
+"""Constants that warm, aligned bursts tell nothing about."""
+
 _NO_SHIFT = Shift()
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
@@ -59,10 +85,11 @@ class Collection:
 
     ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
     ``pair_errors`` those of the time ratios of neighbouring shapes (see
-    :func:`analysis.model.calibrate.pair_errors`) that promise a gain. ``repeated`` are the errors
-    of the table's own time of the very shape, if it has one. ``seen`` has the log ratios and
-    spreads of predictions by the model that answers, which was fitted to all shapes. ``origin`` is
-    the machine whose constants predict, empty if it is the collection's own.
+    :func:`analysis.model.calibrate.pair_errors`) that promise a gain, ``groups`` the kind of each
+    shape. ``repeated`` are the errors of the table's own time of the very shape, if it has one.
+    ``seen`` has the log ratios and spreads of predictions by the model that answers, which was
+    fitted to all shapes. ``origin`` is the machine whose constants predict, empty if it is the
+    collection's own.
     """
 
     slug: str
@@ -71,35 +98,117 @@ class Collection:
     log_ratios: Array
     spreads: Array
     pair_errors: Array
+    groups: NDArray[np.object_]
     repeated: Errors | None = None
     seen: tuple[Array, Array] | None = None
     origin: str = ""
 
     @classmethod
-    def of(
+    def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> Collection:
         """Compare measured seconds with predicted ones."""
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
-        return cls(slug, source, Errors.of(predicted, seconds), log_ratios, spreads, pairs)
+        groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
+        errors = Errors.of(predicted, seconds)
+        return cls(slug, source, errors, log_ratios, spreads, pairs, groups)
 
-    def covered(self, software: SoftwareRange) -> float:
-        """The share of its rows that lie inside the interval."""
-        return _share_inside(self.log_ratios / self.spreads, software)
+    @property
+    def generation(self) -> str:
+        """That of its machine."""
+        return known_machine(self.slug).generation
+
+    def ends(self, interval: Interval) -> tuple[Array, Array]:
+        """The lower and the upper end of each row's interval, as log ratios."""
+        factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
+        below, above = factors.reshape(-1, 2).T
+        software = interval.software
+        return software.low * self.spreads * below, software.high * self.spreads * above
+
+    def inside(self, interval: Interval) -> NDArray[np.bool_]:
+        """Whether each row lies inside its interval."""
+        low, high = self.ends(interval)
+        return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Likewise, of the model that was fitted to all shapes; None where there is no other."""
-        return None if self.seen is None else _share_inside(self.seen[0] / self.seen[1], software)
+        """The share inside of the model that was fitted to all shapes; None without one."""
+        if self.seen is None:
+            return None
+        relative = self.seen[0] / self.seen[1]
+        return float(((software.low <= relative) & (relative <= software.high)).mean())
 
-    def width(self, software: SoftwareRange) -> float:
-        """Median width of the interval, as a share of the predicted time."""
-        ends = np.exp(software.high * self.spreads) - np.exp(software.low * self.spreads)
-        return float(np.median(ends))
+    def relative_to(self, software: SoftwareRange) -> GroupErrors:
+        """Its errors as multiples of the ends of an interval, negative below the prediction."""
+        relative = self.log_ratios / self.spreads
+        ends = np.where(relative < 0, -software.low, software.high)
+        return GroupErrors(relative / ends, self.groups)
 
 
-def _share_inside(relative: Array, software: SoftwareRange) -> float:
-    return float(((software.low <= relative) & (relative <= software.high)).mean())
+class Interval(NamedTuple):
+    """The range of all shapes' errors in spreads, and what each kind of shape multiplies it by."""
+
+    software: SoftwareRange
+    factors: Mapping[str, tuple[float, float]]
+
+
+def learned_factors(
+    collections: Sequence[Collection], ranges: Mapping[str, SoftwareRange]
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """By generation, what each kind of shape multiplies an interval's ends by.
+
+    Args:
+        collections: errors of predictions that had not seen them.
+        ranges: the interval that answers about each machine have, by slug.
+    """
+    found = {}
+    for generation in dict.fromkeys(one.generation for one in collections):
+        known = [
+            one.relative_to(ranges[one.slug]) for one in collections if one.generation == generation
+        ]
+        found[generation] = group_factors(known)
+    return found
+
+
+def learned_spread(collections: Sequence[Collection], independent: int) -> dict[str, float]:
+    """Two standard deviations of a kind of prior, see :class:`analysis.model.prior.Spread`.
+
+    ``scale`` is the root mean square of the collections' median log ratios, widened because few
+    machines showed it: a normal law that wide has the 90% range of Student's predictive law.
+    ``shape`` is the median over the collections of a normal law's standard deviation with the same
+    middle 90%.
+
+    Args:
+        collections: errors of predictions that had not seen them.
+        independent: how many of their machines, or generations, are unlike one another.
+    """
+    medians = [float(np.median(one.log_ratios)) for one in collections]
+    ranges = [np.quantile(one.log_ratios, [_TAIL, 1 - _TAIL]) for one in collections]
+    widths = [float(high - low) / (2 * _NORMAL) for low, high in ranges]
+    few = stats.t.ppf(1 - _TAIL, independent - 1) / _NORMAL * math.sqrt(1 + 1 / independent)
+    return {
+        "scale": float(few * np.sqrt(np.mean(np.square(medians)))),
+        "shape": float(np.median(widths)),
+    }
+
+
+def constants_spread(pairs: Iterable[tuple[Constants, Constants]]) -> float:
+    """The standard deviation of a constant about another machine's, once the scale is corrected.
+
+    Args:
+        pairs: fitted constants and what they were expected to be. It is 1.48 times the median of
+            the absolute differences on the constants' fit scale, over those that tables determine.
+    """
+    names = [name for name in BOUNDS if name not in _UNDETERMINED]
+    direction = np.array([-(name in RATES) + (name in DURATIONS) for name in names], dtype=float)
+    direction /= np.linalg.norm(direction)
+
+    def vector(c: Constants) -> Array:
+        return np.array([to_fit_scale(name, getattr(c, name)) for name in names])
+
+    apart = [vector(fitted) - vector(expected) for fitted, expected in pairs]
+    left = [one - direction * (one @ direction) for one in apart]
+    return float(_MAD_TO_STD * np.median(np.abs(left)))
 
 
 def software_range(collections: Sequence[Collection]) -> SoftwareRange:
@@ -203,7 +312,7 @@ def _compared(model: Model, predictions: pd.DataFrame, table: Table, shift: Shif
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
     query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
     expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
-    one = Collection.of(table.slug, table.source, query, expected, seconds, spreads)
+    one = Collection.from_times(table.slug, table.source, query, expected, seconds, spreads)
     guess, spread = Inputs.of(model.machine, query).predict(fit.constants, fit.residual)
     seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
     return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
@@ -254,7 +363,7 @@ def shipped_fit(
         query, seconds = warm_query(part), part["time_us"].to_numpy() * 1e-6
         predicted = fit.shift.applied(Inputs.of(machine, query).estimate(constants).time)
         spreads = fit.spreads(np.ones(len(part)))  # all alike, as without trees
-        return Collection.of(machine.slug, source, query, predicted, seconds, spreads)
+        return Collection.from_times(machine.slug, source, query, predicted, seconds, spreads)
 
     rest = {source: rows[~chosen[source]] for source, rows in rows_of.items()}
     bare = Fit(constants, rows=len(sample), aligned_only=True, layout="nt", shift=shift)
@@ -270,6 +379,72 @@ def shipped_fit(
     return ShippedFit(fit, collections)
 
 
+def narrow_collections(
+    path: Path, results: Path, fits: Mapping[str, Fit]
+) -> tuple[list[Collection], list[Collection]]:
+    """A file's times at small N, as the imported tables and as the shipped constants predict them.
+
+    Args:
+        path: a CSV with the columns machine, m, n, k and time_us.
+        results: where the tables are imported.
+        fits: the shipped ones, by slug.
+    """
+    rows = pd.read_csv(path).assign(dtype=DTYPE)
+    public, shipped = [], []
+    for slug, part in rows.groupby("machine"):
+        machine = known_machine(str(slug))
+        query, seconds = warm_query(part), part["time_us"].to_numpy(dtype=float) * 1e-6
+        like = np.array([priced_alignment(p) >= WIDE_BYTES for p in query.problems])
+        query, seconds = query.take(np.flatnonzero(like)), seconds[like]
+        inputs = Inputs.of(machine, query)
+        calibration = json.loads(
+            (folder_of(results, machine.slug) / "calibration.json").read_bytes()
+        )
+        fit = model_from_json(machine, calibration).fits[GROUP]
+        fit = fit.for_software(_NO_RANGE, shift_of(machine.slug))
+        guess, spread = inputs.predict(fit.constants, fit.residual)
+        predicted = fit.shift.applied(guess.time)
+        public.append(
+            Collection.from_times(
+                machine.slug, path.stem, query, predicted, seconds, fit.spreads(spread)
+            )
+        )
+        fit = fits[machine.slug]
+        predicted = fit.shift.applied(inputs.estimate(fit.constants).time)
+        alike = fit.spreads(np.ones(len(seconds)))
+        shipped.append(
+            Collection.from_times(machine.slug, path.stem, query, predicted, seconds, alike)
+        )
+    return public, shipped
+
+
+def framework_floor(tables: Iterable[Table]) -> list[dict[str, Any]]:
+    """How far a framework's earlier version is from its later one on the same machine.
+
+    No prediction without own measurements can be expected to be closer. Errors are of the earlier
+    version's times, as predictions of the later one's.
+    """
+    known = [t for t in tables if t.rows and t.slug in known_machines()]
+    found = []
+    for one, other in itertools.permutations(known, 2):
+        alike = (one.slug, one.framework) == (other.slug, other.framework)
+        if alike and _version_key(one) < _version_key(other):
+            pair = _differing(one, other)
+            later = pair.seconds * np.exp(pair.log_ratios)
+            found.append(
+                {
+                    "machine": one.slug, "earlier": one.source, "later": other.source,
+                    **asdict(Errors.of(pair.seconds, later)),
+                }
+            )  # fmt: skip
+    return found
+
+
+def _version_key(table: Table) -> list[int]:
+    """The numbers in a framework's version, in their order: 0.5.6.post2 comes before 0.5.14."""
+    return [int(number) for number in re.findall(r"\d+", table.version)]
+
+
 def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> None:
     """validation.json: how wrong an imported table's model is on rows that it has not seen.
 
@@ -279,12 +454,13 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
     """
     software = software_of(table.slug)
     others = other_collections(folder, table, tables, shift_of(table.slug))
+    factors = factors_of_prior("public", known_machine(table.slug).generation)
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {
         "source": table.source,
         "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
-        "other": [judged_row(one, software) for one in others],
+        "other": [judged_row(one, Interval(software, factors)) for one in others],
     }
     write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
@@ -300,13 +476,34 @@ def write_own_validation(folder: Path) -> None:
     write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def judge_model(collections: Sequence[Collection]) -> list[dict[str, Any]]:
+def judge_model(
+    collections: Sequence[Collection], more: Sequence[Collection] = ()
+) -> list[dict[str, Any]]:
     """Each collection's errors, and its coverage by an interval that had not seen it.
 
     That is the one of all other machines, joined with that of the machine's other collections, as
-    answers have it (:func:`analysis.model.basis.software_of`).
+    answers have it (:func:`analysis.model.prior.software_of`), with the factors that the
+    generation's other collections ask for.
+
+    Args:
+        collections: of all machines, judged one by one.
+        more: collections of rare kinds of shapes, from which only factors are learned; they are
+            judged, too, by the factors of other machines.
     """
-    return [judged_row(one, _range_without(one, collections)) for one in collections]
+    rows = [judged_row(one, _interval_without(one, collections, more)) for one in collections]
+    return rows + [judged_row(one, _interval_without(one, collections, more)) for one in more]
+
+
+def _interval_without(
+    one: Collection, collections: Sequence[Collection], more: Sequence[Collection]
+) -> Interval:
+    others = [c for c in collections if c is not one]
+    others += [c for c in more if c.slug != one.slug]
+    ranges = {c.slug: _range_without(one, collections) for c in others}
+    return Interval(
+        _range_without(one, collections),
+        learned_factors(others, ranges).get(one.generation, {}),
+    )
 
 
 def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
@@ -317,12 +514,14 @@ def _range_without(one: Collection, collections: Sequence[Collection]) -> Softwa
     return software_range(elsewhere).joined(software_range(here))
 
 
-def judge_shipped(shipped: Sequence[ShippedFit]) -> list[dict[str, Any]]:
+def judge_shipped(
+    shipped: Sequence[ShippedFit], more: Sequence[Collection] = ()
+) -> list[dict[str, Any]]:
     """Each collection's errors, and its coverage by an interval that had not seen it.
 
     As in :func:`judge_model`, by constants of several machines and of one dtype.
     """
-    return judge_model([one for each in shipped for one in each.collections])
+    return judge_model([one for each in shipped for one in each.collections], more)
 
 
 def widened_by_others(shipped: Mapping[str, ShippedFit]) -> dict[str, Fit]:
@@ -334,15 +533,22 @@ def widened_by_others(shipped: Mapping[str, ShippedFit]) -> dict[str, Fit]:
     return fits
 
 
-def judged_row(one: Collection, software: SoftwareRange) -> dict[str, Any]:
-    """One collection's errors, and its coverage by an interval."""
+def judged_row(one: Collection, interval: Interval) -> dict[str, Any]:
+    """One collection's errors, and its coverage by an interval, of all rows and of each kind."""
+    inside = one.inside(interval)
+    low, high = one.ends(interval)
     row = {
         "machine": one.slug, "source": one.source, **asdict(one.errors),
-        "coverage_90": one.covered(software), "median_width": one.width(software),
+        "coverage_90": float(inside.mean()),
+        "median_width": float(np.median(np.exp(high) - np.exp(low))),
+        "coverage_by_group": {
+            name: [float(inside[one.groups == name].mean()), int((one.groups == name).sum())]
+            for name in sorted(set(one.groups))
+        },
     }  # fmt: skip
     if one.repeated is None:
         return row
-    seen = one.covered_where_seen(software)
+    seen = one.covered_where_seen(interval.software)
     return {**row, "coverage_90_seen": seen, "repeated": asdict(one.repeated)}
 
 

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.constants import BOUNDS, Constants, default_constants
-from kernels.estimate import ALGORITHMS, LIMITS, Shapes, Tiles, estimate, fastest
+from kernels.estimate import (
+    ALGORITHMS,
+    LIMITS,
+    Shapes,
+    Tiles,
+    estimate,
+    fastest,
+    priced_alignment,
+)
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Conv, Gemm, Problem
 
@@ -177,3 +185,38 @@ def test_splitting_k_helps_few_tiles_and_a_long_sum() -> None:
     )  # fmt: skip
     assert float(e.split[0]) > 1
     assert float(e.split[1]) == 1
+
+
+def misaligned_price(generation: str, gemm: Gemm) -> float:
+    """A GEMM's time over that of the next N that is a multiple of 8."""
+    machine = known_machine({"hopper": "nvidia-h100-sxm", "blackwell": "nvidia-b200",
+                             "ampere": "nvidia-a100-sxm-80gb"}[generation])  # fmt: skip
+    aligned = replace(gemm, n=-(-gemm.n // 8) * 8)
+    shapes = Shapes.of([gemm, aligned], [True] * 2, [False] * 2)
+    peak, c = machine.peak("bf16"), default_constants(generation, "bf16")
+    one, other = fastest(shapes, Tiles.library(machine, "bf16"), machine, peak, c).time
+    return float(one / other)
+
+
+def test_rows_that_bulk_copies_cannot_load_cost_more_on_later_generations() -> None:
+    narrow = Gemm(128, 4, 4096, "bf16")
+    prices = [misaligned_price(g, narrow) for g in ("ampere", "hopper", "blackwell")]
+    assert prices == sorted(prices)
+    assert prices[0] < 1.1
+    assert prices[2] > 2
+    # A vector's output has no rows to load; its operands' rows count as before.
+    assert misaligned_price("blackwell", Gemm(4096, 1, 4096, "bf16")) < 1.1
+    assert misaligned_price("blackwell", Gemm(1, 4092, 4096, "bf16")) < 1.1
+    assert priced_alignment(Gemm(1, 4096, 4095, "bf16")) == 2
+
+
+def test_kernels_for_misaligned_rows_may_not_split_k() -> None:
+    few = Gemm(64, 60, 65536, "bf16")
+    shapes = Shapes.of([few, replace(few, n=64)], [False] * 2, [False] * 2)
+    c = default_constants("hopper", "bf16")
+    tiles = Tiles.library(H100, "bf16")
+    splits = [
+        fastest(shapes, tiles, H100, PEAK, replace(c, fallback_split=on)).split for on in (1.0, 0.0)
+    ]
+    assert (splits[0] > 1).all()
+    assert splits[1][0] == 1 < splits[1][1]

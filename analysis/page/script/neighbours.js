@@ -171,7 +171,7 @@ function choose(i, asked = "") {
   list.replaceChildren();
   for (const row of machineOf(i).advice.filter((each) => each.spec === spec)) {
     const change = row.verdict === "leave it" ? "" : `: ${row.change}, gains ${gain(row)}`;
-    list.append(element("li", `To ${row.question}, ${row.verdict}${change} (${row.reason}).`));
+    list.append(element("li", `To ${row.question}, ${row.told}${change} (${row.reason}).`));
   }
   for (const [place, along] of sizesOf(i).entries()) drawLine(place, i, along);
 }

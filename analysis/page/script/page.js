@@ -55,7 +55,7 @@ function adviceTable() {
     [
       ...several,
       text("shape", (row) => row.shape),
-      text("verdict", (row) => row.verdict),
+      text("verdict", (row) => row.told),
       text("question", (row) => row.question),
       text("change", (row) => row.change),
       figure("gain", gain, (row) => row.gain),

@@ -38,7 +38,7 @@ def times(*pairs: tuple[Gemm, float], half_width: float = 0.01) -> Measurements:
 
 
 def certain_model(pair_error: float = 0.05) -> Model:
-    constants = default_constants("hopper", "bf16")
+    constants = replace(default_constants("hopper", "bf16"), fallback=0.0)
     both = pair_error / math.sqrt(2)  # of two predictions of spread 1
     fit = Fit(constants, pair_low=-both, pair_high=both, rows=100)
     return Model(H100, {"cublas gemm bf16": fit})
@@ -240,9 +240,8 @@ def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
     """An alignment sweep under a known penalty of odd N; returns the measured gains claimed."""
     cases = gemm_cases([(1024, 1024 + offset, 1024) for offset in range(17)], "alignment")
-    truth = model_law(replace(default_constants("hopper", "bf16"), misalignment=0.0))(
-        problems(cases)
-    )
+    free = replace(default_constants("hopper", "bf16"), misalignment=0.0, fallback=0.0)
+    truth = model_law(free)(problems(cases))
     odd = np.arange(17) % 8 != 0
     rng = np.random.default_rng(seed)
     # The median of nine samples, and the interval that nine samples give.

@@ -11,7 +11,9 @@ from analysis.advice.verdict import (
     PREDICTED,
     Gain,
     gain_of,
+    probability,
     verdict,
+    verdict_text,
 )
 
 
@@ -19,15 +21,16 @@ from analysis.advice.verdict import (
     ("gain", "evidence", "extra_flops", "expected"),
     [
         (Gain(0.08, 0.05, 0.11), CONFIRMED, 0.01, DO_IT),
-        (Gain(0.08, 0.05, 0.11), MEASURED, 0.01, LIKELY),  # not measured anew
+        (Gain(0.08, 0.05, 0.11), MEASURED, 0.01, LIKELY),  # not re-timed
         (Gain(0.08, 0.05, 0.11), PREDICTED, 0.01, LIKELY),
         (Gain(0.08, 0.009, 0.16), CONFIRMED, 0.0, LIKELY),  # not beyond doubt
         (Gain(0.08, -0.02, 0.15), PREDICTED, 0.0, LIKELY),
+        (Gain(0.08, -0.13, 0.3), PREDICTED, 0.0, LEAVE_IT),  # it gains in three of four cases
         (Gain(0.009, 0.008, 0.01), CONFIRMED, 0.0, LEAVE_IT),  # not worth it
         (Gain(0.02, 0.015, 0.025), CONFIRMED, 0.12, LEAVE_IT),  # its costs are as large
         (Gain(0.02, 0.015, 0.025), CONFIRMED, -0.12, DO_IT),  # a smaller size costs nothing
-        (Gain(0.02, -0.3, 0.5), PREDICTED, 0.0, LEAVE_IT),  # it may lose a quarter
-        (Gain(0.01, -0.2, 0.27), PREDICTED, 0.0, LEAVE_IT),  # as much to be lost as gained
+        (Gain(0.02, -0.3, 0.5), PREDICTED, 0.0, LEAVE_IT),  # it gains in one of two
+        (Gain(0.01, -0.2, 0.27), PREDICTED, 0.0, LEAVE_IT),  # nearly as often lost as gained
         (Gain(-0.05, -0.06, -0.04), CONFIRMED, 0.0, LEAVE_IT),
         (Gain(0.05, 0.05, 0.05), PREDICTED, 0.0, LIKELY),
     ],
@@ -39,3 +42,20 @@ def test_what_to_do(gain: Gain, evidence: str, extra_flops: float, expected: str
 def test_a_gain_counts_the_work() -> None:
     assert gain_of((1.1, 1.0, 1.2), 1.0) == pytest.approx((0.1, 0.0, 0.2))
     assert gain_of((1.1, 1.0, 1.2), 0.9) == pytest.approx((-0.01, -0.1, 0.08))
+
+
+def test_the_probability_is_that_of_a_normal_error() -> None:
+    # An interval that begins at no gain leaves one case in twenty, or in forty, without.
+    assert probability(Gain(0.1, 0.0, 0.21), PREDICTED) == pytest.approx(0.95, abs=1e-3)
+    assert probability(Gain(0.1, 0.0, 0.21), MEASURED) == pytest.approx(0.975, abs=1e-3)
+    assert probability(Gain(0.0, -0.1, 0.1), PREDICTED) == pytest.approx(0.5)
+    # A loss is judged by the half of the interval that reaches up to no gain.
+    lost = probability(Gain(-0.1, -0.12, 0.0), PREDICTED)
+    assert lost == pytest.approx(0.05, abs=1e-3)
+    assert probability(Gain(0.5, 0.4, 0.6), CONFIRMED) == 0.99
+    assert probability(Gain(-0.5, -0.5, -0.5), PREDICTED) == pytest.approx(0.01)
+
+
+def test_a_likely_gain_is_told_with_its_probability() -> None:
+    assert verdict_text(LIKELY, 0.914) == "likely (91%)"
+    assert verdict_text(DO_IT, 0.99) == "do it"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, Gain
+from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY
 from analysis.audit.account import Account, account_of, as_problem
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers
 from analysis.audit.report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
-from analysis.audit.sums import Change, gain_of_step, step_verdict, summed
+from analysis.audit.sums import Change, gain_of_step, summed
 from analysis.model.basis import Basis, find_basis
 from kernels.errors import UserError
 from kernels.problem import Gemm
@@ -197,7 +197,8 @@ def test_errors_of_a_sum_are_partly_the_same() -> None:
 
 
 def test_a_model_says_how_alike_the_errors_of_a_sum_are(h100: Basis, gpt2: Captured) -> None:
-    (group, fit), *_ = h100.model.fits.items()
+    group = "cublas gemm bf16"
+    fit = h100.model.fits[group]
     wider = replace(fit, sum_low=fit.sum_low * 2, sum_high=fit.sum_high * 2)
     model = replace(h100.model, fits={**h100.model.fits, group: wider})
     one, two = (account_of(gpt2, Runtime(), b) for b in (h100, replace(h100, model=model)))
@@ -213,13 +214,6 @@ def test_a_step_gains_what_its_products_gain() -> None:
     costs = gain_of_step(100.0, [Change(40.0, (2.0, 2.0, 2.0))], more=20.0)
     assert costs.value == pytest.approx(0.0)
     assert gain_of_step(100.0, [], unsure=10.0) == pytest.approx((0, 100 / 110 - 1, 100 / 90 - 1))
-
-
-def test_a_claim_needs_an_interval_that_is_all_gain() -> None:
-    assert step_verdict(Gain(0.05, 0.01, 0.1), 0.0, aligns=False) == LIKELY
-    assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=False) == LEAVE_IT
-    assert step_verdict(Gain(0.05, -0.01, 0.1), 0.0, aligns=True) == LIKELY
-    assert step_verdict(Gain(0.005, 0.001, 0.1), 0.0, aligns=True) == LEAVE_IT
 
 
 def test_a_vocabulary_that_nothing_divides_is_the_lever(h100: Basis) -> None:

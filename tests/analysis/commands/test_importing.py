@@ -147,15 +147,21 @@ def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
     assert rows["nvidia-v100-sxm2-16gb"]["basis"] == "recorded"
 
 
-def test_few_rows_of_ones_own_do_not_hide_what_is_shipped(tmp_path: Path) -> None:
+def test_few_own_rows_move_what_is_shipped(tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     path.write_text("m,n,k,dtype,time_us\n8192,8192,8192,bf16,1400\n64,64,64,bf16,3\n")
     here = ("--machine", "h200", "--results", tmp_path)
     assert analysis("import", path, *here).returncode == 0
     asked = [text for dtype in ("bf16", "fp8") for text in ("--gemm", f"4096,4096,4096,{dtype}")]
     rows = json.loads(analysis("predict", *asked, "--json", *here).stdout)
-    assert [row["basis"] for row in rows] == ["shipped", "shipped"]
+    assert [row["basis"] for row in rows] == ["recorded", "shipped"]
     assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
+    assert "2 rows of few.csv, warm, on top of shipped constants, fitted to" in rows[0]["source"]
+    nothing = ("--machine", "h200", "--results", tmp_path / "nothing")
+    unmoved = json.loads(analysis("predict", *asked, "--json", *nothing).stdout)
+    # Two rows move it a little, the dtype that they are not of not at all.
+    assert 0 < abs(rows[0]["time_us"] / unmoved[0]["time_us"] - 1) < 0.1
+    assert rows[1]["time_us"] == unmoved[1]["time_us"]
     known = json.loads(analysis("predict", "--gemm", "64,64,64,bf16", "--json", *here).stdout)
     assert (known["basis"], known["time_us"]) == ("recorded", 3)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from analysis.model.fit import Fit, SoftwareRange
-from analysis.model.generation import GROUP
 from analysis.model.predict import Model
+from analysis.model.prior import GROUP
 from analysis.model.query import Query
 from analysis.model.shift import Differing, Shift
 from kernels.constants import default_constants

@@ -13,11 +13,17 @@ import pytest
 
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
-from analysis.model.generation import GROUP
 from analysis.model.predict import model_from_json
+from analysis.model.prior import GROUP
 from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from analysis.validation.generation import carried_collections, judge_generation
-from analysis.validation.software import Collection, ShippedFit, software_range, warm_query
+from analysis.validation.software import (
+    Collection,
+    Interval,
+    ShippedFit,
+    software_range,
+    warm_query,
+)
 from kernels.constants import shipped_fits
 from kernels.machine import known_machine, slug_of_device
 from tests.support.synthetic import random_sizes
@@ -73,7 +79,7 @@ def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> Collecti
     predicted = np.full(rows, 1e-5)
     log_ratios = scatter * np.random.default_rng(rows).standard_normal(rows)
     seconds, spreads = predicted * np.exp(log_ratios), np.ones(rows)
-    one = Collection.of(slug, "made up", warm_query(sizes), predicted, seconds, spreads)
+    one = Collection.from_times(slug, "made up", warm_query(sizes), predicted, seconds, spreads)
     return replace(one, origin=origin)
 
 
@@ -155,4 +161,5 @@ def test_what_is_recorded_is_what_the_tables_give() -> None:
     for name in ("rows", "median", "mean", "p95"):
         assert getattr(one.errors, name) == pytest.approx(recorded[name], rel=0.02)
     # What is shipped was learned from these rows among others.
-    assert one.covered(SoftwareRange(**shipped_fits()["generation"])) > 0.9
+    learned = Interval(SoftwareRange(**shipped_fits()["generation"]), {})
+    assert one.inside(learned).mean() > 0.9

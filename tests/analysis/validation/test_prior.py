@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.model.others import Collection, sizes_of
-from analysis.model.prior import Growth, Prior
+from analysis.model.nearby import Collection, sizes_of
+from analysis.model.offsets import CollectionTrees, TreeSettings
 from analysis.recordings.public import read_source
 from analysis.validation.holdout import FOLDS
 from analysis.validation.prior import named_collections, validate_with_prior
@@ -66,9 +66,9 @@ def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
 
     plain = Collection.fitted
 
-    def fitted(collection: Collection, growth: Growth) -> Prior:
+    def fitted(collection: Collection, settings: TreeSettings) -> CollectionTrees:
         seen.append(set(map(tuple, sizes_of(collection.gemms).tolist())))
-        return plain(collection, growth)
+        return plain(collection, settings)
 
     monkeypatch.setattr(Collection, "fitted", fitted)
     named = named_collections(str(other), judged, H100, "bf16")

@@ -1,4 +1,4 @@
-"""Others' collections near a machine, as priors for its own rows."""
+"""Public collections of a machine and of its siblings, as priors for its own measurements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.model.fitting import fit_prior, leaders
-from analysis.model.prior import COARSE, LIBRARY, WHOLE, Growth, Prior
+from analysis.model.fitting import fit_collection
+from analysis.model.offsets import COARSE, LIBRARY, WHOLE, CollectionTrees, TreeSettings
+from analysis.model.prior import Prior, leaders, prior_from_tables
+from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS, can_grow
 from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
@@ -23,16 +25,16 @@ from kernels.estimate import Array
 from kernels.machine import Machine, known_machines
 from kernels.problem import Gemm, Problem
 
-THEIRS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
-"""The dtype of the collections that tell about one of ours; both 16-bit types share their units."""
+_DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
+"""The dtype of the collections that tell about a dtype; both 16-bit types share their units."""
 
-_MOST_ROWS = 10_000  # of one's own: beyond them others' rows say nothing that one's own do not
+_MOST_ROWS = 10_000  # own measurements, beyond which public tables say nothing new
 _MOST_SIBLINGS = 3
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Others' rows of one machine and dtype; ``seconds`` has one element for each product."""
+    """Public rows of one machine and dtype; ``seconds`` has one element for each GEMM."""
 
     machine: Machine
     source: str
@@ -40,7 +42,7 @@ class Collection:
     seconds: Array
 
     @classmethod
-    def of(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
+    def from_rows(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
         """From rows of a table."""
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
@@ -56,13 +58,13 @@ class Collection:
         gemms = list(itertools.compress(self.gemms, known))
         return replace(self, gemms=gemms, seconds=self.seconds[known])
 
-    def fitted(self, growth: Growth) -> Prior:
-        """As a prior, with so many trees."""
-        return fit_prior(self.machine, self.source, self.gemms, self.seconds, growth)
+    def fitted(self, settings: TreeSettings) -> CollectionTrees:
+        """Its constants and trees."""
+        return fit_collection(self.machine, self.source, self.gemms, self.seconds, settings)
 
 
-def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Prior, ...]:
-    """Collections as priors of a machine: its own first; of siblings beside them, coarser trees.
+def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
+    """Collections near a machine: its own first, with finer trees than siblings' next to them.
 
     Those that are left with hardly any rows are left out.
     """
@@ -81,11 +83,11 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 
 
-def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, tuple[Prior, ...]]:
-    """What others' imported tables say about a recording's machine, by dtype.
+def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
+    """The prior of each group of a recording that imported public tables tell about.
 
-    They are of the machine itself and of its generation's others. None of them has seen a shape of
-    the recording. A published recording must not depend on what was imported, and others' tables
+    The tables are of the machine itself and of its generation's others. None has seen a shape of
+    the recording. A published recording must not depend on what was imported, and public tables
     say the same with and without it.
 
     Args:
@@ -99,21 +101,24 @@ def priors_of(recording: Recording, rows: pd.DataFrame) -> dict[str, tuple[Prior
     results = recording.folder.parent
     if results.name == PLACE:
         results = results.parent
-    found: dict[str, tuple[Prior, ...]] = {}
+    found: dict[str, Prior] = {}
     of_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
-    for dtype, theirs in THEIRS.items():
+    for dtype, theirs in _DTYPES.items():
         own = rows[of_library & (rows["dtype"] == dtype)]
         if not 0 < len(own) <= _MOST_ROWS:
             continue
         shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
         near = [each.without(shapes) for each in _near(results, recording.machine, theirs)]
-        if known := fitted_all(recording.machine, near):
-            found[dtype] = known
+        if trees := fitted_all(recording.machine, near):
+            query = Query.of_rows(own)
+            found[f"{LIBRARY} gemm {dtype}"] = prior_from_tables(
+                recording.machine, dtype, trees, query
+            )
     return found
 
 
 def _near(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
-    """The machine's collections and its siblings'."""
+    """The machine's collections, then its siblings'."""
     siblings = [
         other
         for other in known_machines().values()
@@ -132,4 +137,8 @@ def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection
         note(str(error))
         return []
     of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in parts.items()}
-    return [Collection.of(machine, source, rows) for source, rows in of_dtype.items() if len(rows)]
+    return [
+        Collection.from_rows(machine, source, rows)
+        for source, rows in of_dtype.items()
+        if len(rows)
+    ]

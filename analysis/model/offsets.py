@@ -1,0 +1,279 @@
+"""What public tables say about a machine before it was measured much: log ratios as offsets.
+
+For each collection of a machine, or of a sibling of its generation, trees learn by how much its
+times differ from the formula. Own measurements then need to tell only what is left: constants and
+the collections' weights are fitted together, and trees grow from the rest
+(:func:`analysis.model.fitting.fit_group`). A collection of the machine itself has one weight for
+each kind of limit, because one framework's table may say most about launches, another's about
+memory. A collection of a sibling has a single weight: together with the sibling's other collections
+it says what a framework changes. The trees must not have seen the shapes of the own measurements:
+they know those shapes better than others, and everything that is fitted would rely on that. Pooling
+the rows of all machines with their facts as features, Gaussian processes and boosted trees were
+tried and did worse.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.model.features import Inputs
+from analysis.model.forest import Forest
+from analysis.model.query import Query
+from kernels.constants import Constants, scaled_constants
+from kernels.documents import COUNT, Each, Number, misfit
+from kernels.estimate import Array, Estimate
+from kernels.machine import Machine
+from kernels.problem import Gemm
+
+LIBRARY = "cublas"
+"""The library that all collections are of."""
+
+_USUAL = 0.02  # of a log ratio, by which trees disagree about shapes like those they grew from
+_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # of limits: fixed, SMs, memory
+_SHARPNESS = 4  # the power of a limit's time by which its kind counts; the largest nearly alone
+
+
+@dataclass(frozen=True)
+class TreeSettings:
+    """How many trees grow from a collection's rows, and the minimum number of rows in a leaf."""
+
+    trees: int
+    leaf_rows: int
+
+
+WHOLE = TreeSettings(64, 2)
+COARSE = TreeSettings(16, 4)
+"""Of siblings' tables beside the machine's own: their weights are small, and there are many."""
+
+_FIGURES = {
+    "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
+    "trees": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CollectionTrees:
+    """One collection of one machine and dtype: fitted constants, and trees grown from all its rows.
+
+    ``source`` names framework and version, ``rows`` is the number of rows that the trees grew from.
+    Operands came from the cache where they fit it.
+    """
+
+    machine: Machine
+    source: str
+    dtype: str
+    rows: int
+    constants: Constants
+    trees: Forest
+
+    @property
+    def name(self) -> str:
+        """In words: ``vLLM 0.24.0 of nvidia-h200``."""
+        return f"{self.source} of {self.machine.slug}"
+
+    def constants_on(self, machine: Machine, dtype: str) -> Constants:
+        """Its constants, as they are on another machine of the generation by the datasheets."""
+        return scaled_constants(self.constants, self.machine, machine, dtype)
+
+    @classmethod
+    def grown(
+        cls,
+        machine: Machine,
+        source: str,
+        gemms: Sequence[Gemm],
+        seconds: Array,
+        c: Constants,
+        settings: TreeSettings = WHOLE,
+    ) -> Self:
+        """The trees of a collection's rows.
+
+        Args:
+            machine: what it was measured on.
+            source: whose it is, in words.
+            gemms: the rows' products, all of one dtype.
+            seconds: their times.
+            c: constants that were fitted to them.
+            settings: how many trees, of how many rows.
+        """
+        inputs = Inputs.of(machine, Query.plain(gemms, LIBRARY, warm=True))
+        guess = inputs.estimate(c)
+        features, log_ratios = inputs.features(c, guess), np.log(seconds / guess.time)
+        trees = Forest.grown(features, log_ratios, settings.trees, settings.leaf_rows)
+        return cls(machine, source, gemms[0].dtype, len(gemms), c, trees)
+
+    def log_ratios(self, gemms: Sequence[Gemm]) -> tuple[Array, Array]:
+        """Log of measured time over the formula's, as the collection predicts it for some shapes,
+        and the standard deviation of its trees there, which is larger for unfamiliar shapes.
+
+        Args:
+            gemms: of any dtype and layout: they are looked up by their sizes.
+        """
+        asked = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
+        inputs = Inputs.of(self.machine, Query.plain(asked, LIBRARY, warm=True))
+        guess = inputs.estimate(self.constants)
+        return self.trees.predict(inputs.features(self.constants, guess))
+
+    def to_json(self) -> dict[str, Any]:
+        """For calibration.json."""
+        return {
+            "source": self.source, "dtype": self.dtype, "rows": self.rows,
+            "machine": self.machine.to_json(), "constants": self.constants.to_json(),
+            "trees": self.trees.to_json(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: something is missing, or no number; UserError is one.
+        """
+        if fault := misfit(data, _FIGURES):
+            raise ValueError(fault)
+        return cls(
+            Machine.from_json(data["machine"]), data["source"], data["dtype"], data["rows"],
+            Constants.from_json(data["constants"]), Forest.from_json(data["trees"]),
+        )  # fmt: skip
+
+
+class CollectionEstimates(NamedTuple):
+    """Predictions of several collections for some cases of a machine.
+
+    ``columns`` has the log of the time that each collection (columns) gives each case (rows), over
+    the formula's by the first collection's constants; ``deviations`` by how much its trees disagree
+    about it. ``shares`` says how much each kind of limit (columns) counts in each case: its time to
+    the fourth power, so that they sum to one.
+    """
+
+    columns: Array
+    deviations: Array
+    shares: Array
+
+    @classmethod
+    def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
+        """By some collections, of GEMMs: each one's formula and what its trees add."""
+
+        def formula(one: CollectionTrees) -> Estimate:
+            return inputs.estimate(one.constants_on(inputs.machine, inputs.dtype))
+
+        gemms = [problem for problem in inputs.problems if isinstance(problem, Gemm)]
+        first = formula(collections[0])
+        columns, deviations = [], []
+        for one in collections:
+            log_ratios, disagreement = one.log_ratios(gemms)
+            columns.append(log_ratios + np.log(formula(one).time / first.time))
+            deviations.append(disagreement)
+        of_kinds = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
+        parts = (np.column_stack(of_kinds) / first.time[:, None]) ** _SHARPNESS
+        shares = parts / parts.sum(axis=1, keepdims=True)
+        return cls(np.column_stack(columns), np.column_stack(deviations), shares)
+
+    def take(self, where: NDArray[np.intp]) -> Self:
+        """The same of some of the cases."""
+        return type(self)(*(part[where] for part in self))
+
+    def regressors(self, own: Sequence[bool]) -> Array:
+        """What each weight is multiplied by in each case (rows).
+
+        Args:
+            own: of each collection, whether it is of the machine itself, with a weight for each
+                kind of limit, or has one weight.
+        """
+        each = self.columns.T[:, :, None]
+        return np.hstack([c * self.shares if o else c for c, o in zip(each, own, strict=True)])
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What several collections say together: the weighted sum of their log ratios.
+
+    ``weights`` has, for each collection, one for each kind of limit: what is the same however long
+    a case takes, what the SMs do, and the memory.
+    """
+
+    collections: tuple[CollectionTrees, ...]
+    weights: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def from_regression(
+        cls, collections: Sequence[CollectionTrees], own: Sequence[bool], weights: Sequence[float]
+    ) -> Self:
+        """From the weights of :meth:`CollectionEstimates.regressors`."""
+        rest = iter(weights)
+        matrix = []
+        for is_own in own:
+            one = [next(rest) for _ in (_KINDS if is_own else _KINDS[:1])]
+            matrix.append(tuple(one if is_own else one * len(_KINDS)))
+        return cls(tuple(collections), tuple(matrix))
+
+    @staticmethod
+    def for_regression(own: Sequence[bool], weights: Sequence[float]) -> list[float]:
+        """Inverse of :meth:`from_regression`, of one weight for all kinds of limit each."""
+        pairs = zip(own, weights, strict=True)
+        return [weight for is_own, weight in pairs for _ in (_KINDS if is_own else _KINDS[:1])]
+
+    @classmethod
+    def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
+        """With one weight for each collection, whatever limits a case."""
+        return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
+
+    def at(self, inputs: Inputs) -> CollectionEstimates:
+        """What each collection says of some cases."""
+        return CollectionEstimates.from_trees(self.collections, inputs)
+
+    def together(self, estimates: CollectionEstimates) -> Array:
+        """The offset of each case."""
+        return np.sum(estimates.columns * self._weights_at(estimates), axis=1)
+
+    def spread(self, estimates: CollectionEstimates) -> Array:
+        """How far it may be off, as the trees of each collection disagree; at least 1.
+
+        In units of :data:`_USUAL`.
+        """
+        weighted = estimates.deviations * self._weights_at(estimates)
+        return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL)
+
+    def _weights_at(self, estimates: CollectionEstimates) -> Array:
+        """Each collection's weight (columns) in each case (rows)."""
+        return estimates.shares @ np.array(self.weights).T
+
+    @property
+    def source(self) -> str:
+        """Whose collections they are, in words: by name, or how many there are of each machine."""
+        if len(self.collections) <= 2:
+            return " and ".join(one.name for one in self.collections)
+        machines = Counter(one.machine.slug for one in self.collections)
+        return "public tables: " + ", ".join(f"{n} of {slug}" for slug, n in machines.items())
+
+    def named_weights(self) -> dict[str, list[float]]:
+        """The weights by whose collection each is."""
+        pairs = zip(self.collections, self.weights, strict=True)
+        return {one.name: list(w) for one, w in pairs}
+
+    def to_json(self) -> dict[str, Any]:
+        """For calibration.json."""
+        return {
+            "weights": [list(each) for each in self.weights],
+            "collections": [one.to_json() for one in self.collections],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: something is missing, or no number; or there is not one weight each.
+        """
+        if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
+            raise ValueError(fault)
+        collections = tuple(CollectionTrees.from_json(one) for one in data["collections"])
+        weights = tuple(tuple(each) for each in data["weights"])
+        if not collections or [len(each) for each in weights] != [len(_KINDS)] * len(collections):
+            raise ValueError("there is not one weight for each collection and kind of limit")
+        return cls(collections, weights)

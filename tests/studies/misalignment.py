@@ -1,0 +1,133 @@
+"""What does a misaligned N cost, and is that foreseen on GPUs that nothing was learned from?
+
+    python -m tests.studies.misalignment
+
+reads ``aisimulate/small-n-bf16-vllm-0.25.csv``, times of `y = x Wᵀ` at N from 1 to 32. The rows of
+N = 4 and N = 12 are not multiples of 16 bytes. For each generation the study tries values of the
+two constants ``fallback`` and ``fallback_split`` on some GPUs and some K at N = 4, and judges the
+best ones at all N, on the other GPUs and at all K. All other constants are those shipped for each
+GPU, which were fitted to aligned shapes of another framework.
+
+tests/recordings/misalignment.json has, for each generation, what was learned. For each GPU and N it
+has the median factor between measured and predicted time, with the price and without
+(``fallback`` = 0), and the middle 90% of log(measured / predicted).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.model.features import Inputs
+from analysis.model.prior import GROUP, prior_without_tables
+from analysis.model.query import Query
+from kernels.constants import Constants
+from kernels.estimate import Array
+from kernels.machine import known_machine
+from kernels.problem import Gemm
+from tests.studies.evidence import DATA, ROOT
+
+RECORD = ROOT / "tests" / "recordings" / "misalignment.json"
+LEARNED_ON = {
+    "hopper": ("nvidia-h100-sxm",), "blackwell": ("nvidia-b200", "nvidia-b300"),
+}  # fmt: skip
+LEARNED_K = (1024, 4096)
+LEARNED_N = 4
+FALLBACKS = np.arange(0, 8.25, 0.25)
+
+
+def log_errors(rows: pd.DataFrame, slug: str, fallback: float, split: float) -> Array:
+    """log(measured / predicted) of one GPU's rows with a price of misalignment."""
+    machine = known_machine(slug)
+    constants: Constants = prior_without_tables(machine, GROUP).fit.constants
+    constants = replace(constants, fallback=fallback, fallback_split=split)
+    gemms = [Gemm(int(m), int(n), int(k), "bf16") for m, n, k in rows[["m", "n", "k"]].to_numpy()]
+    inputs = Inputs.of(machine, Query.plain(gemms, "cublas", warm=True))
+    return np.log(rows["time_us"].to_numpy() * 1e-6 / inputs.estimate(constants).time)
+
+
+def learned(rows: pd.DataFrame, generation: str) -> dict[str, Any]:
+    """The two constants with the smallest median error at N = 4 on the GPUs learned from."""
+    seen = rows[(rows["n"] == LEARNED_N) & rows["k"].isin(LEARNED_K)]
+
+    def error(fallback: float, split: float) -> float:
+        parts = [
+            log_errors(seen[seen["machine"] == slug], slug, fallback, split)
+            for slug in LEARNED_ON[generation]
+        ]
+        return float(np.median(np.abs(np.concatenate(parts))))
+
+    pairs = list(itertools.product(FALLBACKS.tolist(), (0.0, 1.0)))
+    best = min(pairs, key=lambda pair: error(*pair))
+    return {
+        "fallback": best[0], "fallback_split": best[1], "learned_on": LEARNED_ON[generation],
+        "learned_k": LEARNED_K, "learned_n": LEARNED_N, "median_factor": np.exp(error(*best)),
+    }  # fmt: skip
+
+
+def judged(rows: pd.DataFrame, slug: str, price: dict[str, Any]) -> list[dict[str, Any]]:
+    """One GPU's errors by N; of a GPU that was learned from, only at the other K."""
+    held_out = slug not in price["learned_on"]
+    found = []
+    for n, part in rows[rows["machine"] == slug].groupby("n"):
+        if not held_out and n == LEARNED_N:
+            part = part[~part["k"].isin(LEARNED_K)]
+        errors = log_errors(part, slug, price["fallback"], price["fallback_split"])
+        free = log_errors(part, slug, 0.0, 1.0)
+        low, high = np.quantile(errors, [0.05, 0.95])
+        found.append(
+            {
+                "machine": slug, "held_out": held_out, "n": int(n), "rows": len(part),
+                "median_factor": float(np.exp(np.median(np.abs(errors)))),
+                "low": float(low), "high": float(high),
+                "median_factor_without": float(np.exp(np.median(np.abs(free)))),
+            }
+        )  # fmt: skip
+    return found
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table of median factors, as analysis/model/README.md has it."""
+    rows = {(row["machine"], row["n"]): row for row in document["judged"]}
+    lines = [
+        "| GPU | N = 4, without the price | with it | N = 12, without the price | with it |",
+        "|---|---|---|---|---|",
+    ]
+    for slug in sorted({slug for slug, _ in rows}, key=lambda s: (not rows[s, 4]["held_out"], s)):
+        cells = [
+            f"{rows[slug, n][name]:.2f}"
+            for n in (4, 12)
+            for name in ("median_factor_without", "median_factor")
+        ]
+        name = slug.removeprefix("nvidia-")
+        learned = "" if rows[slug, 4]["held_out"] else ", learned on its other K"
+        lines.append(f"| {name}{learned} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Learn, judge and write."""
+    rows = pd.read_csv(DATA / "aisimulate" / "small-n-bf16-vllm-0.25.csv")
+    generations = {slug: known_machine(slug).generation for slug in rows["machine"].unique()}
+    prices = {generation: learned(rows, generation) for generation in LEARNED_ON}
+    document = {
+        "source": "ai-dynamo/aisimulate, vLLM 0.25.0, bf16, y = x Wᵀ, warm",
+        "prices": prices,
+        "judged": [
+            one
+            for slug, generation in generations.items()
+            for one in judged(rows, slug, prices[generation])
+        ],
+    }
+    RECORD.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(prices, indent=1))
+    print(pd.DataFrame(document["judged"]).round(2).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()
