@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_arrows_make_no_circle(floor: str) -> None:
         free = {one for one, _ in left} - {other for _, other in left}
         assert free, f"a circle among {sorted(left)}"
         left = {(one, other) for one, other in left if one not in free}
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    """Not even inside a function, or for the type checker alone."""
+    needs: dict[str, set[str]] = {}
+    for floor in FLOORS:
+        for one, other in arrows(floor):
+            needs.setdefault(one, set()).add(other)
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_triton_is_imported_in_kernels_alone_and_torch_never_in_analysis() -> None:

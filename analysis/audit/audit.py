@@ -17,7 +17,7 @@ from kernels.errors import UserError
 from sweeps.capture.captured import Captured, Dimension, with_names
 
 if TYPE_CHECKING:
-    from sweeps.capture.sources import Source, Step
+    from sweeps.capture.step import Source, Step
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def audit(
             to be computed again where nothing trains.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
-    from sweeps.capture.sources import TRAIN
+    from sweeps.capture.step import TRAIN
 
     if runtime.recompute and step.mode != TRAIN:
         raise UserError("--recompute is for training: nothing else computes layers again.")

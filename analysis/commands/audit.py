@@ -84,7 +84,8 @@ def audit_command(
     from analysis.audit.audit import audit
     from analysis.audit.report import as_comparison
     from analysis.audit.runtime import Runtime
-    from sweeps.capture.sources import Step, find_source
+    from sweeps.capture.sources import find_source
+    from sweeps.capture.step import Step
     from sweeps.running.request import Request
 
     check_option("--causal", causal, ("half", "full"))

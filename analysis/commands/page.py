@@ -20,7 +20,7 @@ from kernels.program import RESULTS, extra
 if TYPE_CHECKING:
     from analysis.advice.recommend import Advice
     from analysis.model.fitted import Analysis
-    from analysis.page.document import Report
+    from analysis.page.page_report import PageReport
     from analysis.rules.judge import RuleResult
 
 PAGE = "report.html"
@@ -109,15 +109,15 @@ def renewed_page(folder: Path) -> Path | None:
     return add_page(analyse(load_runs(folder)))
 
 
-def _report(analysis: Analysis, advice: list[Advice]) -> Report:
-    from analysis.page.document import Report
+def _report(analysis: Analysis, advice: list[Advice]) -> PageReport:
+    from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_models
 
     folder = analysis.recording.folder
     folders = (folder, folder.parent / "rules" / folder.name)
     steps = [step for folder in folders for step in read_models(folder)]
     rules = next((rows for folder in folders if (rows := _rules(folder))), [])
-    return Report(analysis, advice, rules, steps)
+    return PageReport(analysis, advice, rules, steps)
 
 
 def _rules(folder: Path) -> list[RuleResult]:

@@ -13,6 +13,7 @@ import typer
 from analysis.commands.app import (
     app,
 )
+from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.predict import Model
 from analysis.model.query import Query
@@ -186,7 +187,7 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     ways = ("physics", None, None), ("full", fit.residual, fit.offsets)
     for name, residual, offsets in ways:
         begin = time.perf_counter()
-        guess, spread = inputs.predict(fit.constants, residual, offsets)
+        guess, spread = corrected_estimate(inputs, fit.constants, residual, offsets)
         _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
         seconds[name] = time.perf_counter() - begin
     return {name: len(cases.problems) / taken for name, taken in seconds.items()}

@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
+from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fit import NEAR, Fit
 from analysis.model.fitting import Fitted, fit_group
@@ -166,7 +167,7 @@ def _held_out(
         others = query.take(rest), seconds[rest], known[rest]
         fitted = fit_group(machine, *others, prior, part_of=len(rows))
         inputs = Inputs.of(machine, query.take(held_out))
-        pieces.append((held_out, *inputs.predict(*fitted)))
+        pieces.append((held_out, *corrected_estimate(inputs, *fitted)))
     return pieces
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.model.query import Query
-from analysis.model.residual import Residual
 from kernels.config import HAND_WRITTEN, tail_efficiency, tile_count
 from kernels.constants import Constants
 from kernels.estimate import (
@@ -26,9 +25,6 @@ from kernels.estimate import (
 )
 from kernels.machine import Machine
 from kernels.problem import Conv, Problem
-
-if TYPE_CHECKING:
-    from analysis.model.offsets import Offsets
 
 _DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
 
@@ -81,27 +77,6 @@ class Inputs:
     @property
     def _library_tiles(self) -> Tiles:
         return Tiles.library(self.machine, self.dtype)
-
-    def predict(
-        self,
-        constants: Constants,
-        residual: Residual | None,
-        offsets: Offsets | None = None,
-    ) -> tuple[Estimate, Array]:
-        """The estimate with what others' tables and the residual add, and the spread of its error.
-
-        The spread is 1 without a residual.
-        """
-        guess = self.estimate(constants)
-        log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
-        if offsets is not None:
-            estimates = offsets.at(self)
-            columns = estimates.columns
-            log_ratio, spread = offsets.together(estimates), offsets.spread(estimates)
-        if residual is not None:
-            more, own = residual.predict(self.features(constants, guess, columns))
-            log_ratio, spread = log_ratio + more, spread * own
-        return replace(guess, time=guess.time * np.exp(log_ratio)), spread
 
     def estimate(self, constants: Constants) -> Estimate:
         """By the formula alone, with the known tiles and algorithms, else with the fastest."""

@@ -62,7 +62,7 @@ _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 fo
 
 
 class Fitted(NamedTuple):
-    """What came of it, as :meth:`analysis.model.features.Inputs.predict` takes it."""
+    """What came of it, as :func:`analysis.model.corrected.corrected_estimate` takes it."""
 
     constants: Constants
     residual: Residual | None

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.groups import factors_of
@@ -54,7 +55,7 @@ class Model:
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
             inputs = Inputs.of(self.machine, query.take(where))
-            guess, spread = inputs.predict(fit.constants, fit.residual, fit.offsets)
+            guess, spread = corrected_estimate(inputs, fit.constants, fit.residual, fit.offsets)
             guess = replace(guess, time=fit.shift.applied(guess.time))
             spread = fit.spreads(spread)
             like = np.array([fit.has_like(query.problems[int(i)]) for i in where])

@@ -13,7 +13,6 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +23,16 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import verdict_text
-from analysis.model.fitted import Analysis
 from analysis.page import charts, findings
-from analysis.page.points import MOST, columns_of, points_of
-from analysis.rules.judge import RuleResult
-from analysis.rules.tensor_cores import Step
+from analysis.page.page_report import PageReport
+from analysis.page.points import columns_of, points_of
 from kernels.program import command
 
 _HERE = Path(__file__).parent
 _SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # one module, in order
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a page shows of one recording."""
-
-    analysis: Analysis
-    advice: Sequence[Advice]
-    rules: Sequence[RuleResult] = ()
-    steps: Sequence[Step] = ()
-
-    @property
-    def name(self) -> str:
-        """Of its folder, which tells two runs of a machine apart."""
-        return self.analysis.recording.folder.resolve().name
-
-    @property
-    def left_out(self) -> str:
-        """What is to be said if not every case has a point; else empty."""
-        cases = len(self.analysis.recording.rows)
-        shown = cases - self.analysis.measured + len(self.analysis.table)
-        if min(shown, MOST) == cases:
-            return ""
-        return f"The charts have {min(shown, MOST):,} of {cases:,} cases, drawn by chance."
-
-
-def page_html(reports: Sequence[Report]) -> str:
+def page_html(reports: Sequence[PageReport]) -> str:
     """The whole file.
 
     Args:
@@ -101,7 +74,7 @@ def _code(script: str) -> str:
     return inner.group(1)
 
 
-def _data(report: Report, points: pd.DataFrame) -> dict[str, Any]:
+def _data(report: PageReport, points: pd.DataFrame) -> dict[str, Any]:
     """What the script knows of a recording."""
     recording = report.analysis.recording
     machine = recording.machine

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
 
 from analysis.advice.headlines import UNUSABLE_LINE, health_of, peak, sizes_line
 from analysis.advice.headlines import accuracy as accuracy_headline
 from analysis.model.series import DIMENSIONS
 from analysis.model.steps import steepest
+from analysis.page.page_report import PageReport
 from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED
 
-if TYPE_CHECKING:
-    from analysis.page.document import Report
 
-
-def health(report: Report) -> list[str]:
+def health(report: PageReport) -> list[str]:
     """How far the times can be trusted, and why."""
     return [*health_of(report.analysis), *health_reasons(report.analysis.recording)]
 
 
-def speed(report: Report) -> str:
+def speed(report: PageReport) -> str:
     """The fastest GEMMs."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
@@ -32,14 +29,14 @@ def speed(report: Report) -> str:
     return found.text if found else "Too few GEMMs have a time."
 
 
-def advice(report: Report) -> str:
+def advice(report: PageReport) -> str:
     """How many shapes should change."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No size was looked at."
 
 
-def accuracy(report: Report) -> str:
+def accuracy(report: PageReport) -> str:
     """How good the predictions are, and in which class of time they are worst."""
     table = report.analysis.table
     errors = report.analysis.errors
@@ -49,7 +46,7 @@ def accuracy(report: Report) -> str:
     return (found.text if found else "Too few cases to judge predictions by.") + where
 
 
-def neighbourhood(report: Report) -> str:
+def neighbourhood(report: PageReport) -> str:
     """The largest step between two neighbouring sizes."""
     recording = report.analysis.recording
     if recording.unusable:
@@ -66,7 +63,7 @@ def neighbourhood(report: Report) -> str:
     )
 
 
-def rules(report: Report) -> str:
+def rules(report: PageReport) -> str:
     """How many rules have which verdict."""
     judged = [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
     if not judged:
@@ -76,7 +73,7 @@ def rules(report: Report) -> str:
     return f"Verdicts on {len(judged)} rules: {', '.join(told)}."
 
 
-def tensor_cores(report: Report) -> str:
+def tensor_cores(report: PageReport) -> str:
     """Which step uses them least."""
     if report.analysis.recording.machine.kind == "cpu":
         return "A CPU has none; the shares of time in products of matrices are of its own units."
@@ -87,7 +84,7 @@ def tensor_cores(report: Report) -> str:
     return f"{step.name} in {step.dtype} uses them in {share:.0%} of the time in which it could."
 
 
-def beside(reports: list[Report]) -> str:
+def beside(reports: list[PageReport]) -> str:
     """How many times as fast the second recording is, on the shapes that both have."""
     first, second = (_fastest(report) for report in reports[:2])
     both = sorted(first.keys() & second.keys())
@@ -100,7 +97,7 @@ def beside(reports: list[Report]) -> str:
     )
 
 
-def _fastest(report: Report) -> dict[tuple[object, ...], float]:
+def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
     points = points_of(report.analysis)
     points = points[points["intensity"].notna()]
     return points.groupby(["spec", "mode", "cache"])["time_us"].min().to_dict()

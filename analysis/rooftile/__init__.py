@@ -210,7 +210,8 @@ def audit(
     from analysis.words import names_in, share_of
 
     try:
-        from sweeps.capture.sources import Step, find_source
+        from sweeps.capture.sources import find_source
+        from sweeps.capture.step import Step
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.model.calibrate import pair_errors
+from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.fitting import fit_constants
@@ -313,7 +314,8 @@ def _compared(model: Model, predictions: pd.DataFrame, table: Table, shift: Shif
     query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
     expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
     one = Collection.from_times(table.slug, table.source, query, expected, seconds, spreads)
-    guess, spread = Inputs.of(model.machine, query).predict(fit.constants, fit.residual)
+    inputs = Inputs.of(model.machine, query)
+    guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
     seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
     return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
 
@@ -402,7 +404,7 @@ def narrow_collections(
         )
         fit = model_from_json(machine, calibration).fits[GROUP]
         fit = fit.for_software(_NO_RANGE, shift_of(machine.slug))
-        guess, spread = inputs.predict(fit.constants, fit.residual)
+        guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
         predicted = fit.shift.applied(guess.time)
         public.append(
             Collection.from_times(

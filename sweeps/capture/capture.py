@@ -17,7 +17,7 @@ from kernels.errors import UserError
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.captured import Attention, Captured, Dimension, Product
 from sweeps.capture.products import products_of
-from sweeps.capture.sources import DECODE, PREFILL, TORCH_DTYPES, TRAIN, Source, Step, first_line
+from sweeps.capture.step import DECODE, PREFILL, TORCH_DTYPES, TRAIN, Source, Step, first_line
 from sweeps.capture.trace import trace
 from sweeps.capture.traffic import bytes_moved
 

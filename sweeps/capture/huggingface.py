@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ import torch
 from kernels.errors import UserError, nearest
 from kernels.program import needs_extra
 from sweeps.capture import attention
-from sweeps.capture.sources import (
+from sweeps.capture.step import (
     TRAIN,
     Started,
     Step,
     first_line,
     mean_of,
-    read_json,
     refuse_decoding,
     tokens_of,
 )
@@ -84,7 +84,7 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
     Raises:
         UserError: it cannot be read, or is of a family that transformers does not know.
     """
-    config = read_json(path)
+    config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
         raise UserError(needs_extra("transformers", "models"))
     from transformers import CONFIG_MAPPING
@@ -174,3 +174,20 @@ def _inputs(build: Any, config: Any, step: Step) -> dict[str, Any]:
     ):
         inputs["labels"] = tokens
     return inputs
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise UserError(f"{path} is no JSON.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is no JSON object, which a model's config.json is.")
+    return data

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.capture import fake_tensors
 from sweeps.capture.captured import Captured
-from sweeps.capture.sources import Source, Step
+from sweeps.capture.step import Source, Step
 
 
 def counted_by_pytorch(source: Source, step: Step) -> int:

@@ -21,7 +21,8 @@ from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import Attention, Captured, Dimension, Grouped, Product
-from sweeps.capture.sources import Step, find_source
+from sweeps.capture.sources import find_source
+from sweeps.capture.step import Step
 
 STEP = Step(batch=4, seq=512)
 GPT2 = find_source("gpt2")

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.model.calibrate import calibrate_query
+from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fitted import analyse, write_predictions
 from analysis.model.fitting import fit_collection, fit_group, unmeasured
@@ -170,8 +171,10 @@ def test_without_a_row_or_a_table_of_the_machine_siblings_answer_together(
     assert fitted.offsets.source == "public tables: 2 of nvidia-h100-sxm, 1 of nvidia-h20"
     # The geometric mean of what the two first ones say.
     each = [unmeasured(prior_on(one, machine=h200)) for one in (prior, other)]
-    times = [asked.predict(*one)[0].time for one in each]
-    np.testing.assert_allclose(asked.predict(*fitted)[0].time, np.sqrt(times[0] * times[1]))
+    times = [corrected_estimate(asked, *one)[0].time for one in each]
+    np.testing.assert_allclose(
+        corrected_estimate(asked, *fitted)[0].time, np.sqrt(times[0] * times[1])
+    )
 
 
 def test_one_row_hardly_moves_a_prior_and_a_slower_machine_is_first_slower_throughout(

@@ -13,7 +13,8 @@ from kernels.problem import Conv, Gemm, linear
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_names
 from sweeps.capture.known import KNOWN
-from sweeps.capture.sources import Step, find_source
+from sweeps.capture.sources import find_source
+from sweeps.capture.step import Step
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 

@@ -12,7 +12,8 @@ import pytest
 from kernels.errors import UserError
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
-from sweeps.capture.sources import Source, Step, find_source
+from sweeps.capture.sources import find_source
+from sweeps.capture.step import Source, Step
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 

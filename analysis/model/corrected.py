@@ -1,0 +1,36 @@
+"""The formula's estimate, corrected by what public tables and trees know beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.model.features import Inputs
+from analysis.model.offsets import Offsets
+from analysis.model.residual import Residual
+from kernels.constants import Constants
+from kernels.estimate import Array, Estimate
+
+
+def corrected_estimate(
+    inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
+) -> tuple[Estimate, Array]:
+    """The estimate of each case, and the spread of its error, which is 1 without trees.
+
+    Args:
+        inputs: the cases, of one group.
+        constants: those of the formula.
+        residual: trees that grew from what the machine's own rows left.
+        offsets: what public tables say.
+    """
+    guess = inputs.estimate(constants)
+    log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
+    if offsets is not None:
+        estimates = offsets.at(inputs)
+        columns = estimates.columns
+        log_ratio, spread = offsets.together(estimates), offsets.spread(estimates)
+    if residual is not None:
+        more, own = residual.predict(inputs.features(constants, guess, columns))
+        log_ratio, spread = log_ratio + more, spread * own
+    return replace(guess, time=guess.time * np.exp(log_ratio)), spread
