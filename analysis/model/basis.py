@@ -48,12 +48,12 @@ class Origin(NamedTuple):
 class Basis:
     """A machine's model, and where it comes from.
 
-    ``kind`` is ``recorded`` (measured by this project's sweeps), ``public`` (an imported table of
-    others), ``shipped`` (constants fitted to that very machine), ``generation`` (constants of
-    another machine of its generation) or ``none`` (of another generation: a guess). ``folder`` is
-    the recording's, None without one. ``warm`` says whether operands come from the cache where
-    they fit it, as in others' tables. ``measured`` is the source of times that were measured here,
-    where the model comes from elsewhere.
+    ``kind`` is ``recorded`` (measured by this project, or imported from a file of one's own),
+    ``public`` (an imported public table), ``shipped`` (constants fitted to that very machine),
+    ``generation`` (constants of other machines, some of its generation) or ``none`` (of other
+    generations only). ``folder`` is the recording's, None without one. ``warm`` says whether
+    operands come from the cache where they fit it, as in public tables. ``measured`` is the source
+    of times that were measured here, where the model comes from elsewhere.
     """
 
     model: Model
@@ -97,10 +97,6 @@ class Basis:
 
     def _origin(self, group: str) -> Origin:
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
-
-    def has(self, problem: Problem) -> bool:
-        """Whether its operation and dtype were measured by the library."""
-        return group_of(self.library(problem), problem) in self.model.fits
 
     def query(self, problems: Sequence[Problem]) -> Query:
         """The problems on the library, from the cache where those that were measured are."""
@@ -250,7 +246,7 @@ def _of_recording(folder: Path) -> Basis:
 
 
 def _start_of(fit: Fit) -> str:
-    """What a fit's answers rest on beside its own rows: public tables, or constants if few."""
+    """What a fit rests on besides its own rows: public tables, or constants where rows are few."""
     if fit.offsets:
         return fit.offsets.source
     return fit.start if fit.rows < MIN_RESIDUAL_ROWS else ""

@@ -110,7 +110,8 @@ class Prior:
 
     ``kind`` is ``public``, ``shipped``, ``generation`` or ``none``. ``fit`` has the intervals of an
     answer without own measurements. ``collections`` are public tables whose weights own
-    measurements move; the first ``leading`` of them answer without any.
+    measurements move; ``leading`` has the positions of those that answer without any. ``warm`` says
+    whether ``fit`` is of operands that come from the cache where they fit it.
     """
 
     fit: Fit
