@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from analysis.advice.verdict import (
@@ -44,16 +46,20 @@ def test_a_gain_counts_the_work() -> None:
     assert gain_of((1.1, 1.0, 1.2), 0.9) == pytest.approx((-0.01, -0.1, 0.08))
 
 
-def test_the_probability_is_that_of_a_normal_error() -> None:
-    # An interval that begins at no gain leaves one case in twenty, or in forty, without.
-    assert probability(Gain(0.1, 0.0, 0.21), PREDICTED) == pytest.approx(0.95, abs=1e-3)
-    assert probability(Gain(0.1, 0.0, 0.21), MEASURED) == pytest.approx(0.975, abs=1e-3)
+def test_the_probability_follows_from_the_half_of_the_interval_towards_no_gain() -> None:
+    # Half of what lies outside of an interval that begins at no gain is a loss.
+    assert probability(Gain(0.1, 0.0, 0.21), PREDICTED) == pytest.approx(0.95)
+    # At half that distance Laplace's law has √0.1 of it, and so a sixth of the cases.
+    half = Gain(math.sqrt(1.1) - 1, math.sqrt(1.1) / 1.1 - 1, 0.5)
+    assert probability(half, PREDICTED) == pytest.approx(1 - math.sqrt(0.1) / 2)
+    assert probability(half, MEASURED) == pytest.approx(1 - math.sqrt(0.05) / 2)
     assert probability(Gain(0.0, -0.1, 0.1), PREDICTED) == pytest.approx(0.5)
     # A loss is judged by the half of the interval that reaches up to no gain.
     lost = probability(Gain(-0.1, -0.12, 0.0), PREDICTED)
-    assert lost == pytest.approx(0.05, abs=1e-3)
-    assert probability(Gain(0.5, 0.4, 0.6), CONFIRMED) == 0.99
-    assert probability(Gain(-0.5, -0.5, -0.5), PREDICTED) == pytest.approx(0.01)
+    assert lost == pytest.approx(0.05)
+    # Nothing is surer than advice was found to be.
+    assert probability(Gain(0.5, 0.4, 0.6), CONFIRMED) == 0.95
+    assert probability(Gain(-0.5, -0.5, -0.5), PREDICTED) == pytest.approx(0.05)
 
 
 def test_a_likely_gain_is_told_with_its_probability() -> None:
