@@ -361,12 +361,12 @@ def _reason(
     """Why, and what it is for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
-    words = f"{told}: {share:.0%} of the step, which alone gain {products:.1%}"
+    words = f"{told}: {share:.0%} of the step, which becomes {products:.1%} faster"
     if _aligns(pairs):
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:
         only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
         quality = "entries that nothing uses" if only_vocabulary else "a larger model"
     else:
-        quality = "a smaller model, whose quality is not known here"
+        quality = "a smaller model; its quality is not predicted"
     return f"{words}; {quality}"

@@ -64,7 +64,7 @@ class Basis:
     calibrated: bool = True
     measured: str = ""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """Of the groups that rest on something else than the others."""
+    """Origins of the groups that rest on something else than ``kind`` and ``source`` say."""
 
     def library(self, problem: Problem) -> str:
         """The library that was measured with such a problem, else the vendor's for it."""

@@ -29,7 +29,7 @@ from analysis.model.residual import MANY_ROWS
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
-from kernels.estimate import Array, Estimate
+from kernels.estimate import Array, Estimate, priced_alignment
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 
@@ -133,7 +133,7 @@ def calibrate_query(
             sum_high=sum_high,
             change_low=change_low,
             change_high=change_high,
-            aligned_only=all(problem.alignment >= WIDE_BYTES for problem in problems),
+            aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
             layout=_only_layout(problems),
         )
         # Back from the group's order to one array per fold, as the estimates are.
@@ -243,8 +243,10 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 
 
 def _own_ends(errors: Array) -> tuple[float, float]:
-    """Of n errors, the k-th smallest and the k-th largest with k = ⌊(n + 1)·5%⌋, at least 1; of
-    fewer than ten, the largest without its sign, either way.
+    """The k-th smallest and the k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
+
+    Fewer than ten errors tell nothing about one side: then the largest one, without its sign, is
+    taken either way.
     """
     if len(errors) < _TWO_SIDED:
         most = float(np.abs(errors).max())

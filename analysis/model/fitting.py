@@ -209,7 +209,7 @@ def _solved(
 def _solved_with(
     misfit: float, rows: _Rows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """As :func:`_solved`, with a given standard deviation of what the best constants leave."""
+    """Solve once, for a given standard deviation of what the best constants leave."""
     inputs, seconds, regressors, sureness = rows
     names, count, weights = list(BOUNDS), len(BOUNDS), regressors.shape[1]
     begin = np.array([*(to_fit_scale(n, getattr(start, n)) for n in names), *origin])

@@ -36,7 +36,7 @@ LIBRARY = "cublas"
 
 _USUAL = 0.02  # of a log ratio, by which trees disagree about shapes like those they grew from
 _KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # of limits: fixed, SMs, memory
-_SHARPNESS = 4  # the power of a limit's time by which its kind counts; the largest nearly alone
+_SHARPNESS = 4  # the power of a limit's time by which its kind counts, so that the largest rules
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TreeSettings:
 
 WHOLE = TreeSettings(64, 2)
 COARSE = TreeSettings(16, 4)
-"""Of siblings' tables beside the machine's own: their weights are small, and there are many."""
+"""Settings for siblings' tables next to the machine's own: they are many, with small weights."""
 
 _FIGURES = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -91,15 +91,15 @@ class CollectionTrees:
         c: Constants,
         settings: TreeSettings = WHOLE,
     ) -> Self:
-        """The trees of a collection's rows.
+        """Grow the trees of a collection.
 
         Args:
             machine: what it was measured on.
             source: whose it is, in words.
-            gemms: the rows' products, all of one dtype.
+            gemms: the rows' GEMMs, all of one dtype.
             seconds: their times.
             c: constants that were fitted to them.
-            settings: how many trees, of how many rows.
+            settings: number of trees, and of rows in a leaf.
         """
         inputs = Inputs.of(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(c)
@@ -157,7 +157,7 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """By some collections, of GEMMs: each one's formula and what its trees add."""
+        """Predict GEMMs by each collection: by its formula, and by what its trees add."""
 
         def formula(one: CollectionTrees) -> Estimate:
             return inputs.estimate(one.constants_on(inputs.machine, inputs.dtype))
@@ -204,7 +204,7 @@ class Offsets:
     def from_regression(
         cls, collections: Sequence[CollectionTrees], own: Sequence[bool], weights: Sequence[float]
     ) -> Self:
-        """From the weights of :meth:`CollectionEstimates.regressors`."""
+        """Take the weights that belong to the columns of :meth:`CollectionEstimates.regressors`."""
         rest = iter(weights)
         matrix = []
         for is_own in own:
@@ -214,17 +214,17 @@ class Offsets:
 
     @staticmethod
     def for_regression(own: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Inverse of :meth:`from_regression`, of one weight for all kinds of limit each."""
+        """Repeat the weight of each collection for each of its columns in a regression."""
         pairs = zip(own, weights, strict=True)
         return [weight for is_own, weight in pairs for _ in (_KINDS if is_own else _KINDS[:1])]
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
-        """With one weight for each collection, whatever limits a case."""
+        """Give each collection one weight, whatever limits a case."""
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def at(self, inputs: Inputs) -> CollectionEstimates:
-        """What each collection says of some cases."""
+        """Predict some cases by each collection."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def together(self, estimates: CollectionEstimates) -> Array:

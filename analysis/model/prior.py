@@ -62,8 +62,8 @@ and the 90% interval holds 97% of them (tests/recordings/every-m.jsonl)."""
 
 _GROWTH = 0.75
 """Across generations, an SM reads and writes as much more as this power of its arithmetic. With 1,
-GPUs for graphics, whose arithmetic is halved in 16 bits, are predicted too slow. Of nine GPUs whose
-generation was left out, seven are predicted better than with 1."""
+GPUs for graphics, whose arithmetic is halved in 16 bits, are predicted too slow. It was chosen by
+predicting the public tables of each generation from the constants of the others."""
 _TREES_MISFIT = 0.05  # what public tables of the machine leave, as a log ratio
 _NORMAL = 1.645  # standard deviations on either side that hold nine in ten normal values
 _FACTOR_OF_TWO = "a factor of two either way"

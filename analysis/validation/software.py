@@ -117,7 +117,7 @@ class Collection:
 
     @property
     def generation(self) -> str:
-        """That of its machine."""
+        """The generation of its machine."""
         return known_machine(self.slug).generation
 
     def ends(self, interval: Interval) -> tuple[Array, Array]:
@@ -160,7 +160,7 @@ def learned_factors(
 
     Args:
         collections: errors of predictions that had not seen them.
-        ranges: the interval that answers about each machine have, by slug.
+        ranges: the interval of the answers about each machine, by slug.
     """
     found = {}
     for generation in dict.fromkeys(one.generation for one in collections):

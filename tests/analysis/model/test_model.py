@@ -357,3 +357,15 @@ def test_a_hand_written_kernel_is_predicted_with_its_own_config(name: str) -> No
     assert (found.bm[0], found.bn[0]) == (64, 128)
     parts = {"triton-splitk": 8, "triton-conv": 8, "triton-streamk": 132 / 8}.get(name, 1)
     assert found.split[0] == pytest.approx(parts)
+
+
+def test_vectors_do_not_show_what_misaligned_rows_cost(tmp_path: Path) -> None:
+    """An N of 1 is no evidence for an N of 1001."""
+    shapes = [*random_sizes(30), *((m, 1, 1024) for m in range(1024, 1034))]
+    recording = load(
+        record(tmp_path, gemm_cases(shapes), model_law()(problems(gemm_cases(shapes))))
+    )
+    fit = calibrate(H100, recording.ok).model.fits[GROUP]
+    assert fit.aligned_only
+    assert not fit.has_like(Gemm(1024, 1001, 1024, "bf16"))
+    assert fit.has_like(Gemm(1024, 1, 1024, "bf16"))
