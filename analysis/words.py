@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 
 
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:

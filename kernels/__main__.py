@@ -22,10 +22,10 @@ from kernels.cli import (
     print_json,
     run,
 )
+from kernels.common.errors import UserError, nearest
+from kernels.common.program import needs_extra, target
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError, nearest
 from kernels.problem import TIMED_DTYPES, Problem
-from kernels.program import needs_extra, target
 
 app = new_app("What can be timed here: list it, check it, compile it.")
 

@@ -13,9 +13,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
-from kernels.program import needs_extra
 
 _LONGEST = 365 * 24 * 3600.0  # seconds of measuring that anybody may ask for
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from kernels.checks import is_whole
-from kernels.errors import UserError, nearest
+from kernels.common.checks import is_whole
+from kernels.common.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES, Gemm
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_threads, from_properties, of_cpu
-from kernels.program import OTHER_TORCH, USE_CPU
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""

@@ -18,9 +18,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.aliases import slug_meant
-from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, Maybe, Number, misfit
-from kernels.errors import UserError, nearest
+from kernels.common.aliases import slug_meant
+from kernels.common.documents import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Each,
+    Maybe,
+    Number,
+    misfit,
+)
+from kernels.common.errors import UserError, nearest
 
 _TABLE = Path(__file__).with_name("machines.toml")
 _SLUG = re.compile(r"[a-z0-9-]+")
@@ -130,7 +139,9 @@ def _whole_table() -> Iterator[dict[str, Any]]:
 
 
 def known_machine(slug: str) -> Machine:
-    """The machine of ``machines.toml`` that a word means (:func:`kernels.aliases.slug_meant`).
+    """The machine of ``machines.toml`` that a word means.
+
+    Words are understood by :func:`kernels.common.aliases.slug_meant`.
 
     Args:
         slug: of the machine, or as much of it as is no other's.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.checks import check_positive, check_word
-from kernels.errors import UserError
+from kernels.common.checks import check_positive, check_word
+from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from kernels.checks import check_bytes, check_positive, check_word, is_whole
-from kernels.errors import UserError
+from kernels.common.checks import check_bytes, check_positive, check_word, is_whole
+from kernels.common.errors import UserError
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Storage bytes of an operand of each dtype. ``tf32`` is stored as fp32 and multiplied with 10

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kernels.checks import check_option
 from kernels.cli import (
     DeviceOption,
     GpuOption,
@@ -22,9 +21,10 @@ from kernels.cli import (
     print_json,
     run,
 )
-from kernels.errors import UserError
+from kernels.common.checks import check_option
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, command
 from kernels.problem import TIMED_DTYPES
-from kernels.program import RESULTS, command
 from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.submitting.command import submit_command
 
@@ -144,7 +144,7 @@ def clock_command(
     json: JsonOption = False,
 ) -> None:
     """Compare the sampler with the usual timer, two passes in two processes; writes clock.json."""
-    from sweeps.health.clockcheck import check_clock
+    from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import folder_for, make_folder, write_json
 
@@ -173,7 +173,7 @@ def anchors_command(
 ) -> None:
     """Time a few recorded cases again: is this the same machine at the same speed?"""
     from kernels.device import select_device
-    from sweeps.health.anchors import time_again
+    from sweeps.doctor.recheck import time_again
     from sweeps.store import folder_for
 
     selected = select_device(device, gpu)
@@ -194,7 +194,7 @@ def doctor_command(
 ) -> None:
     """Say what this machine is and what may spoil its timings. It changes nothing."""
     from kernels.device import select_device
-    from sweeps.health.doctor import examine
+    from sweeps.doctor.doctor import examine
 
     findings = examine(select_device(device, gpu), results)
     if json:
@@ -250,13 +250,13 @@ def run_command(
     """Measure; goes on where an earlier run of the same plan stopped."""
     began = time.monotonic()
     from kernels.device import select_device
-    from sweeps.health.doctor import examine
+    from sweeps.doctor.doctor import examine
+    from sweeps.folding.counts import counts_sentence
+    from sweeps.folding.health import health_sentence
     from sweeps.progress import LiveReporter
-    from sweeps.running.health import health_sentence
+    from sweeps.running.opening import begin
     from sweeps.running.request import Request
-    from sweeps.running.resume import begin
-    from sweeps.running.runner import carry_out
-    from sweeps.running.tally import counts_sentence
+    from sweeps.running.supervisor import carry_out
     from sweeps.sharing.gpus import choose_gpus
     from sweeps.sharing.node import share
     from sweeps.store import read_run
@@ -317,9 +317,9 @@ def merge_command(
     json: JsonOption = False,
 ) -> None:
     """Make one recording of several of one machine: of several nodes, or several days."""
+    from sweeps.folding.counts import counts_sentence
+    from sweeps.folding.health import health_sentence
     from sweeps.merging.merge import merge
-    from sweeps.running.health import health_sentence
-    from sweeps.running.tally import counts_sentence
 
     merged = merge(folders, into, results)
     folder, record = merged.folder, merged.record

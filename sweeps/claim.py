@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 
 try:
     from filelock import SoftFileLease, Timeout

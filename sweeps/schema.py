@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, Maybe, Number, misfit
+from kernels.common.documents import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SIZE,
+    Each,
+    Maybe,
+    Number,
+    misfit,
+)
 from kernels.operation import Operation, Workload, operation_of
 from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
@@ -119,7 +128,7 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""What run.json has, as :func:`kernels.documents.misfit` reads it."""
+"""What run.json has, as :func:`kernels.common.documents.misfit` reads it."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {

@@ -26,9 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kernels.documents import misfit
-from kernels.errors import UserError
-from kernels.program import target
+from kernels.common.documents import misfit
+from kernels.common.errors import UserError
+from kernels.common.program import target
 from sweeps.cases.case import Case
 from sweeps.claim import SUFFIX, Claim, claimed
 from sweeps.schema import COLUMNS, IDENTITY, RUN, fault_of_event

@@ -18,26 +18,29 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = ("kernels", "sweeps", "analysis")  # nothing imports from a floor to its right
 ROOMS = {  # within a floor: nothing imports from a room to its right; "." is the ground
-    "kernels": (".", "triton | library", "correctness | compiler", "__main__"),
+    "kernels": (
+        "common", ".", "timemodel", "triton | library", "correctness | compiler", "__main__",
+    ),
     "sweeps": (
-        ".", "capture | cases | timing", "planning", "running", "health | profiling | sharing",
-        "merging | submitting", "__main__",
+        ".", "capture | cases | timing", "planning", "folding", "measuring", "running",
+        "doctor | profiling | sharing", "merging | submitting", "__main__",
     ),
     "analysis": (
-        ".", "recordings", "fleet | model", "advice | rules", "audit", "validation", "plots",
-        "page", "recorder", "commands", "__main__", "rooftile",
+        ".", "recordings", "imports | comparing", "fleet | model | slices", "advice | rules",
+        "audit", "validation", "plots", "page", "recorder", "commands", "__main__", "rooftile",
     ),
 }  # fmt: skip
-ABOVE_GROUND = {  # modules beside the rooms that know some of them
+ABOVE_GROUND = {  # modules on the ground that know some of the rooms above it
     "kernels.registry": {"triton", "library"},  # where the implementations are listed
     "sweeps.store": {"cases"},
 }
+PASSES = {"schema", "cases", "store", "timing", "folding", "capture", "process"}
+"""What `analysis` may know of `sweeps`: columns, cases, statistics, captured models."""
 TORCH_FREE = (
-    "kernels", "kernels.problem", "kernels.machine", "kernels.config", "kernels.constants",
-    "kernels.estimate", "kernels.names", "sweeps.schema", "sweeps.cases.spec",
-    "sweeps.cases.expand", "sweeps.planning.plan", "sweeps.store", "sweeps.running.fold",
-    "sweeps.capture.captured",
-    "sweeps.timing.sampler", "sweeps.timing.statistics",
+    "kernels", "kernels.problem", "kernels.machine", "kernels.config",
+    "kernels.timemodel.constants", "kernels.timemodel.estimate", "kernels.names", "sweeps.schema",
+    "sweeps.cases.spec", "sweeps.cases.expand", "sweeps.planning.plan", "sweeps.store",
+    "sweeps.capture.captured", "sweeps.timing.sampler", "sweeps.timing.statistics",
 )  # fmt: skip
 
 
@@ -85,7 +88,8 @@ def room_arrows(floor: str) -> set[tuple[str, str]]:
 
 def level(floor: str, room: str) -> int:
     """How far to the right a room is; modules that are in none are on the ground."""
-    return next((i for i, names in enumerate(ROOMS[floor]) if room in names.split(" | ")), 0)
+    places = {name: i for i, names in enumerate(ROOMS[floor]) for name in names.split(" | ")}
+    return places.get(room, places["."])
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -96,6 +100,13 @@ def test_nothing_imports_to_its_right(floor: str) -> None:
         assert not roots & set(to_the_right), name
 
 
+def test_only_commands_of_analysis_start_a_run() -> None:
+    starters = {"commands", "rooftile", "__main__"}
+    for name, path in modules("analysis"):
+        used = {room_of(module) for module in imported(path) if module.startswith("sweeps.")}
+        assert room_of(name) in starters or used <= PASSES, name
+
+
 @pytest.mark.parametrize("floor", FLOORS)
 def test_no_room_imports_to_its_right_or_beside(floor: str) -> None:
     for one, other in sorted(arrows(floor)):
@@ -103,7 +114,7 @@ def test_no_room_imports_to_its_right_or_beside(floor: str) -> None:
         if target in ABOVE_GROUND.get(one, ()) or source == target:
             continue
         here, there = level(floor, source), level(floor, target)
-        assert here > there or here == there == 0, f"{one} imports {other}"
+        assert here > there or here == there == level(floor, "."), f"{one} imports {other}"
 
 
 @pytest.mark.parametrize("floor", FLOORS)
@@ -140,7 +151,9 @@ def test_triton_is_imported_in_kernels_alone_and_torch_never_in_analysis() -> No
 
 
 def test_what_is_torch_free_stays_so() -> None:
-    names = [*TORCH_FREE, *(name for name, _ in modules("analysis") if "__main__" not in name)]
+    folding = (name for name, _ in modules("sweeps") if name.startswith("sweeps.folding"))
+    analysis = (name for name, _ in modules("analysis") if "__main__" not in name)
+    names = [*TORCH_FREE, *folding, *analysis]
     code = (
         f"import sys, importlib\nfor name in {names!r}:\n    importlib.import_module(name)\n"
         "    for heavy in ('torch', 'triton'):\n"

@@ -79,7 +79,7 @@ def prefix(dotted: str) -> str:
 
 
 def test_the_check_of_strings_finds_some() -> None:
-    assert prefix(MODULE.findall("sweeps.running.bench:TorchBench")[0]) in modules()
+    assert prefix(MODULE.findall("sweeps.measuring.torch_bench:TorchBench")[0]) in modules()
     assert not MODULE.findall(":mod:`rooftile.kernels.names`")
     assert RUN_AS.search("run `python -m sweeps doctor`")
 
@@ -125,7 +125,7 @@ def test_its_sentences_name_its_own_command(site: Path, tmp_path: Path) -> None:
 
 def test_a_module_of_the_same_name_at_hand_is_not_ours(site: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from rooftile.kernels.program import command_words\n"
+        "import sys; from rooftile.kernels.common.program import command_words\n"
         "print(*command_words(sys.argv[1:]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}

@@ -18,14 +18,8 @@ from analysis.advice.findings import findings
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import DO_IT, EVIDENCE, LIKELY, VERDICTS
 from analysis.model.fitted import Analysis
-from analysis.model.series import (
-    NEARLY,
-    alignment_series,
-    fast_from,
-    layout_series,
-    square_series,
-)
 from analysis.recordings.runs import health_lines
+from analysis.slices.series import NEARLY, alignment_series, fast_from, layout_series, square_series
 from analysis.units import rate
 from sweeps.timing.statistics import Z95, median_interval
 
@@ -165,7 +159,7 @@ def _enough(rows: pd.DataFrame) -> str:
     """Name the smallest multiple whose sizes are as fast as multiples of 16.
 
     Args:
-        rows: of :func:`analysis.model.series.alignment_series`, the round sizes themselves too.
+        rows: of :func:`analysis.slices.series.alignment_series`, the round sizes themselves too.
     """
     speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())

@@ -21,8 +21,8 @@ from analysis.advice.sizes import (
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.words import share_of
+from kernels.common.errors import UserError
 from kernels.config import library_tiles
-from kernels.errors import UserError
 from kernels.problem import Problem
 
 _MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried

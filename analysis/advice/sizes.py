@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.checks import check_counts
+from kernels.common.checks import check_counts
+from kernels.common.errors import UserError
 from kernels.config import ceil_div
-from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)

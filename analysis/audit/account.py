@@ -12,8 +12,8 @@ from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
 from analysis.audit.sums import summed
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
+from kernels.common.errors import UserError
 from kernels.config import ceil_div
-from kernels.errors import UserError
 from kernels.problem import Gemm, Problem
 from sweeps.capture.captured import WGRAD, Attention, Captured, Grouped, Moved, Product, Work
 

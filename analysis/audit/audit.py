@@ -13,7 +13,7 @@ from analysis.audit.levers import Lever, find_levers
 from analysis.audit.report import as_markdown, as_text, audit_json, levers_frame, products_frame
 from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.capture.captured import Captured, Dimension, with_names
 
 if TYPE_CHECKING:

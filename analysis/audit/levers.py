@@ -32,7 +32,7 @@ from analysis.audit.runtime import Runtime
 from analysis.audit.sums import Change, gain_of_step
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 

@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from kernels.checks import check_counts, check_option
+from kernels.common.checks import check_counts, check_option
+from kernels.common.errors import UserError
 from kernels.config import ceil_div
-from kernels.errors import UserError
 from kernels.problem import Gemm
 from sweeps.capture.captured import (
     FORWARD,

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from analysis.imports.problems import read_problems
 from analysis.model.basis import Basis, find_basis
 from analysis.model.residual import can_grow
 from analysis.recordings.load import Recording, find_recording, load, recording_folder
-from analysis.recordings.problems import read_problems
 from analysis.recordings.runs import load_runs
 from kernels.cli import (
     new_app,
     note,
     parse_problems,
 )
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import command
 from kernels.problem import Problem
-from kernels.program import command
 
 if TYPE_CHECKING:
     from analysis.model.fitted import Analysis

@@ -26,9 +26,9 @@ from kernels.cli import (
     note,
     print_json,
 )  # fmt: skip
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS
 from kernels.problem import TIMED_DTYPES
-from kernels.program import RESULTS
 
 if TYPE_CHECKING:
     from analysis.advice.recommend import Advice

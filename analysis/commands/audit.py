@@ -10,10 +10,10 @@ import typer
 
 from analysis.commands.app import ResultsOption, app, basis_of
 from analysis.words import names_in, share_of
-from kernels.checks import check_option, is_whole
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
-from kernels.errors import UserError
-from kernels.program import RESULTS
+from kernels.common.checks import check_option, is_whole
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS
 from sweeps.store import make_folder
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from analysis.commands.app import (
 )
 from analysis.words import share_of
 from kernels.cli import JsonOption, print_json
-from kernels.program import RESULTS
+from kernels.common.program import RESULTS
 
 
 @app.command("compare")
@@ -30,7 +30,7 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
-    from analysis.recordings.compare import compare, comparison_json, comparison_text
+    from analysis.comparing.compare import compare, comparison_json, comparison_text
 
     share = 1.0 if fail_ambiguous is None else share_of(fail_ambiguous, "fail-ambiguous")
     comparison = compare(*(recording_at(place, results) for place in (old, new)))
@@ -49,7 +49,7 @@ def families_command(
     machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
 ) -> None:
     """Compare the hand-written kernels with the library, by class of shape."""
-    from analysis.recordings.families import compare_families, summarise, write_families
+    from analysis.comparing.families import compare_families, summarise, write_families
 
     recording = load_machine(machine, results)
     table = compare_families(recording)

@@ -12,9 +12,9 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from kernels.cli import DeviceOption, GpuOption, GpusOption, note, parse_seconds
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, target
 from kernels.problem import Problem
-from kernels.program import RESULTS, target
 from sweeps.cases.case import CONFIRM
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def confirm_command(
     from analysis.recordings.runs import load_runs
     from kernels.device import select_device
     from sweeps.running.confirming import machine_here, seconds_of
+    from sweeps.running.opening import left_for_confirming
     from sweeps.running.request import Request
-    from sweeps.running.resume import left_for_confirming
     from sweeps.sharing.gpus import choose_gpus
     from sweeps.store import folder_for
 
@@ -137,7 +137,7 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
     from analysis.recordings.load import recorded_machines
-    from kernels.aliases import slug_meant
+    from kernels.common.aliases import slug_meant
     from kernels.device import select_device
     from kernels.machine import known_machines
     from sweeps.running.confirming import machine_here

@@ -10,7 +10,7 @@ import typer
 from analysis.commands.app import app
 from analysis.words import share_of
 from kernels.cli import JsonOption, note, print_json
-from kernels.program import RESULTS
+from kernels.common.program import RESULTS
 
 if TYPE_CHECKING:
     from analysis.fleet.report import Report

@@ -13,6 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
+from analysis.imports.public import read_public
+from analysis.imports.tables import Table, choose_tables, find_tables, read_table
+from analysis.imports.timings import Told, read_timings
+from analysis.imports.writing import is_same_file, write_collections, write_imported, write_timings
 from analysis.model.basis import machine_rows
 from analysis.model.prior import floor_sentences, software_of
 from analysis.recordings.imported import (
@@ -21,22 +25,15 @@ from analysis.recordings.imported import (
     folder_of,
     is_complete,
     is_of_file,
-    is_same_file,
     read_collections,
-    write_collections,
-    write_imported,
-    write_timings,
 )
 from analysis.recordings.load import load, load_run
-from analysis.recordings.public import read_public
-from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
-from analysis.recordings.timings import Told, read_timings
-from kernels.aliases import slug_meant
 from kernels.cli import JsonOption, note, print_json
-from kernels.errors import UserError, nearest
+from kernels.common.aliases import slug_meant
+from kernels.common.errors import UserError, nearest
+from kernels.common.program import RESULTS
 from kernels.machine import known_machine, known_machines
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
-from kernels.program import RESULTS
 
 _ALL = "all"
 

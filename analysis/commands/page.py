@@ -14,8 +14,8 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from kernels.cli import note
-from kernels.errors import UserError
-from kernels.program import RESULTS, extra
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, extra
 
 if TYPE_CHECKING:
     from analysis.advice.recommend import Advice

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app, basis_of
-from kernels.checks import check_option
 from kernels.cli import JsonOption, note, print_json
-from kernels.errors import UserError, nearest
+from kernels.common.checks import check_option
+from kernels.common.errors import UserError, nearest
+from kernels.common.program import RESULTS
 from kernels.problem import Gemm
-from kernels.program import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +119,8 @@ def _draw_lesson(
 
 def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     """The largest steps up and down: those that another collection repeats, where there is one."""
-    from analysis.model.steps import largest, repeated_steps, steps_of
     from analysis.recordings.imported import folder_of, read_collections
+    from analysis.slices.cliffs import largest, repeated_steps, steps_of
 
     rows = _rows(basis, dtype)
     if rows.empty:

@@ -24,8 +24,8 @@ from analysis.recorder.recorder import (
     total_line,
 )
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
-from kernels.errors import UserError
-from kernels.program import FOLDER, RESULTS, command_words
+from kernels.common.errors import UserError
+from kernels.common.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]

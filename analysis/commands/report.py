@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app
 from kernels.cli import JsonOption, note, print_json
-from kernels.program import RESULTS
+from kernels.common.program import RESULTS
 
 _STEPS = 4  # of a report: model, plots, table, page
 

@@ -11,9 +11,9 @@ import typer
 from analysis.commands.app import MachineOption, ResultsOption, app
 from analysis.model.predict import Model
 from kernels.cli import JsonOption, note, print_json
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, target
 from kernels.machine import known_machine
-from kernels.program import RESULTS, target
 
 if TYPE_CHECKING:
     from analysis.rules.judge import RuleResult
@@ -108,8 +108,8 @@ def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
     """The verdicts on the rules that a table of others can answer, and its cheat sheet."""
+    from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet
-    from analysis.recordings.public import read_source
     from analysis.rules.judge import Evidence, judge_all
 
     if slug is None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from analysis.commands.app import ResultsOption, app
+from analysis.imports.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from analysis.model.prior import DTYPE
 from analysis.model.shift import Shift
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
-from analysis.recordings.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from kernels.cli import JsonOption, note, print_json
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, target
 from kernels.machine import known_machine, known_machines
-from kernels.program import RESULTS, target
 from sweeps.store import write_whole
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def ship_command(
     results: ResultsOption = RESULTS,
     write: Annotated[
-        Path | None, typer.Option("--write", help="File to write, such as kernels/shipped.json.")
+        Path | None,
+        typer.Option("--write", help="File to write, such as kernels/timemodel/shipped.json."),
     ] = None,
     narrow: Annotated[
         Path | None,
@@ -134,7 +135,7 @@ class _Learned(NamedTuple):
 def _shipped_text(
     chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]], learned: _Learned
 ) -> str:
-    """kernels/shipped.json; :func:`kernels.constants.shipped_fits` says what is in it."""
+    """The document of shipped.json: see :func:`kernels.timemodel.constants.shipped_fits`."""
     from analysis.validation.generation import averaged_pairs, carried_pairs
     from analysis.validation.software import (
         constants_spread,

@@ -18,13 +18,13 @@ from analysis.model.features import Inputs
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import load_run
-from kernels.aliases import slug_meant
 from kernels.cli import (
     JsonOption,
     note,
     print_json,
 )
-from kernels.errors import UserError, nearest
+from kernels.common.aliases import slug_meant
+from kernels.common.errors import UserError, nearest
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
 
@@ -88,7 +88,7 @@ def validate_command(
     json: JsonOption = False,
 ) -> None:
     """Judge the model on measured rows that it has not seen: ours, or others' tables."""
-    from analysis.recordings.public import read_source
+    from analysis.imports.public import read_source
     from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.baskets import judge_baskets
     from analysis.validation.holdout import HOLDOUTS, validate

@@ -27,9 +27,9 @@ from analysis.fleet.robust import Array
 from analysis.markdown import printable
 from analysis.recordings.damage import left_out, say_left_out
 from analysis.recordings.load import Recording, load_run
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import command
 from kernels.machine import Machine
-from kernels.program import command
 from sweeps.cases.case import CACHES, MODES, Case
 from sweeps.schema import IDENTITY, PHASES
 from sweeps.store import ANCHOR_COLUMNS

@@ -28,11 +28,11 @@ from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.recordings.imported import FILE, folder_of, is_complete
 from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
 from analysis.recordings.runs import why_unusable
+from kernels.common.errors import UserError
+from kernels.common.program import command
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Conv, Problem
-from kernels.program import command
 from sweeps.cases.case import CONFIRM
 
 

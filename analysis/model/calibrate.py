@@ -29,9 +29,9 @@ from analysis.model.residual import MANY_ROWS
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.sums import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
-from kernels.estimate import Array, Estimate, priced_alignment
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
+from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
 _FOLDS = 3  # of few rows: each more is another fit
 _FOLDS_OF_MANY = 5  # of many rows, where a fit to two thirds is worse than the one that is kept

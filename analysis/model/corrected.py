@@ -9,8 +9,8 @@ import numpy as np
 from analysis.model.features import Inputs
 from analysis.model.offsets import Offsets
 from analysis.model.residual import Residual
-from kernels.constants import Constants
-from kernels.estimate import Array, Estimate
+from kernels.timemodel.constants import Constants
+from kernels.timemodel.estimate import Array, Estimate
 
 
 def corrected_estimate(

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from analysis.model.query import Query
 from kernels.config import HAND_WRITTEN, tail_efficiency, tile_count
-from kernels.constants import Constants
-from kernels.estimate import (
+from kernels.machine import Machine
+from kernels.problem import Conv, Problem
+from kernels.timemodel.constants import Constants
+from kernels.timemodel.estimate import (
     ALGORITHMS,
     LIMITS,
     Array,
@@ -23,8 +25,6 @@ from kernels.estimate import (
     estimate,
     fastest,
 )
-from kernels.machine import Machine
-from kernels.problem import Conv, Problem
 
 _DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
 

@@ -12,10 +12,10 @@ import numpy as np
 from analysis.model.offsets import Offsets
 from analysis.model.residual import Residual
 from analysis.model.shift import Shift
-from kernels.constants import Constants
-from kernels.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
-from kernels.estimate import Array, priced_alignment
+from kernels.common.documents import COUNT, NOT_NEGATIVE, Each, Maybe, Number, misfit
 from kernels.problem import WIDE_BYTES, Gemm, Problem
+from kernels.timemodel.constants import Constants
+from kernels.timemodel.estimate import Array, priced_alignment
 
 UNCALIBRATED = (-0.7, 0.7)
 """Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:

@@ -17,8 +17,8 @@ from analysis.model.predict import Model
 from analysis.model.query import group_of
 from analysis.recordings.load import Recording, problems_of
 from analysis.recordings.repetition import with_steady_times
-from kernels.errors import UserError
-from kernels.program import command, target
+from kernels.common.errors import UserError
+from kernels.common.program import command, target
 from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
 

@@ -31,7 +31,9 @@ from analysis.model.prior import Prior, Spread
 from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.model.residual import Residual, fit_residual
-from kernels.constants import (
+from kernels.machine import Machine
+from kernels.problem import Gemm
+from kernels.timemodel.constants import (
     BOUNDS,
     DURATIONS,
     RATES,
@@ -41,9 +43,7 @@ from kernels.constants import (
     physical_bounds,
     to_fit_scale,
 )
-from kernels.estimate import ALGORITHMS, Array
-from kernels.machine import Machine
-from kernels.problem import Gemm
+from kernels.timemodel.estimate import ALGORITHMS, Array
 
 _MAX_ROWS = 800  # per fit of constants: more cost seconds and move the error by 0.1 points
 _STEP = 1e-7  # of the finite differences

@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.errors import UserError
-from kernels.estimate import Array
-from kernels.program import command
+from kernels.common.errors import UserError
+from kernels.common.program import command
+from kernels.timemodel.estimate import Array
 
 _CHUNK = 1024  # rows: their nodes in all trees stay in a cache
 _MANY_ROWS = 5000  # that take seconds to grow trees from

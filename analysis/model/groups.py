@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.estimate import Array, priced_alignment
 from kernels.problem import WIDE_BYTES, Problem
+from kernels.timemodel.estimate import Array, priced_alignment
 
 NARROW_N = 32
 """An N below this is smaller than that of any public table's aligned GEMM."""

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.imports.tables import gemms_of
 from analysis.model.fitting import fit_collection
 from analysis.model.offsets import COARSE, LIBRARY, WHOLE, CollectionTrees, TreeSettings
 from analysis.model.prior import Prior, leaders, prior_from_tables
@@ -18,12 +19,11 @@ from analysis.model.query import Query
 from analysis.model.residual import MIN_ROWS, can_grow
 from analysis.recordings.imported import PLACE, folder_of, read_collections
 from analysis.recordings.load import Recording
-from analysis.recordings.tables import gemms_of
 from kernels.cli import note
-from kernels.errors import UserError
-from kernels.estimate import Array
+from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machines
 from kernels.problem import Gemm, Problem
+from kernels.timemodel.estimate import Array
 
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
 """The dtype of the collections that tell about a dtype; both 16-bit types share their units."""

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from analysis.model.features import Inputs
 from analysis.model.forest import Forest
 from analysis.model.query import Query
-from kernels.constants import Constants, scaled_constants
-from kernels.documents import COUNT, Each, Number, misfit
-from kernels.estimate import Array, Estimate
+from kernels.common.documents import COUNT, Each, Number, misfit
 from kernels.machine import Machine
 from kernels.problem import Gemm
+from kernels.timemodel.constants import Constants, scaled_constants
+from kernels.timemodel.estimate import Array, Estimate
 
 LIBRARY = "cublas"
 """The library that all collections are of."""

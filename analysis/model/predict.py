@@ -21,13 +21,8 @@ from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.groups import factors_of
 from analysis.model.prior import prior_without_tables
 from analysis.model.query import Query
-from kernels.estimate import (
-    ALGORITHMS,
-    LIMITS,
-    Array,
-    Estimate,
-)
 from kernels.machine import Machine
+from kernels.timemodel.estimate import ALGORITHMS, LIMITS, Array, Estimate
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ LIMIT_WORDS = {
     "latency": "bound by the latency of each step along K",
     "memory": "bound by memory bandwidth",
 }
-"""What each of :data:`kernels.estimate.LIMITS` means to a reader."""
+"""What each of :data:`kernels.timemodel.estimate.LIMITS` means to a reader."""
 
 
 _CORES = {"gpu": "SMs", "cpu": "cores"}

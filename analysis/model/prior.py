@@ -36,7 +36,8 @@ from analysis.model.fit import (
 from analysis.model.offsets import LIBRARY, CollectionTrees, Offsets
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from kernels.constants import (
+from kernels.machine import Machine, known_machine
+from kernels.timemodel.constants import (
     Constants,
     default_constants,
     mean_constants,
@@ -44,7 +45,6 @@ from kernels.constants import (
     scaled_constants,
     shipped_fits,
 )
-from kernels.machine import Machine, known_machine
 
 DTYPE = "bf16"
 """The dtype that priors are learned from; public tables say too little about others, or nothing."""

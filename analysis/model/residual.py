@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from analysis.model.forest import Forest
-from kernels.estimate import Array
+from kernels.timemodel.estimate import Array
 
 MIN_ROWS = 48
 """With fewer rows there are no trees: they say too little about where the formula is wrong."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from kernels.documents import Number, misfit
-from kernels.estimate import Array
+from kernels.common.documents import Number, misfit
+from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
 _DOUBT = 3.0  # as if so many more siblings had shown no difference: of one, a quarter is believed
@@ -68,7 +68,7 @@ class Shift:
         return cls(*zip(*knots, strict=True)) if knots else cls()
 
     def to_json(self) -> dict[str, Any]:
-        """For kernels/shipped.json."""
+        """For kernels/timemodel/shipped.json."""
         return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.estimate import Array
+from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
 """Of the errors of two products' times in one step: a library's kernel that is slower than

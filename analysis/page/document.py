@@ -26,7 +26,7 @@ from analysis.advice.verdict import verdict_text
 from analysis.page import charts, findings
 from analysis.page.page_report import PageReport
 from analysis.page.points import columns_of, points_of
-from kernels.program import command
+from kernels.common.program import command
 
 _HERE = Path(__file__).parent
 _SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # one module, in order

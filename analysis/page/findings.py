@@ -7,13 +7,13 @@ from statistics import geometric_mean
 
 from analysis.advice.headlines import UNUSABLE_LINE, health_of, peak, sizes_line
 from analysis.advice.headlines import accuracy as accuracy_headline
-from analysis.model.series import DIMENSIONS
-from analysis.model.steps import steepest
 from analysis.page.page_report import PageReport
 from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
 from analysis.rules.judge import NOT_MEASURED
+from analysis.slices.cliffs import steepest
+from analysis.slices.series import DIMENSIONS
 
 
 def health(report: PageReport) -> list[str]:

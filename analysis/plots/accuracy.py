@@ -5,7 +5,6 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import accuracy_series
 from analysis.plots.style import (
     ERROR_BANDS,
     LIMIT_STYLE,
@@ -14,6 +13,7 @@ from analysis.plots.style import (
     panels,
     scatter_predicted,
 )
+from analysis.slices.series import accuracy_series
 
 
 def draw(analysis: Analysis) -> Figure | None:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.imports.public import Source
 from analysis.plots.style import NEUTRAL, panels, save
-from analysis.recordings.public import Source
 from analysis.rules.catalogue import all_rules
 from analysis.rules.inputs import RuleInputs
 from analysis.rules.judge import RuleResult

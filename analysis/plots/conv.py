@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import ENDS, channel_series, layout_series
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
 from analysis.plots.titles import channels_title, layouts_title
+from analysis.slices.series import ENDS, channel_series, layout_series
 from analysis.units import rate_unit
 from kernels.problem import PASSES
 

@@ -17,8 +17,8 @@ from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
 from analysis.validation.report import held_back_table
-from kernels.estimate import Array
 from kernels.problem import Gemm
+from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
 _MIN_M, _MIN_PAIRS = 256, 8  # of a staircase: below a large tile's rows there is one step

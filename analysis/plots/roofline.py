@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import ENDS, roofline_series
 from analysis.plots.style import DTYPE_STYLE, MAX_VECTORS, NEUTRAL, error_bars, panels
 from analysis.plots.titles import roofline_title
+from analysis.slices.series import ENDS, roofline_series
 from analysis.units import rate, rate_unit
 from kernels.machine import Machine
 

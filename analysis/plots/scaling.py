@@ -7,15 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.model.series import (
-    DIMENSIONS,
-    ENDS,
-    alignment_series,
-    square_series,
-    steps_series,
-)
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
 from analysis.plots.titles import alignment_title, square_title, steps_title
+from analysis.slices.series import DIMENSIONS, ENDS, alignment_series, square_series, steps_series
 from analysis.units import rate_unit
 from kernels.config import large_tile, next_wave_edge
 from kernels.machine import Machine

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.model.series import NEARLY, fast_from, layout_summary
-from analysis.model.steps import steepest
+from analysis.slices.cliffs import steepest
+from analysis.slices.series import NEARLY, fast_from, layout_summary
 from kernels.machine import Machine
 
 
@@ -15,7 +15,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     """How much of its ceiling each dtype reaches with a GEMM.
 
     Args:
-        rows: of :func:`analysis.model.series.roofline_series`.
+        rows: of :func:`analysis.slices.series.roofline_series`.
         machine: with the ceilings.
     """
     best = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
@@ -31,7 +31,7 @@ def square_title(rows: pd.DataFrame) -> str:
     """From which size on each dtype is nearly as fast as it gets.
 
     Args:
-        rows: of :func:`analysis.model.series.square_series`.
+        rows: of :func:`analysis.slices.series.square_series`.
     """
     told = []
     for dtype, group in rows.groupby("dtype", sort=False):
@@ -44,7 +44,7 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """The largest step up that lies beyond its intervals.
 
     Args:
-        lines: of :func:`analysis.model.series.steps_series`.
+        lines: of :func:`analysis.slices.series.steps_series`.
     """
     found = steepest(lines)
     if found is None:
@@ -58,7 +58,7 @@ def alignment_title(rows: pd.DataFrame) -> str:
     """The worst offset from a round size, and what multiples of 8 cost.
 
     Args:
-        rows: of :func:`analysis.model.series.alignment_series`, of one base.
+        rows: of :func:`analysis.slices.series.alignment_series`, of one base.
     """
     eighth = rows["offset"] % 8 == 0
     odd, round_ = rows[~eighth], rows[eighth & (rows["offset"] > 0)]
@@ -81,7 +81,7 @@ def channels_title(rows: pd.DataFrame) -> str:
     """How much slower channels are that are no multiple of 8 than the next multiple.
 
     Args:
-        rows: of :func:`analysis.model.series.channel_series`.
+        rows: of :func:`analysis.slices.series.channel_series`.
     """
     worst: tuple[float, str] = (1.0, "")
     for dtype, group in rows.groupby("dtype", sort=False):
@@ -99,7 +99,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     """The geometric mean of NHWC's speed over NCHW's, and how many pairs are clear.
 
     Args:
-        pairs: of :func:`analysis.model.series.layout_series`.
+        pairs: of :func:`analysis.slices.series.layout_series`.
     """
     mean, faster, slower = layout_summary(pairs)
     return (

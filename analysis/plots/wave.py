@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.basis import Basis
-from analysis.model.steps import steps_of
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
+from analysis.slices.cliffs import steps_of
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from analysis.rules.catalogue import rule_sweeps
+from kernels.common.program import INSTALLED
 from kernels.problem import Conv, Gemm
-from kernels.program import INSTALLED
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")

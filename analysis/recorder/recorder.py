@@ -19,8 +19,8 @@ from typing import Any
 
 from analysis.recorder.archive import write_archive
 from analysis.recorder.parts import PLACES, Part, Step
-from kernels.errors import UserError
-from kernels.program import FOLDER, ROOT, command_words
+from kernels.common.errors import UserError
+from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
     folder_for,

@@ -10,10 +10,10 @@ from typing import Any
 
 from analysis.recordings.damage import left_out, say_left_out
 from analysis.recordings.load import Part, Recording
+from kernels.common.errors import UserError
+from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError
 from kernels.operation import as_problem
-from kernels.program import target
 from sweeps.cases.case import Case, Way
 from sweeps.store import CONFIRMED_COLUMNS
 

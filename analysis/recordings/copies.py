@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import feather
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.schema import SCHEMA
 from sweeps.store import write_whole
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kernels.cli import note
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
 """Of a file's lines: if more are, something else is wrong with it, and nothing is concluded."""

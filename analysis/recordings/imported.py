@@ -1,32 +1,24 @@
-"""Recordings that are made of others' tables and files: written once, and read like our own.
+"""Recordings that were imported from other people's tables and files.
 
 They lie under ``results/public/<machine>/``. The times stand in measurements.parquet; run.json says
-whose they are and how they were measured. All collections of a machine that a package has lie in
-collections.parquet, for whoever measures a little of that machine.
+whose they are and how they were measured. collections.parquet has all tables of that machine which
+a package holds.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import parquet
 
-from analysis.recordings.tables import DTYPES, Table, read_rows
-from analysis.recordings.timings import Timings, Told
-from kernels.checks import LARGEST_SIZE
-from kernels.errors import UserError
-from kernels.machine import Machine
-from kernels.program import command
+from kernels.common.checks import LARGEST_SIZE
+from kernels.common.errors import UserError
+from kernels.common.program import command
 from sweeps.schema import COLUMNS, SCHEMA
-from sweeps.store import make_folder, read_run, write_run, write_whole
+from sweeps.store import read_run
 
 PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
@@ -40,8 +32,6 @@ CACHE = "warm"
 
 OTHERS_PROTOCOL = 0
 """In place of a version of ours: no row of such a recording was measured by it."""
-
-_HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks as they are"
 _SAME = {
     "op": "gemm", "batch": 1, "dtype": "bf16", "layout": "nt", "implementation": "cublas",
     "config": "", "mode": "burst", "cache": CACHE, "fill": "", "status": "ok", "sweep": PLACE,
@@ -69,65 +59,10 @@ def is_of_file(folder: Path) -> bool:
     return (read_run(folder).get("public") or {}).get("framework") == FILE
 
 
-def write_imported(table: Table, machine: Machine, results: Path) -> Path:
-    """Write a table's rows and what they are; returns the folder.
-
-    Raises:
-        UserError: the folder cannot be made, or the disk is full.
-    """
-    rows = read_rows(table, *DTYPES.values())
-    public = {
-        "source": table.source, "package": table.package, "framework": table.framework,
-        "version": table.version, "also_for": list(table.also_for), "complete": table.complete,
-        "device": table.device, "file": table.path.name, "licence": table.licence, "how": _HOW,
-        "cache": CACHE,
-    }  # fmt: skip
-    return _write(rows, public, machine, results)
-
-
-def write_timings(
-    timings: Timings, path: Path, told: Told, machine: Machine, results: Path
-) -> Path:
-    """Write what a file of the user's says, and the user of it; returns the folder.
-
-    Raises:
-        UserError: the folder cannot be made, or the disk is full.
-    """
-    public = {
-        "source": path.name, "package": "", "framework": FILE, "version": _digest(path, told),
-        "file": path.name, "licence": "", "how": timings.how, "cache": timings.cache,
-    }  # fmt: skip
-    return _write(timings.rows, public, machine, results)
-
-
-def is_same_file(folder: Path, path: Path, told: Told) -> bool:
-    """Whether an imported recording was made of this very file, of which the same was told."""
-    public = read_run(folder).get("public") or {}
-    return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
-
-
-def _digest(path: Path, told: Told) -> str:
-    data = (path if path.is_file() else path / "measurements.csv").read_bytes()
-    return hashlib.sha256(data + repr(told).encode()).hexdigest()[:16]
-
-
-def write_collections(tables: Sequence[Table], machine: Machine, results: Path) -> None:
-    """Keep all collections of a machine, the one that its recording is made of first.
-
-    Raises:
-        UserError: the folder cannot be made, or the disk is full.
-    """
-    parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
-    folder = folder_of(results, machine.slug)
-    make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # what rests on them is to be made anew
-    write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(parts, ignore_index=True)))
-
-
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """The rows of each collection of a machine by its source, in their order; none without any.
 
-    They are as :func:`analysis.recordings.tables.read_rows` returns them.
+    They are as :func:`analysis.imports.tables.read_rows` returns them.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -140,33 +75,6 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     if not sound.all():
         raise _unsound(path, sound)
     return {str(source): part for source, part in rows.groupby("source", sort=False)}
-
-
-def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
-    for dtype in rows["dtype"].unique():
-        machine.peak(dtype)  # which refuses what the machine does not compute
-    folder, data = folder_of(results, machine.slug), _as_parquet(rows)
-    make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # until everything was written anew
-    write_whole(folder / MEASUREMENTS, data)
-    run = {
-        "schema": SCHEMA,
-        "protocol": OTHERS_PROTOCOL,
-        "run": "",
-        "published": False,
-        "public": {**public, "rows": len(rows)},
-        "software": {public["framework"]: public["version"]},
-        "machine": machine.to_json(),
-        "plan": {"cases": []},
-    }
-    write_run(folder, run)
-    return folder
-
-
-def _as_parquet(rows: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
-    return buffer.getvalue()
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

@@ -19,15 +19,15 @@ from analysis.recordings.imported import (
     read_imported,
 )
 from analysis.recordings.rows import read_rows
-from kernels.aliases import slug_meant
+from kernels.common.aliases import slug_meant
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, target
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError
 from kernels.machine import Machine, known_machines
 from kernels.names import conv_algorithm
 from kernels.operation import Workload, as_problem
 from kernels.problem import Conv, Problem
-from kernels.program import RESULTS, target
-from sweeps.running.health import UNUSABLE
+from sweeps.folding.health import UNUSABLE
 from sweeps.schema import SCHEMA, problem_of
 from sweeps.store import read_run
 from sweeps.timing.sampler import PROTOCOL

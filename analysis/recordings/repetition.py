@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from analysis.recordings.damage import left_out, say_left_out
 from analysis.recordings.load import Recording
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.cases.case import Case
 from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS

@@ -21,9 +21,9 @@ from pyarrow import csv as arrow_csv
 
 from analysis.recordings.copies import read_copy, state_of, write_copy
 from analysis.recordings.damage import MOST_DAMAGED, left_out, say_left_out
-from kernels.checks import LARGEST_BYTES, LARGEST_SIZE
-from kernels.documents import NOT_NEGATIVE, misfit
-from kernels.errors import UserError
+from kernels.common.checks import LARGEST_BYTES, LARGEST_SIZE
+from kernels.common.documents import NOT_NEGATIVE, misfit
+from kernels.common.errors import UserError
 from kernels.operation import OPERATIONS
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS, TIMED_DTYPES
 from sweeps.cases.case import CACHES, MODES

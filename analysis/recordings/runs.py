@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.recordings.load import Recording, library_rows, load, load_run
-from kernels.errors import UserError
-from sweeps.running.health import UNUSABLE, VERDICTS, health_sentence
+from kernels.common.errors import UserError
+from sweeps.folding.health import UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 

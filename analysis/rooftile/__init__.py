@@ -22,16 +22,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, needs_extra
 from kernels.problem import Conv, Gemm
-from kernels.program import RESULTS, needs_extra
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.audit.audit import Audit as Audit
+    from analysis.imports.problems import Shape as Shape
     from analysis.recordings.load import Recording as Recording
-    from analysis.recordings.problems import Shape as Shape
 
 __version__ = "0.1.0"
 
@@ -74,8 +74,8 @@ def predict(
     import pandas as pd
 
     from analysis.advice.times import times_of
+    from analysis.imports.problems import as_problems
     from analysis.model.basis import find_basis
-    from analysis.recordings.problems import as_problems
 
     problems = as_problems(shapes)
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
@@ -132,8 +132,8 @@ def recommend(
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
     from analysis.advice.sizes import Wishes
+    from analysis.imports.problems import as_problems
     from analysis.model.basis import find_basis
-    from analysis.recordings.problems import as_problems
     from analysis.words import names_in
 
     wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
@@ -291,7 +291,7 @@ def __getattr__(name: str) -> object:
 
         return Recording
     if name == "Shape":
-        from analysis.recordings.problems import Shape
+        from analysis.imports.problems import Shape
 
         return Shape
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from analysis.rooftile import __version__
-from kernels.program import INSTALLED, verb
+from kernels.common.program import INSTALLED, verb
 
 GROUPS = {
     "Ask": ("predict", "recommend", "audit", "machines"),

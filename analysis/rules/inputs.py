@@ -13,10 +13,10 @@ from analysis.recordings.load import Recording, find_recording, load, load_run, 
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import Step, model_rules, read_models
-from kernels.aliases import slug_meant
-from kernels.errors import UserError
+from kernels.common.aliases import slug_meant
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS, target
 from kernels.machine import Machine, known_machines
-from kernels.program import RESULTS, target
 from sweeps.store import folder_for
 
 

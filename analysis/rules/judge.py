@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.imports.public import Source
 from analysis.model.calibrate import calibrate
 from analysis.model.fitted import drawn
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
-from analysis.recordings.public import Source
 from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.verdict import Effect, Finding, find_verdict
+from kernels.common.errors import UserError
+from kernels.common.program import command, target
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError
-from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
 from kernels.problem import TIMED_DTYPES, Problem
-from kernels.program import command, target
-from kernels.workload_time import moving_seconds, workload_seconds
+from kernels.timemodel.estimate import Array
+from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 
 _MAX_GROUPS = 6
 NOT_MEASURED = "not measured here"

@@ -18,10 +18,10 @@ import numpy as np
 
 from analysis.rules.verdict import Pairs
 from kernels.config import ceil_div, large_tile
-from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operation import Layer, Workload
 from kernels.problem import Conv, Gemm
+from kernels.timemodel.estimate import Array
 
 _REACH = 0.125  # how far a round size may be from one that is not
 _JUST_PAST = 16  # elements past an edge: more of them would be more work

@@ -21,10 +21,10 @@ from analysis.recordings.load import kernels_of, workloads_of
 from analysis.rules.catalogue import all_rules
 from analysis.rules.judge import RuleResult, not_measured
 from analysis.rules.verdict import UNCERTAIN
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from kernels.common.program import target
 from kernels.names import read_name
 from kernels.operation import products_of
-from kernels.program import target
 from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 

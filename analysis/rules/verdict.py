@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.stats import norm, t
 
-from kernels.estimate import Array
+from kernels.timemodel.estimate import Array
 
 MIN_EFFECT = 1.02
 """An effect closer to 1 than this counts as none, however certain: too small to act on."""

@@ -22,11 +22,11 @@ from analysis.advice.options import Question
 from analysis.advice.recommend import best_of, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import MIN_GAIN
+from analysis.imports.public import Source
 from analysis.model.query import group_of
-from analysis.recordings.public import Source
 from analysis.validation.holdout import Validation
-from kernels.errors import UserError
-from kernels.estimate import Array
+from kernels.common.errors import UserError
+from kernels.timemodel.estimate import Array
 
 _MIN_FLOPS = 1e9
 _REACH = 0.15

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
+from analysis.imports.public import Source
 from analysis.model.predict import Model
 from analysis.model.query import Query
-from analysis.recordings.public import Source
 from analysis.validation.errors import Errors
 from analysis.validation.nvmatmulheuristics import heuristic_seconds
-from kernels.estimate import Array
 from kernels.machine import Machine
+from kernels.timemodel.estimate import Array
 
 
 def baseline_errors(

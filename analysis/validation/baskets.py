@@ -21,7 +21,7 @@ from analysis.model.fit import NEAR
 from analysis.model.query import group_of
 from analysis.model.sums import MOST_PRODUCTS, made_up_counts
 from analysis.validation.holdout import Validation
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 
 _MIN_FLOPS = 1e9
 DRAWS = 6000

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from analysis.recordings.public import Source
-from kernels.estimate import Array
+from analysis.imports.public import Source
 from kernels.problem import Gemm
+from kernels.timemodel.estimate import Array
 
 _MIN_FLOPS = 1e10  # in smaller products the launch hides the steps
 _STEP, _SMALL_STEP = 0.10, 0.05

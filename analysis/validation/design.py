@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.estimate import Array
+from kernels.timemodel.estimate import Array
 
 
 def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.estimate import Array
+from kernels.timemodel.estimate import Array
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.imports.tables import Table, read_rows
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.prior import (
@@ -22,7 +23,6 @@ from analysis.model.prior import (
     nearest_sibling,
     sibling_pairs,
 )
-from analysis.recordings.tables import Table, read_rows
 from analysis.validation.software import (
     Collection,
     Interval,
@@ -32,8 +32,8 @@ from analysis.validation.software import (
     warm_query,
     widened_by_others,
 )
-from kernels.constants import Constants, scaled_constants
 from kernels.machine import Machine, known_machine
+from kernels.timemodel.constants import Constants, scaled_constants
 
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.imports.public import Source
 from analysis.model.calibrate import calibrate_query, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
@@ -21,14 +22,13 @@ from analysis.model.nearby import sizes_of
 from analysis.model.predict import Model, Prediction
 from analysis.model.prior import TWINS, UNKNOWN, Prior, Spread
 from analysis.model.query import Query
-from analysis.recordings.public import Source
 from analysis.validation.baselines import baseline_errors
 from analysis.validation.cliffs import cliffs
 from analysis.validation.design import choose_rows
 from analysis.validation.errors import Errors
-from kernels.constants import foreign_constants
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import Machine
+from kernels.timemodel.constants import foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 FOLDS = 5

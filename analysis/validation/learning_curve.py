@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.recordings.public import Source
+from analysis.imports.public import Source
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import validate
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import Machine
 
 _HOLDOUTS = ("rows", "levels")

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.problem import Gemm, Problem
+from kernels.timemodel.estimate import Array
 
 _GPUS = {
     "nvidia-a100-sxm-80gb": "A100_SXM_80GB",

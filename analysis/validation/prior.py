@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.imports.public import Source, read_source
+from analysis.imports.tables import Table, choose_tables, find_tables, read_rows, read_table
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
 from analysis.model.nearby import Collection, fitted_all, sizes_of
@@ -24,22 +26,14 @@ from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, Part, Prediction
 from analysis.model.prior import Prior, Spread, leaders, prior_from_tables
 from analysis.model.query import Query
-from analysis.recordings.public import Source, read_source
-from analysis.recordings.tables import (
-    Table,
-    choose_tables,
-    find_tables,
-    read_rows,
-    read_table,
-)
 from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
 from analysis.validation.holdout import FOLDS, Validation, split_rows
-from kernels.aliases import slug_meant
-from kernels.constants import foreign_constants
-from kernels.errors import UserError
+from kernels.common.aliases import slug_meant
+from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
+from kernels.timemodel.constants import foreign_constants
 
 _HOLDOUTS = ("rows", "levels", "folds")
 

@@ -13,7 +13,7 @@ from analysis.validation.baskets import BasketsWorth
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
-from kernels.estimate import LIMITS
+from kernels.timemodel.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
 

@@ -22,6 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.imports.tables import Table, gemms_of, read_rows
 from analysis.model.calibrate import pair_errors
 from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
@@ -41,9 +42,11 @@ from analysis.model.prior import (
 from analysis.model.query import Query
 from analysis.model.shift import Differing, Shift
 from analysis.recordings.imported import VALIDATION, folder_of
-from analysis.recordings.tables import Table, gemms_of, read_rows
 from analysis.validation.errors import Errors
-from kernels.constants import (
+from kernels.common.errors import UserError
+from kernels.machine import Machine, known_machine, known_machines
+from kernels.problem import WIDE_BYTES, Gemm
+from kernels.timemodel.constants import (
     BOUNDS,
     DURATIONS,
     RATES,
@@ -51,10 +54,7 @@ from kernels.constants import (
     foreign_constants,
     to_fit_scale,
 )
-from kernels.errors import UserError
-from kernels.estimate import Array, priced_alignment
-from kernels.machine import Machine, known_machine, known_machines
-from kernels.problem import WIDE_BYTES, Gemm
+from kernels.timemodel.estimate import Array, priced_alignment
 from sweeps.store import write_whole
 
 FITTED_ROWS = 1500

@@ -25,10 +25,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
+from kernels.common.errors import UserError
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
 from kernels.config import TileConfig
-from kernels.errors import UserError
 from kernels.machine import Machine, machine_of_arch, usable_processors
 from kernels.problem import (
     DTYPE_BYTES,

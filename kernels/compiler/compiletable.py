@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import triton
 
+from kernels.common.program import target
 from kernels.compiler.compilecheck import Row
 from kernels.problem import WIDE_BYTES
-from kernels.program import target
 
 _HEAD = """# What the compiler makes of the kernels
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from kernels.common.errors import UserError
 from kernels.config import Config, Storage
-from kernels.errors import UserError
 from kernels.launch import Launch
 from kernels.library.calls import (
     Call,

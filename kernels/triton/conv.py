@@ -24,12 +24,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.config import ConvConfig, PersistentConfig, TileConfig, ceil_div
-from kernels.constants import Constants
-from kernels.estimate import Array
 from kernels.machine import Machine
 from kernels.operands import Operands, conv_shapes
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
+from kernels.timemodel.constants import Constants
+from kernels.timemodel.estimate import Array
 from kernels.triton.blocks import grouped, tensor_stride
 from kernels.triton.family import (
     INTERPRETED,

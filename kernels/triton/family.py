@@ -24,15 +24,15 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.common.program import command
 from kernels.config import HAND_WRITTEN, Config, TileConfig, ceil_div
-from kernels.constants import Constants, default_constants
-from kernels.estimate import Array, Shapes, Tiles, estimate
 from kernels.launch import Launch
 from kernels.machine import Machine, usable_processors
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload, as_problem
 from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
-from kernels.program import command
+from kernels.timemodel.constants import Constants, default_constants
+from kernels.timemodel.estimate import Array, Shapes, Tiles, estimate
 from kernels.triton.blocks import add_parts
 
 MIN_CAPABILITY = (8, 0)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.captured import Attention, Captured, Dimension, Product
 from sweeps.capture.products import products_of

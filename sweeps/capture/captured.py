@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kernels.checks import check_positive
-from kernels.errors import UserError
+from kernels.common.checks import check_positive
+from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm
 
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kernels.errors import UserError, nearest
-from kernels.program import needs_extra
+from kernels.common.errors import UserError, nearest
+from kernels.common.program import needs_extra
 from sweeps.capture import attention
 from sweeps.capture.step import (
     TRAIN,

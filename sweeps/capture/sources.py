@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.errors import UserError, nearest
+from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.step import (
     TRAIN,

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kernels.checks import check_counts, check_option
-from kernels.errors import UserError
+from kernels.common.checks import check_counts, check_option
+from kernels.common.errors import UserError
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
 TORCH_DTYPES = {

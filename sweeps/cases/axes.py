@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.checks import check_size
+from kernels.common.checks import check_size
+from kernels.common.errors import UserError, nearest
 from kernels.config import large_tile, next_wave_edge
-from kernels.errors import UserError, nearest
 from kernels.machine import Machine
 
 _FORMS: tuple[tuple[set[str], set[str]], ...] = (

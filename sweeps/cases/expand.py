@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.operation import SERIES, Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm, linear, parse_pair

@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.errors import UserError, nearest
+from kernels.common.errors import UserError, nearest
 from kernels.operation import LAYERS
 from kernels.problem import CONV_LAYOUTS, GEMM_LAYOUTS, PASSES, TIMED_DTYPES
 from sweeps.cases.axes import PAIRS, Axis, parse_axis, parse_size_axis, resolution_order

@@ -9,9 +9,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.merging.source import Source
-from sweeps.running.places import limits_apart
+from sweeps.running.devices import limits_apart
 from sweeps.store import other_software
 
 _OWN = ("name", "memory_bytes", "sources")

@@ -1,7 +1,7 @@
 """Whether times of several recordings may be compared: by the anchors and cases that they share.
 
 Ratios are of the medians of two recordings, whose samples stay apart. They are judged as those of a
-machine that is timed again (:func:`sweeps.health.anchors.judge_ratios`).
+machine that is timed again (:func:`sweeps.doctor.recheck.judge_ratios`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import combinations
 from typing import Any
 
 from sweeps.cases.case import Case
-from sweeps.health.anchors import TOLERANCE, judge_ratios
+from sweeps.doctor.recheck import TOLERANCE, judge_ratios
+from sweeps.folding.anchor_rows import anchor_rows
+from sweeps.folding.history import histories
 from sweeps.merging.source import Source
-from sweeps.running.anchor_set import anchor_rows
-from sweeps.running.fold import histories
 from sweeps.schema import ALONE
 from sweeps.timing.statistics import median
 

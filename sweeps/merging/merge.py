@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
+from sweeps.folding.fold import fold
 from sweeps.merging.belonging import refuse_strangers, refuse_twice
 from sweeps.merging.combining import write_merged
 from sweeps.merging.comparing import Comparison, compare, times_of_anchors, times_of_cases
 from sweeps.merging.report import FILE, duplicates_sentence, report_text
 from sweeps.merging.source import read_source
 from sweeps.process import terminated_as_interrupt
-from sweeps.running.folding import fold
 from sweeps.store import make_folder, write_whole
 
 MERGED = "merged"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.documents import COUNT, misfit
-from kernels.errors import UserError
+from kernels.common.documents import COUNT, misfit
+from kernels.common.errors import UserError
 from kernels.machine import Machine
+from sweeps.folding.fold import too_damaged
 from sweeps.planning.plan import PlanEntry, read_plan
-from sweeps.running.folding import too_damaged
-from sweeps.running.places import read_places
+from sweeps.running.devices import read_places
 from sweeps.schema import SCHEMA
 from sweeps.store import Event, parse_event, read_run, refuse_if_running
 from sweeps.timing.sampler import PROTOCOL

@@ -40,7 +40,7 @@ def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float],
 
     A peak is the best of up to 20 GEMMs of 1024³, of 256³ where the dtype is emulated. The
     bandwidth is the best of up to 20 copies of 256 MiB, read and written. A case may still come out
-    above either, so a run measures them several times (:mod:`sweeps.running.raised_ceilings`).
+    above either, so a run measures them several times (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()
     peaks = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels import implementations
+from kernels.common.errors import UserError, nearest
 from kernels.config import HAND_WRITTEN
-from kernels.errors import UserError, nearest
 from kernels.machine import Machine
 from kernels.operation import Workload
 from kernels.registry import library_for

@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kernels.constants import default_constants
-from kernels.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, misfit
-from kernels.errors import UserError
-from kernels.estimate import Array, Shapes, Tiles, fastest
+from kernels.common.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, misfit
+from kernels.common.errors import UserError
+from kernels.common.program import target
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
 from kernels.problem import DTYPE_BYTES, Problem
-from kernels.program import target
-from kernels.workload_time import moving_seconds, workload_seconds
+from kernels.timemodel.constants import default_constants
+from kernels.timemodel.estimate import Array, Shapes, Tiles, fastest
+from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.planning.compiling import compilers, kernel_key
 from sweeps.planning.series import lines_of, share_out

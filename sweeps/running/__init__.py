@@ -1,1 +1,1 @@
-"""A run: the plan, the child process that measures, the parent that survives it, the rows."""
+"""The parent of a run: it opens the run, starts child processes, and survives them."""

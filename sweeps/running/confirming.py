@@ -15,14 +15,14 @@ from kernels.device import select_device
 from kernels.machine import Machine
 from kernels.problem import Problem
 from sweeps.cases.case import CONFIRM, Case, Way
+from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.planning.ceilings import measured_device
 from sweeps.planning.plan import PlanEntry, make_plan
 from sweeps.progress import LiveReporter
-from sweeps.running.fold import BLOCKS, PROCESSES
+from sweeps.running.opening import begin
 from sweeps.running.request import Request
-from sweeps.running.resume import begin
 from sweeps.running.run import Run
-from sweeps.running.runner import carry_out, confirm
+from sweeps.running.supervisor import carry_out, confirm
 from sweeps.store import folder_for, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 

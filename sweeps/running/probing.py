@@ -14,9 +14,9 @@ import numpy as np
 
 from kernels.machine import Machine
 from sweeps.cases.case import Case
+from sweeps.measuring.bench import Refusal
+from sweeps.measuring.torch_bench import TorchBench
 from sweeps.planning.plan import Costs, checked_bytes, expected_seconds, kind_of
-from sweeps.running.bench import TorchBench
-from sweeps.running.rounds import Refusal
 
 _SECONDS = 6.0  # after which no further probe begins
 _SIZES = (0.1, 0.5, 0.95)  # quantiles of a kind's cases by FLOPs

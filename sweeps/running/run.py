@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sweeps.measuring.bench import TORCH_BENCH
 from sweeps.planning.plan import PlanEntry
 
 MEASURE = "measure"
@@ -32,7 +33,7 @@ class Run:
     folder: Path
     planned: Sequence[PlanEntry]
     budget: float
-    bench: str = f"{__package__}.bench:TorchBench"
+    bench: str = TORCH_BENCH
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
     whole: bool = True
@@ -42,7 +43,7 @@ class Run:
     anchors: Sequence[PlanEntry] = ()
     """Cases that tell how fast each GPU is, to be timed before the others."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of :func:`sweeps.running.anchor_set.time_anchors`."""
+    """Arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     neighbours: Neighbours | None = None
     min_patience: float = 30.0
     compile_beside: bool = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sweeps.folding.counts import Tally
 from sweeps.planning.plan import PlanEntry
 from sweeps.progress import Reporter
-from sweeps.running.tally import Tally
 from sweeps.store import Event, parse_event, samples_path
 
 

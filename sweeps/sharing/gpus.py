@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from kernels.common.errors import UserError
 from kernels.device import Device, select_device
-from kernels.errors import UserError
 
 ALL = "all"
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweeps.running.anchor_set import of_latest
+from sweeps.folding.anchor_rows import of_latest
 from sweeps.schema import ALONE, TOGETHER
 from sweeps.store import Event
 from sweeps.timing.statistics import TOLERANCE, median, median_interval

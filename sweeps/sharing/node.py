@@ -2,7 +2,7 @@
 
 Each GPU has a worker, which carries out one shard of the run after another. A worker that ends
 before its shard does leaves it to a GPU that has finished its own; what was measured of finished
-series is kept, and the others begin anew there (:mod:`sweeps.running.moving`).
+series is kept, and the others begin anew there (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from kernels.common.errors import UserError
+from kernels.common.program import USE_FRESH
 from kernels.device import Device
-from kernels.errors import UserError
-from kernels.program import USE_FRESH
+from sweeps.folding.fold import fold
 from sweeps.planning.plan import read_plan
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
-from sweeps.running.child import how_it_died
-from sweeps.running.folding import fold
-from sweeps.running.moving import last_place
-from sweeps.running.places import take_part
+from sweeps.running.child_process import how_it_died
+from sweeps.running.devices import last_place, take_part
+from sweeps.running.opening import begin, refuse_other_sweeps
 from sweeps.running.request import Request
-from sweeps.running.resume import begin, refuse_other_sweeps
-from sweeps.running.runner import carry_out
+from sweeps.running.supervisor import carry_out
 from sweeps.schema import TOGETHER
 from sweeps.sharing.following import Follower, report
 from sweeps.sharing.gates import Gates

@@ -7,12 +7,12 @@ import sys
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.process import die_with_parent, terminated_as_interrupt
+from sweeps.running.opening import begin
 from sweeps.running.request import Request
-from sweeps.running.resume import begin
 from sweeps.running.run import Neighbours
-from sweeps.running.runner import carry_out
+from sweeps.running.supervisor import carry_out
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.errors import UserError
-from kernels.program import FOLDER, needs_extra
+from kernels.common.errors import UserError
+from kernels.common.program import FOLDER, needs_extra
 from sweeps.submitting.node_job import NodeJob
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kernels.cli import DeviceOption, JsonOption, note, parse_seconds, print_json
-from kernels.errors import UserError
-from kernels.program import RESULTS
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS
 
 _STARTING_MINUTES = 10  # to load PyTorch, time anchors, name kernels, and fold
 
@@ -53,10 +53,10 @@ def submit_command(
     json: JsonOption = False,
 ) -> None:
     """Measure with the GPUs of several nodes; waits for them. The same command goes on."""
+    from sweeps.folding.counts import counts_sentence
     from sweeps.planning.choice import choose_sweeps, is_file
     from sweeps.progress import LiveReporter
     from sweeps.running.request import DEFAULT_BUDGET, Request
-    from sweeps.running.tally import counts_sentence
     from sweeps.store import read_run
     from sweeps.submitting.clusters import Resources
     from sweeps.submitting.script import sbatch_script

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.cli import note
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.progress import LiveReporter
 from sweeps.running.request import Request
 from sweeps.store import make_folder, write_json

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from kernels.program import FOLDER, command_words
+from kernels.common.program import FOLDER, command_words
 from sweeps.submitting.clusters import JOB_NAME, Resources
 
 _CLOSING_MINUTES = 3  # to write the last samples and fold, before Slurm's limit

@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.claim import Claim
+from sweeps.folding.fold import fold
 from sweeps.planning.plan import read_plan
 from sweeps.progress import Reporter
-from sweeps.running.folding import fold
+from sweeps.running.opening import refuse_other_sweeps
 from sweeps.running.request import Request
-from sweeps.running.resume import refuse_other_sweeps
 from sweeps.sharing.following import Follower, report
 from sweeps.store import make_folder, read_run, write_json
 from sweeps.submitting.clusters import Cluster, Resources

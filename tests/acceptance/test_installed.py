@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.program import ROOT
+from kernels.common.program import ROOT
 from tests.support.installed import MEASURING, QUESTION, Installed, build
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installed")]

@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from analysis.recorder.parts import all_parts
-from kernels.program import ROOT
-from sweeps.running.fold import CANARY
+from kernels.common.program import ROOT
+from sweeps.folding.history import CANARY
 from sweeps.timing.statistics import CHECKPOINTS
 
 pytestmark = pytest.mark.long

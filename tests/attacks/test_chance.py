@@ -17,9 +17,10 @@ from kernels import implementations
 from kernels.correctness.verify import Verdict, verify
 from kernels.operands import Operands
 from kernels.problem import Gemm
+from sweeps.measuring import checking
+from sweeps.measuring import torch_bench as bench
+from sweeps.measuring.rounds import Rounds
 from sweeps.planning.plan import PlanEntry
-from sweeps.running import bench, checking
-from sweeps.running.rounds import Rounds
 from sweeps.store import Event
 from tests.support.attack import cpu, evil
 from tests.support.evil import CHANCES, evil_bench

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from kernels.common.errors import UserError
 from kernels.device import Device
-from kernels.errors import UserError
 from kernels.machine import of_cpu
-from sweeps.running import resume
-from sweeps.running.folding import fold
+from sweeps.folding.fold import fold
+from sweeps.running import opening
 from sweeps.running.request import Request
 from sweeps.store import SampleLog
 from tests.support.command_line import ANALYSIS, SWEEPS, Said, said
@@ -125,8 +125,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of this CPU, on which a run was begun and sampled a little."""
     results = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "measure_ceilings", _no_ceilings)
-        run = resume.begin(_request(results), _quiet)
+        patch.setattr(opening, "measure_ceilings", _no_ceilings)
+        run = opening.begin(_request(results), _quiet)
     where = {"worker": "1/1", "at": 1.8e9, "cost": 0.01}
     with SampleLog(run.folder, (1, 1)) as log:
         for entry in run.planned:
@@ -156,7 +156,7 @@ def _request(results: Path, budget: float = 20.0) -> Request:
 def test_a_damaged_run_goes_on_or_says_why_not(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(resume, "measure_ceilings", _no_ceilings)
+    monkeypatch.setattr(opening, "measure_ceilings", _no_ceilings)
     results = tmp_path / "results"
     shutil.copytree(begun, results)
     (folder,) = filter(Path.is_dir, results.iterdir())
@@ -164,6 +164,6 @@ def test_a_damaged_run_goes_on_or_says_why_not(
     path = folder / name
     path.write_bytes(damaged(path.read_bytes(), RECORDED[name], draw))
     with suppress(UserError):
-        assert resume.begin(_request(results, draw.choice([20.0, 40.0])), _quiet).planned
+        assert opening.begin(_request(results, draw.choice([20.0, 40.0])), _quiet).planned
     with suppress(UserError):
         fold(folder)

@@ -11,14 +11,14 @@ from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import load
 from analysis.recordings.rows import parse_measurements
-from kernels.constants import default_constants
-from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import known_machine
 from kernels.problem import Gemm, Problem
 from kernels.registry import library_for
+from kernels.timemodel.constants import default_constants
+from kernels.timemodel.estimate import Shapes, Tiles, fastest
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import all_sweeps
-from sweeps.running.rounds import Rounds
+from sweeps.measuring.rounds import Rounds
 from tests.support.fakes import FakeBench, planned
 from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
 

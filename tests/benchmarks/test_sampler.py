@@ -26,8 +26,8 @@ from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
 from kernels.timers import blocked_autorange, do_bench
 from sweeps.cases.case import Case
-from sweeps.running.bench import TorchBench
-from sweeps.running.rounds import Ready
+from sweeps.measuring.bench import Ready
+from sweeps.measuring.torch_bench import TorchBench
 from sweeps.timing.clock import CpuClock
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.statistics import CHECKPOINTS

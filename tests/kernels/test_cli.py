@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cli import parse_seconds
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from tests.support.command_line import KERNELS, command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.common.errors import UserError
 from kernels.config import (
     SplitConfig,
     TileConfig,
@@ -15,7 +16,6 @@ from kernels.config import (
     tile_count,
     tile_efficiency,
 )  # fmt: skip
-from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Gemm
 

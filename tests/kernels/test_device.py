@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kernels import device
+from kernels.common.errors import UserError
 from kernels.correctness.check import check_all
-from kernels.errors import UserError
 from kernels.problem import Gemm
 
 

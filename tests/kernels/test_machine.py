@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kernels.machine as machine_module
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import (
     _FLOPS_PER_CLOCK,
     DeviceProperties,

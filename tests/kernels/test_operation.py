@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import implementations
+from kernels.common.errors import UserError
 from kernels.config import Storage
 from kernels.correctness.reference import check
 from kernels.device import this_cpu
-from kernels.errors import UserError
 from kernels.library.vendor import LibraryConfig
 from kernels.operands import random_operands
 from kernels.operation import (

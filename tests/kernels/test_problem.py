@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import PASSES, Conv, Gemm, linear, pair_text, parse_pair
 
 sizes = st.integers(1, 5000)

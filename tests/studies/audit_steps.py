@@ -28,7 +28,7 @@ import torch
 import typer
 
 from sweeps.capture.known import KNOWN
-from sweeps.running.health import health_sentence
+from sweeps.folding.health import health_sentence
 from sweeps.store import read_run
 
 ROOT = Path(__file__).resolve().parents[2]

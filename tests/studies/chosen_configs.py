@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kernels.common.program import ROOT
 from kernels.machine import known_machine
 from kernels.operation import as_problem
-from kernels.program import ROOT
 from sweeps.cases.spec import all_sweeps
 from sweeps.planning.choice import sweep_cases
 
@@ -31,7 +31,7 @@ MACHINE = "nvidia-h200"
 SHAPES = {"families": 100, "families-conv": 100}
 CHOOSE = f"""
 import json, sys
-from kernels.constants import default_constants
+from kernels.timemodel.constants import default_constants
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from kernels.registry import all_implementations

@@ -25,10 +25,10 @@ import typer
 from analysis.commands.fleet import report_on
 from kernels.machine import known_machine
 from sweeps.cases.spec import all_sweeps
+from sweeps.folding.fold import fold
+from sweeps.planning.anchor_plan import anchor_cases
 from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import PlanEntry, make_plan, read_plan
-from sweeps.running.anchor_set import anchor_cases
-from sweeps.running.folding import fold
 from sweeps.schema import PHASES, SCHEMA
 from sweeps.sharing.following import Follower
 from sweeps.store import Event, make_folder, samples_path, write_run

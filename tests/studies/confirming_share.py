@@ -51,18 +51,18 @@ from analysis.advice.table import QUESTIONS
 from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among
 from analysis.advice.verdict import DO_IT, MIN_GAIN
 from analysis.commands.confirming import GUESSES
+from analysis.imports.public import Source, read_source
 from analysis.model.predict import Model
 from analysis.model.query import Query, group_of
 from analysis.recordings.confirmed import Pair
-from analysis.recordings.public import Source, read_source
 from analysis.recordings.repetition import MeasuredTime
 from analysis.validation.holdout import validate
-from kernels.estimate import Array
 from kernels.machine import Machine, known_machine
 from kernels.problem import Problem
+from kernels.timemodel.estimate import Array
 from sweeps.cases.case import Way
+from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST
-from sweeps.running.fold import BLOCKS, PROCESSES
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 MIN_FLOPS = 1e9

@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 import typer
 
+from analysis.imports.public import Source
 from analysis.model.basis import find_basis
-from analysis.recordings.public import Source
 from analysis.validation.cliffs import cliffs
+from kernels.common.program import ROOT
 from kernels.problem import Gemm
-from kernels.program import ROOT
 
 
 def judge(rows: pd.DataFrame, machine: str, results: Path) -> dict[str, Any]:

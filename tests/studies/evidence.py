@@ -28,18 +28,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.imports.public import read_source
+from analysis.imports.tables import Table, choose_tables, find_tables, read_rows
 from analysis.model.calibrate import calibrate_query
 from analysis.model.fit import SoftwareRange
 from analysis.model.nearby import Collection, fitted_all, sizes_of
 from analysis.model.predict import Model
 from analysis.model.prior import Prior, prior_from_tables, prior_without_tables
 from analysis.model.query import Query, group_of
-from analysis.recordings.public import read_source
-from analysis.recordings.tables import Table, choose_tables, find_tables, read_rows
 from analysis.validation.software import shipped_fit
-from kernels.estimate import Array
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
+from kernels.timemodel.estimate import Array
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("ROOFTILE_PUBLIC_DATA", ROOT.parent / "shared" / "data"))

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from analysis.imports.public import read_source
 from analysis.model.basis import find_basis
-from analysis.recordings.public import read_source
+from kernels.common.program import ROOT
 from kernels.machine import known_machine
-from kernels.program import ROOT
 
 _MACHINES = (
     "nvidia-h100-sxm", "nvidia-a100-pcie-80gb", "nvidia-a100-pcie-40gb", "nvidia-v100-pcie-32gb",

@@ -15,7 +15,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from kernels.program import ROOT
+from kernels.common.program import ROOT
 
 KEY = ["kernel", "operation", "dtype", "layout", "alignment", "arch"]
 FACTS = ["instructions", "matrix", "waits_for_all", "registers", "spill_bytes", "shared_bytes",

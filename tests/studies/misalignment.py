@@ -26,10 +26,10 @@ import pandas as pd
 from analysis.model.features import Inputs
 from analysis.model.prior import GROUP, prior_without_tables
 from analysis.model.query import Query
-from kernels.constants import Constants
-from kernels.estimate import Array
 from kernels.machine import known_machine
 from kernels.problem import Gemm
+from kernels.timemodel.constants import Constants
+from kernels.timemodel.estimate import Array
 from tests.studies.evidence import DATA, ROOT
 
 RECORD = ROOT / "tests" / "recordings" / "misalignment.json"

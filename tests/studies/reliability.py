@@ -35,6 +35,7 @@ from analysis.advice.recommend import predicted_ratio, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LEAST_PROBABILITY, PREDICTED, probability
 from analysis.audit.sums import Change, gain_of_step
+from analysis.imports.tables import Table, choose_tables, find_tables, gemms_of, read_rows
 from analysis.model.basis import find_basis
 from analysis.model.calibrate import calibrate_query
 from analysis.model.predict import Model
@@ -43,7 +44,6 @@ from analysis.model.query import Query
 from analysis.model.sums import made_up_counts
 from analysis.recordings.imported import folder_of
 from analysis.recordings.load import load
-from analysis.recordings.tables import Table, choose_tables, find_tables, gemms_of, read_rows
 from kernels.machine import known_machine, known_machines
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kernels.common.program import ROOT
 from kernels.machine import of_cpu
-from kernels.program import ROOT
 from tests.support.installed import QUESTION, Installed, build
 
 PAIRS = 9  # of start-ups

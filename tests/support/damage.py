@@ -13,8 +13,8 @@ import numpy as np
 from kernels.operation import Lstm
 from kernels.problem import Conv
 from sweeps.cases.case import Case
+from sweeps.folding.fold import fold
 from sweeps.planning.plan import PlanEntry
-from sweeps.running.folding import fold
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL

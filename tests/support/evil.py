@@ -27,8 +27,8 @@ from kernels.operands import Operands
 from kernels.operation import Workload
 from kernels.registry import library_for
 from sweeps.cases.case import Case
-from sweeps.running import bench as bench_module
-from sweeps.running.bench import TorchBench
+from sweeps.measuring import torch_bench as bench_module
+from sweeps.measuring.torch_bench import TorchBench
 
 Right = Callable[[int], Tensor]
 Make = Callable[[Sequence[Operands], Right], Right]

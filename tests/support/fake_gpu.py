@@ -206,10 +206,10 @@ def install_rooftile() -> None:
     import kernels.correctness.check
     import kernels.device
     import kernels.timers
-    import sweeps.health.clockcheck
+    import sweeps.doctor.clock_check
+    import sweeps.measuring.checking
+    import sweeps.measuring.torch_bench
     import sweeps.profiling.profile
-    import sweeps.running.bench
-    import sweeps.running.checking
     import sweeps.timing.clock
     from kernels.correctness.verify import Verdict
     from kernels.launch import Launch
@@ -279,10 +279,10 @@ def install_rooftile() -> None:
         return lambda: device.kernel("fake_step", 1e-3)
 
     put(kernels.device, _this_gpu=on_the_host, nvidia_driver=lambda: "580.159.04")
-    put(sweeps.running.bench, CudaClock=Clock, _open_sm_clock=SmClock)
-    put(sweeps.running.checking, verify=right)
+    put(sweeps.measuring.torch_bench, CudaClock=Clock, _open_sm_clock=SmClock)
+    put(sweeps.measuring.checking, verify=right)
     put(kernels.correctness.check, verify=right)
-    put(sweeps.health.clockcheck, do_bench=do_bench)
+    put(sweeps.doctor.clock_check, do_bench=do_bench)
     put(sweeps.profiling.profile, training_step=step)
     put(Library, prepare=prepare)
     # Memory that is never touched costs nothing, however large.

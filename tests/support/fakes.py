@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kernels.errors import WrongResultError
+from kernels.common.errors import WrongResultError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.folding.history import CANARY, History
+from sweeps.measuring.bench import PoisonedError, Ready, Refusal, Visit
 from sweeps.planning.plan import PlanEntry
-from sweeps.running.fold import CANARY, History
-from sweeps.running.rounds import PoisonedError, Ready, Refusal, Visit
 from sweeps.timing.clock import LaunchCall, Timing, do_nothing
 from sweeps.timing.sampler import Sampler, Subject
 

@@ -16,9 +16,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from sweeps.health import clockcheck  # noqa: E402
+from sweeps.doctor import clock_check as clockcheck  # noqa: E402
 from sweeps.planning import choice  # noqa: E402
-from sweeps.running import resume  # noqa: E402
+from sweeps.running import opening  # noqa: E402
 
 CASES = int(os.environ.get("FEW_CASES", "4"))
 _all_cases = choice.sweep_cases
@@ -41,7 +41,7 @@ def install(file: str) -> None:
     """
     import analysis.commands.record
 
-    vars(resume)["sweep_cases"] = few_cases
+    vars(opening)["sweep_cases"] = few_cases
     vars(clockcheck)["sweep_cases"] = few_cases
     vars(analysis.commands.record)["INTERPRETER"] = [sys.executable, file]
 

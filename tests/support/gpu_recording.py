@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from kernels.program import ROOT
+from kernels.common.program import ROOT
 
 FAKE = (sys.executable, str(ROOT / "tests" / "support" / "fake_gpu.py"))
 

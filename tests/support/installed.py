@@ -9,7 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
-from kernels.program import ROOT
+from kernels.common.program import ROOT
 
 MEASURING = ("torch", "transformers")
 """What audit and a sweep on a CPU need."""

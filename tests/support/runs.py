@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.run import Run
-from sweeps.running.runner import carry_out
+from sweeps.running.supervisor import carry_out
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run
 from sweeps.timing.sampler import PROTOCOL

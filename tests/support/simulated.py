@@ -18,10 +18,11 @@ import pytest
 
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
+from sweeps.folding.history import CANARY, History
+from sweeps.measuring import bench as bench_module
+from sweeps.measuring.bench import Ready, Refusal, Visit
+from sweeps.measuring.rounds import Rounds
 from sweeps.planning.plan import PlanEntry
-from sweeps.running import rounds as rounds_module
-from sweeps.running.fold import CANARY, History
-from sweeps.running.rounds import Ready, Refusal, Rounds, Visit
 from sweeps.store import Event
 from sweeps.timing.sampler import Sampler, Subject
 from tests.support.fakes import FakeClock
@@ -212,7 +213,7 @@ def simulate(
     planned = [PlanEntry(simulated_case(m), 0.01) for m in range(1, cases + 1)]
     bench = SimulatedBench(machine, seed)
     events: list[Event] = []
-    patch.setattr(rounds_module, "time", SimpleNamespace(time=bench.clock.now))
+    patch.setattr(bench_module, "time", SimpleNamespace(time=bench.clock.now))
     Rounds(
         planned, {}, bench, "1/1", RUN_SECONDS, 0.0, events.append, lambda ids, s: None, seed=seed
     ).run()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from analysis.recordings.load import Recording, load
-from kernels.constants import Constants, default_constants
-from kernels.estimate import Shapes, Tiles, fastest
 from kernels.machine import Machine, known_machine
 from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
+from kernels.timemodel.constants import Constants, default_constants
+from kernels.timemodel.estimate import Shapes, Tiles, fastest
 from sweeps.cases.case import Case
 from sweeps.schema import SCHEMA
 from sweeps.store import write_run, write_table

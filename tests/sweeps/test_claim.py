@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import SoftFileLease
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps import claim as claim_module
 from sweeps import plain_lease
 from sweeps.claim import SUFFIX, Claim, claimed

@@ -26,9 +26,9 @@ MINE = """
 import functools, runpy, sys
 from pathlib import Path
 from sweeps.cases import spec
-from sweeps.running import resume
+from sweeps.running import opening
 spec.FOLDER = Path(sys.argv.pop(1))
-resume.Run = functools.partial(resume.Run, min_patience=1e6)
+opening.Run = functools.partial(opening.Run, min_patience=1e6)
 runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
 """
 

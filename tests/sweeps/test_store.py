@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kernels.errors import UserError
-from sweeps.running.fold import fold_rows, spent_seconds
-from sweeps.running.steadiness import canary_report
+from kernels.common.errors import UserError
+from sweeps.folding.history import spent_seconds
+from sweeps.folding.rows import fold_rows
+from sweeps.folding.steadiness import canary_report
 from sweeps.schema import COLUMNS, IDENTITY
 from sweeps.store import (
     Event,
@@ -127,7 +128,7 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
 def test_a_full_disk_while_sampling_keeps_every_whole_line(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from sweeps.store import SampleLog; from kernels.errors import UserError\n"
+        "from sweeps.store import SampleLog; from kernels.common.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))\n"
         "log = SampleLog(Path(sys.argv[1]), (1, 1))\n"
         f"event = {EVENT}\n"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.advice.claims import Expected, Measured, expect, from_processes
 from analysis.advice.verdict import CONFIRMED, DO_IT, Gain, verdict
-from sweeps.running.fold import BLOCKS, PROCESSES
+from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.timing.statistics import CHECKPOINTS
 from tests.support.tiers import quick_and_long
 

@@ -9,8 +9,8 @@ from analysis.advice.times import _measured
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.shift import Differing, Shift
 from analysis.recordings.repetition import MeasuredTime, places_of
-from kernels.constants import default_constants
 from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants
 
 ONE, OTHER = (Gemm(m, 4096, 4096, "bf16") for m in (4095, 4096))
 

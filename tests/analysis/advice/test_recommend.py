@@ -18,8 +18,8 @@ from analysis.model.fitted import analyse
 from analysis.model.predict import Model
 from analysis.recordings.load import load
 from analysis.recordings.repetition import MeasuredTime
-from kernels.constants import default_constants
 from kernels.problem import Gemm, Problem
+from kernels.timemodel.constants import default_constants
 from sweeps.cases.case import Case
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 

@@ -14,7 +14,7 @@ from analysis.advice.options import Question, options_of, question_of
 from analysis.advice.sizes import ANY_DIMENSION, Wishes
 from analysis.model.basis import find_basis
 from analysis.model.predict import Model
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Gemm
 

@@ -8,7 +8,7 @@ from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of
 from analysis.advice.sizes import Wishes, dimensions, sizes_near
 from analysis.model.predict import Model
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
 

@@ -24,10 +24,10 @@ from analysis.model.predict import Model
 from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.repetition import MeasuredTime
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM, Case, Way
-from sweeps.running.fold import BLOCKS, PROCESSES
+from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.store import write_confirmed
 from tests.support.synthetic import H100, problems, record
 

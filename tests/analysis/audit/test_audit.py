@@ -17,7 +17,7 @@ from analysis.audit.report import as_markdown, as_text, levers_frame, products_f
 from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.sums import Change, gain_of_step, summed
 from analysis.model.basis import Basis, find_basis
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import Attention, Captured, Dimension, Grouped, Product

@@ -8,7 +8,7 @@ import pytest
 from analysis.model.fitted import analyse, write_predictions
 from analysis.recordings.load import load
 from analysis.words import share_of
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machines
 from tests.support.command_line import analysis
 from tests.support.synthetic import recorded

@@ -17,10 +17,10 @@ from analysis.commands.confirming import measure_questions
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.runs import load_runs
+from kernels.common.errors import UserError
+from kernels.common.program import ROOT
 from kernels.device import this_cpu
-from kernels.errors import UserError
 from kernels.problem import Gemm
-from kernels.program import ROOT
 from sweeps.cases.case import CONFIRM
 from sweeps.running.request import Request
 from sweeps.store import read_events, read_run

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from kernels.program import ROOT
+from kernels.common.program import ROOT
 from tests.support.command_line import ANALYSIS, said
 
 SLUG = "cpu-amd-epyc-2t"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.fleet.anchors import anchor_folders, kind_of, read_anchors
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.operation import Layer
 from kernels.problem import Gemm
 from sweeps.cases.case import Case

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.ensemble import ExtraTreesRegressor
 
 from analysis.model.forest import Forest
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 

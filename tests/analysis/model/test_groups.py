@@ -13,8 +13,8 @@ from analysis.model.groups import GroupErrors, factors_of, group_factors, shape_
 from analysis.model.predict import Model
 from analysis.model.prior import GROUP
 from analysis.model.query import Query
-from kernels.constants import default_constants
 from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants
 from tests.support.synthetic import H100
 
 

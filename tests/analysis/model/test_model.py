@@ -20,12 +20,12 @@ from analysis.model.predict import Model, explain, model_from_json
 from analysis.model.prior import Prior, Spread, prior_without_tables
 from analysis.model.query import Query, group_of
 from analysis.recordings.load import load
+from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN
-from kernels.constants import BOUNDS, default_constants
-from kernels.errors import UserError
-from kernels.estimate import LIMITS
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Conv, Gemm, Problem
+from kernels.timemodel.constants import BOUNDS, default_constants
+from kernels.timemodel.estimate import LIMITS
 from sweeps.cases.case import Case
 from sweeps.schema import IDENTITY
 from tests.support.synthetic import (

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.imports.tables import read_table
+from analysis.imports.writing import write_collections
 from analysis.model.calibrate import calibrate_query
 from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
@@ -22,12 +24,10 @@ from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import Prior, prior_from_tables
 from analysis.model.query import Query
 from analysis.model.residual import fit_residual
-from analysis.recordings.imported import write_collections
 from analysis.recordings.load import load
-from analysis.recordings.tables import read_table
-from kernels.constants import default_constants, scaled_constants
 from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants, scaled_constants
 from sweeps.cases.case import Case
 from tests.support.synthetic import H100, model_law, random_sizes, record
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.model.prior import floor_sentences
-from kernels.constants import default_constants
+from kernels.timemodel.constants import default_constants
 from tests.studies import evidence, misalignment, reliability
 
 ROOT = Path(__file__).resolve().parents[3]

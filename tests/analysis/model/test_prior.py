@@ -16,9 +16,9 @@ from analysis.model.prior import (
     mean_fit,
     nearest_sibling,
 )
-from kernels.constants import scaled_constants, shipped_fits
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
+from kernels.timemodel.constants import scaled_constants, shipped_fits
 from sweeps.cases.case import CONFIRM, Case
 from tests.support.synthetic import record
 

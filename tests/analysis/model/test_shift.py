@@ -14,8 +14,8 @@ from analysis.model.predict import Model
 from analysis.model.prior import GROUP
 from analysis.model.query import Query
 from analysis.model.shift import Differing, Shift
-from kernels.constants import default_constants
 from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants
 from tests.support.synthetic import H100
 
 TIMES = np.geomspace(2e-6, 5e-3, 4000)

@@ -17,7 +17,7 @@ import pytest
 
 from analysis.model.fitted import Analysis, analyse
 from analysis.recordings.load import load
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from sweeps.cases.case import Case
 from tests.support.browsing import need_browser, opened

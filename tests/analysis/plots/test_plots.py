@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from analysis.model import series
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
 from analysis.plots import PLOTS, roofline, scaling, write_plots
 from analysis.plots.style import LIMIT_STYLE
 from analysis.recordings.load import load
-from kernels.estimate import LIMITS
+from analysis.slices import series
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
+from kernels.timemodel.estimate import LIMITS
 from sweeps.cases.case import Case
 from tests.support.synthetic import H100, model_law, problems, record
 

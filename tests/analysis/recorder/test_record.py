@@ -22,7 +22,7 @@ from analysis.recorder.recorder import (
     run_command,
     select_parts,
 )
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from tests.support.command_line import analysis
 
 PARTS = all_parts()

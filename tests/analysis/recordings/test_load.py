@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.recordings.load import find_recording, load, problems_of
 from analysis.recordings.rows import parse_measurements
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS

@@ -20,7 +20,7 @@ from analysis.recordings.repetition import (
     rounds_of,
     steady_times,
 )
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.store import write_rounds
 from sweeps.timing.statistics import finished, median, median_interval
 from tests.support.synthetic import RUN, gemm_cases, record

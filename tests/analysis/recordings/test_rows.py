@@ -11,7 +11,7 @@ import pytest
 from analysis.recordings.load import load
 from analysis.recordings.rows import _parse
 from analysis.recordings.runs import health_lines
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Conv
 from sweeps.cases.case import Case
 from sweeps.schema import COLUMNS

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis import rooftile
-from analysis.recordings.problems import as_problems
+from analysis.imports.problems import as_problems
 from analysis.rooftile import Conv, Gemm, UserError
 from tests.support.command_line import analysis
 

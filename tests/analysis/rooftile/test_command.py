@@ -13,7 +13,7 @@ from typer.main import get_command
 from analysis.__main__ import app as analysis
 from analysis.rooftile.__main__ import GROUPS, one_command
 from kernels.__main__ import app as kernels
-from kernels.program import verb
+from kernels.common.program import verb
 from sweeps.__main__ import app as sweeps
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.imports.public import read_source
 from analysis.model.predict import Model
 from analysis.plots.cheat_sheet import (
     sheet_data,
@@ -19,14 +20,13 @@ from analysis.plots.cheat_sheet import (
     write_table_sheet,
 )
 from analysis.recordings.load import load
-from analysis.recordings.public import read_source
 from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.pairing import TimedCase
 from analysis.rules.report import counts_sentence, terminal_table, write_rules
+from kernels.common.errors import UserError
 from kernels.config import ceil_div, large_tile
-from kernels.errors import UserError
 from kernels.machine import Machine, known_machine
 from kernels.operation import Layer, Lstm, Workload
 from kernels.problem import Gemm

@@ -18,7 +18,7 @@ from analysis.rules.tensor_cores import (
     step_markdown,
     sweep_step,
 )
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.schema import SCHEMA
 from tests.support.synthetic import H100, gemm_cases, record
 

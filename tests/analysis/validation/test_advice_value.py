@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.recordings.public import read_source
+from analysis.imports.public import read_source
 from analysis.validation.advice_value import judge_advice, judge_measured
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.report import advice_text
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 
 GRID = [

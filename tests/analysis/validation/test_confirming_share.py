@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.advice.options import Question
-from analysis.recordings.public import Source, read_source
+from analysis.imports.public import Source, read_source
 from analysis.validation.holdout import validate
 from kernels.problem import Problem
 from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.imports.tables import Table, choose_tables, find_tables, read_table
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.predict import model_from_json
 from analysis.model.prior import GROUP
-from analysis.recordings.tables import Table, choose_tables, find_tables, read_table
 from analysis.validation.generation import carried_collections, judge_generation
 from analysis.validation.software import (
     Collection,
@@ -24,8 +24,8 @@ from analysis.validation.software import (
     software_range,
     warm_query,
 )
-from kernels.constants import shipped_fits
 from kernels.machine import known_machine, slug_of_device
+from kernels.timemodel.constants import shipped_fits
 from tests.support.synthetic import random_sizes
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "generation.json"

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.imports.public import Source, read_source
 from analysis.model.features import Inputs
 from analysis.model.query import Query
 from analysis.plots.model_quality import (
@@ -16,18 +17,17 @@ from analysis.plots.model_quality import (
     staircase_data,
     write_validation_plots,
 )
-from analysis.recordings.public import Source, read_source
 from analysis.validation.cliffs import cliffs
 from analysis.validation.design import choose_rows
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.learning_curve import Point, learning_curve, noise_floor
 from analysis.validation.report import curve_text, held_back_table, validation_text
-from kernels.constants import default_constants, foreign_constants
-from kernels.errors import UserError
-from kernels.estimate import ALGORITHMS
+from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
+from kernels.timemodel.constants import default_constants, foreign_constants
+from kernels.timemodel.estimate import ALGORITHMS
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 A100 = known_machine("nvidia-a100-pcie-80gb")

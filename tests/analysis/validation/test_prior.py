@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.imports.public import read_source
 from analysis.model.nearby import Collection, sizes_of
 from analysis.model.offsets import CollectionTrees, TreeSettings
-from analysis.recordings.public import read_source
 from analysis.validation.holdout import FOLDS
 from analysis.validation.prior import named_collections, validate_with_prior
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import H100, model_law, random_sizes

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.imports.tables import Table, choose_tables, find_tables, read_rows, read_table
 from analysis.model.basis import find_basis
 from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from analysis.recordings.tables import Table, choose_tables, find_tables, read_rows, read_table
 from analysis.validation.software import (
     FITTED_ROWS,
     Collection,
@@ -29,10 +29,10 @@ from analysis.validation.software import (
     software_range,
     widened_by_others,
 )
-from kernels.constants import default_constants, physical_bounds, shipped_fits
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants, physical_bounds, shipped_fits
 from tests.support.synthetic import H100, model_law, random_sizes
 
 A, B, C, D = "nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-l40s", "nvidia-b300"

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.common.errors import UserError
 from kernels.correctness.reference import TOLERANCE, check
-from kernels.errors import UserError
 from kernels.operands import Operands, element_counts, random_operands, view_operands
 from kernels.problem import GEMM_LAYOUTS, PASSES, Conv, Gemm
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.common.errors import UserError
 from kernels.correctness.check import SUITE
 from kernels.correctness.reference import check
 from kernels.device import select_device, software, this_cpu
-from kernels.errors import UserError
 from kernels.library.vendor import LibraryConfig, _cpu_libraries, library_settings
 from kernels.machine import known_machine
 from kernels.operands import random_operands

@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.common.errors import UserError
 from kernels.config import ConvConfig, PersistentConfig, SplitConfig, TileConfig
 from kernels.correctness.reference import check
-from kernels.errors import UserError
 from kernels.machine import known_machine
 from kernels.operands import Operands, random_operands
 from kernels.problem import PASSES, TIMED_DTYPES, Conv

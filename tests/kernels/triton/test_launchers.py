@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels.common.program import ROOT
 from kernels.config import HAND_WRITTEN
-from kernels.program import ROOT
 
 
 @pytest.mark.slow

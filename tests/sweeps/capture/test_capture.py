@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, linear
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_names

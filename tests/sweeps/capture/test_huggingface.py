@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.capture.capture import capture, dimensions
 from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
 from sweeps.capture.sources import find_source

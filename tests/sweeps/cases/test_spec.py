@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN, large_tile, next_wave_edge
-from kernels.errors import UserError
 from kernels.machine import Machine, known_machine, of_cpu
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm

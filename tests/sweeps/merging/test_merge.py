@@ -13,13 +13,13 @@ import pytest
 
 from analysis.recordings.load import load
 from analysis.recordings.repetition import places_of, rounds_of
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import Machine
+from sweeps.folding.fold import fold
+from sweeps.folding.history import histories
 from sweeps.merging import merge as merge_module
 from sweeps.merging.merge import Merged, merge
 from sweeps.planning.plan import read_plan
-from sweeps.running.fold import histories
-from sweeps.running.folding import fold
 from sweeps.store import Event, read_events, read_run
 from tests.support.fakes import planned
 from tests.support.mergeable import CPU, change, record

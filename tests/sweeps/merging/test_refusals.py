@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from analysis.recordings.load import load
+from kernels.common.errors import UserError
 from kernels.device import select_device
-from kernels.errors import UserError
 from sweeps.merging.merge import merge
+from sweeps.running.opening import begin
 from sweeps.running.request import Request
-from sweeps.running.resume import begin
 from sweeps.store import SampleLog, read_run
 from tests.support.damage import damaged
 from tests.support.fakes import planned

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kernels.common.errors import UserError
 from kernels.device import Device
-from kernels.errors import UserError
 from kernels.machine import known_machine, of_cpu
 from sweeps.__main__ import note_broken
 from sweeps.cases import spec
@@ -20,9 +20,9 @@ from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.planning.plan import Costs, expected_seconds, make_plan
 from sweeps.planning.series import lines_of
-from sweeps.running import resume
+from sweeps.running import opening
+from sweeps.running.opening import begin
 from sweeps.running.request import Request
-from sweeps.running.resume import begin
 from sweeps.store import read_run
 
 MINE = """
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) ->
 def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "measure_ceilings", with_ceilings)
+    monkeypatch.setattr(opening, "measure_ceilings", with_ceilings)
     begin(a_request(tmp_path, "cache"), quiet)
     run = begin(a_request(tmp_path, own(tmp_path)), quiet)
     assert [entry.case.sweep for entry in run.planned] == ["mine"] * 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernels
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import known_machine, of_cpu
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case

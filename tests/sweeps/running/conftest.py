@@ -7,7 +7,7 @@ import pytest
 from kernels.device import Device
 from kernels.machine import of_cpu
 from sweeps.planning.plan import Costs
-from sweeps.running import resume
+from sweeps.running import opening
 
 
 @pytest.fixture
@@ -18,5 +18,5 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
         peaks = dict.fromkeys(device.machine.peaks, 1e11)
         return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
 
-    monkeypatch.setattr(resume, "measure_ceilings", measured)
-    monkeypatch.setattr(resume, "probe", lambda cases, machine: Costs.default(machine.kind))
+    monkeypatch.setattr(opening, "measure_ceilings", measured)
+    monkeypatch.setattr(opening, "probe", lambda cases, machine: Costs.default(machine.kind))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import CONFIRM, Case
+from sweeps.running.opening import begin, left_for_confirming
 from sweeps.running.request import Request
-from sweeps.running.resume import begin, left_for_confirming
 from sweeps.store import SampleLog, read_run
 from tests.support.run_requests import ids, quiet, request
 

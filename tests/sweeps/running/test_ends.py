@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.errors import UserError
-from sweeps.running.fold import CANARY
-from sweeps.running.folding import fold
+from kernels.common.errors import UserError
+from sweeps.folding.fold import fold
+from sweeps.folding.history import CANARY
 from sweeps.store import read_events, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 from tests.support.fakes import planned
@@ -50,11 +50,11 @@ import resource, sys
 from pathlib import Path
 from tests.support.fakes import Silent, planned
 from tests.support.runs import a_run
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
-from sweeps.running.rounds import CHUNK
-from sweeps.running.runner import carry_out
+from sweeps.measuring.rounds import CHUNK
+from sweeps.running.supervisor import carry_out
 # limit
 if __name__ == "__main__":
     folder, cases, pause = Path(sys.argv[1]), planned(int(sys.argv[2])), float(sys.argv[3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sweeps.running.folding import fold
+from sweeps.folding.fold import fold
 from sweeps.store import read_events, read_run
 from tests.support.fakes import planned
 from tests.support.runs import a_run, carry, rows_of

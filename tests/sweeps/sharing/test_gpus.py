@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.common.errors import UserError
 from kernels.device import Device, this_cpu
-from kernels.errors import UserError
 from kernels.machine import known_machine
 from sweeps.sharing import gpus
 from sweeps.sharing.gpus import choose_gpus

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from filelock import SoftFileLease
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from kernels.machine import Machine
 from sweeps.cases.spec import all_sweeps
 from sweeps.claim import SUFFIX

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.errors import UserError
+from kernels.common.errors import UserError
 from sweeps.store import read_events, read_run
 from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
 from sweeps.submitting.node_job import NodeNote, jobs_folder

@@ -1,0 +1,1 @@
+"""Two recordings of one machine, and hand-written kernels against the vendor library."""

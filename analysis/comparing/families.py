@@ -1,0 +1,201 @@
+"""The hand-written kernels against the library, by class of shape, from one recording.
+
+A ratio is the library's time over the kernel's: above 1 the kernel is faster. The library is taken
+at its best, with its autotuner where that was measured too. A kernel is taken with the config that
+it chose without measuring; where a sweep timed all its candidates, the chosen one is also compared
+with the best of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.markdown import plain, table_row
+from analysis.recordings.load import Recording, bursts, problems_of
+from analysis.recordings.repetition import steady_ratio, with_steady_times
+from kernels.common.errors import UserError
+from kernels.common.program import target
+from kernels.config import HAND_WRITTEN
+from kernels.operation import as_problem
+from kernels.problem import Gemm, Problem
+from sweeps.schema import problem_of
+from sweeps.store import write_whole
+
+BEST = "best of all"
+"""The family that stands for the fastest one of each shape."""
+
+_SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config, not the chosen one
+_TIMES = ["time_us", "steady_log", "steady_error"]
+
+
+def compare_families(recording: Recording) -> pd.DataFrame:
+    """One row per shape and family, and one per shape for :data:`BEST`.
+
+    Columns: problem, op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi
+    (of a repetition), found (the chosen config's speed over that of the best
+    candidate, at most 1) and best_config; the last two only where all candidates were looked at.
+
+    Raises:
+        UserError: no hand-written kernel has a time beside a library's.
+    """
+    rows = recording.products
+    rows = with_steady_times(bursts(rows).reset_index(drop=True), recording)
+    rows["problem"] = problems_of(rows)
+    by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
+    searched = rows["sweep"].isin(_SEARCHES)
+    library = _fastest(rows[~by_hand], ["problem"])
+    chosen = _fastest(rows[by_hand & ~searched], ["problem", "implementation"])
+    pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
+    if pairs.empty:
+        raise UserError(
+            "this recording has no Triton kernel beside the library's; "
+            f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
+            "later."
+        )
+    theirs = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
+    table = pd.DataFrame(
+        {
+            "problem": pairs.index.get_level_values("problem"),
+            "family": pairs.index.get_level_values("implementation"),
+            "config": pairs["config"].to_numpy(),
+            "library_us": pairs["time_us_library"].to_numpy(),
+            "time_us": pairs["time_us"].to_numpy(),
+            **{name: ratio.to_numpy() for name, ratio in steady_ratio(theirs, pairs).items()},
+        }
+    )
+    complete = _fully_searched(recording)
+    table = _with_search(table, rows[by_hand & searched], complete)
+    best = table.loc[table.groupby("problem", sort=False)["time_us"].idxmin()]
+    best = best.assign(family=BEST, found=np.nan, best_config=None)
+    table = pd.concat([table, best], ignore_index=True)
+    table.insert(1, "op", [problem.op for problem in table["problem"]])
+    table.insert(2, "class", [shape_class(problem) for problem in table["problem"]])
+    return table
+
+
+def shape_class(problem: Problem) -> str:
+    """The problem's own class; tf32 whose operands are not K-major is separate.
+
+    Hopper's Tensor Cores take tf32 from layout nt alone: other layouts are slow with any kernel.
+    """
+    if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
+        return "tf32, not nt"
+    return problem.shape_class
+
+
+def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """One row per family and class, and one per family for all classes (``all``).
+
+    ``ratio`` is a geometric mean over ``shapes``, ``wins`` and ``clear_wins`` the shares of ratios
+    above 1 and of those whose interval is, ``worst`` the smallest ratio, ``worst_shape`` its shape,
+    and ``found`` the geometric mean of the chosen configs' speed over the best candidates'.
+    """
+    summary = []
+    for (op, family), rows in table.groupby(["op", "family"], sort=False):
+        classes = [(str(name), part) for name, part in rows.groupby("class", sort=True)]
+        for name, part in [*classes, ("all", rows)]:
+            worst = part.loc[part["ratio"].idxmin()]
+            shares = part["found"].dropna()
+            summary.append(
+                {
+                    "op": op,
+                    "family": family,
+                    "class": name,
+                    "shapes": len(part),
+                    "ratio": geometric_mean(part["ratio"]),
+                    "wins": float((part["ratio"] > 1).mean()),
+                    "clear_wins": float((part["ratio_lo"] > 1).mean()),
+                    "worst": float(worst["ratio"]),
+                    "worst_shape": str(worst["problem"]),
+                    "searched": len(shares),
+                    "found": geometric_mean(shares) if len(shares) else None,
+                }
+            )
+    return summary
+
+
+def write_families(recording: Recording, table: pd.DataFrame) -> str:
+    """Write families.csv (shapes), .json and .md (classes); return the last one's text."""
+    summary = summarise(table)
+    text = _markdown(recording, summary)
+    shapes = table.assign(problem=[problem.spec() for problem in table["problem"]])
+    write_whole(recording.folder / "families.csv", shapes.to_csv(index=False))
+    document = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(recording.folder / "families.json", document)
+    write_whole(recording.folder / "families.md", text)
+    return text
+
+
+def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The fastest row for each value of the keys, indexed by them."""
+    return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
+
+
+def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
+    """Shapes and families of which every candidate was looked at, timed or failed."""
+    plan = recording.run["plan"]
+    if any(sweep in _SEARCHES for sweep in plan["left_out"]):
+        return set()
+    rows = recording.rows[recording.rows["sweep"].isin(_SEARCHES)]
+    looked_at = Counter(zip(problems_of(rows), rows["implementation"], strict=True))
+    planned = Counter(
+        (as_problem(problem_of(case)), case["implementation"])
+        for case in plan["cases"]
+        if case["sweep"] in _SEARCHES
+    )
+    return {key for key, count in planned.items() if looked_at[key] == count}
+
+
+def _with_search(
+    table: pd.DataFrame, rows: pd.DataFrame, complete: set[tuple[Problem, str]]
+) -> pd.DataFrame:
+    """Add ``found`` and ``best_config`` to the shapes and families that were fully searched."""
+    keys = ["problem", "family"]
+    rows = rows.rename(columns={"implementation": "family"})
+    rows = rows[[key in complete for key in zip(rows["problem"], rows["family"], strict=True)]]
+    best = _fastest(rows, keys)[["time_us", "config"]]
+    best.columns = pd.Index(["best_us", "best_config"])
+    same = _fastest(rows, [*keys, "config"])[["time_us"]].rename(columns={"time_us": "searched_us"})
+    table = table.join(best, on=keys).join(same, on=[*keys, "config"])
+    table["found"] = table["best_us"] / table["searched_us"]
+    return table.drop(columns=["best_us", "searched_us"])
+
+
+def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
+    lines = [
+        f"# Hand-written kernels against the library on {plain(recording.machine.name)}",
+        "",
+        plain(recording.caption()).replace("  ·  ", ", ") + ".",
+        "",
+        "A ratio is the library's time over the kernel's, geometric mean over the shapes: above 1 "
+        "the kernel is faster. The library is its own choice or its autotuner's, whichever is "
+        "faster; a kernel runs with the config that it chose without measuring. *Found* is the "
+        "chosen config's speed over that of the best of all candidates, where all were timed. "
+        f"*{BEST}* takes the fastest family of each shape.",
+    ]
+    for op in dict.fromkeys(row["op"] for row in summary):
+        lines += [
+            "",
+            f"## {op}",
+            "",
+            "| family | class | shapes | ratio | wins | clear wins | worst | at | found |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(_row(row) for row in summary if row["op"] == op),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _row(row: dict[str, Any]) -> str:
+    share = "–" if row["found"] is None else f"{row['found']:.1%} of {row['searched']}"
+    cells = [
+        row["family"], row["class"], str(row["shapes"]), f"{row['ratio']:.2f}",
+        f"{row['wins']:.0%}", f"{row['clear_wins']:.0%}", f"{row['worst']:.2f}",
+        row["worst_shape"], share,
+    ]  # fmt: skip
+    return table_row(cells)

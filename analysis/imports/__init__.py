@@ -1,0 +1,1 @@
+"""Other people's times as recordings: public tables, other programs' files, your own CSV."""

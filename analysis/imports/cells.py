@@ -1,0 +1,161 @@
+"""Cells of others' files as cases with times: checked, translated, and the bad ones named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.recordings.damage import left_out, say_left_out
+from kernels.common.checks import LARGEST_BYTES, LARGEST_SIZE
+from kernels.common.errors import UserError
+from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
+from sweeps.schema import COLUMNS, problem_columns, problem_of
+
+CONV_SIZES = ("batch", "c", "h", "w", "kout", "r", "s")
+_DTYPES = {
+    "float32": "fp32", "float": "fp32", "f32": "fp32", "float16": "fp16", "half": "fp16",
+    "f16": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
+_CONV_DEFAULTS = {
+    "stride": "1", "padding": "0", "dilation": "1", "groups": "1", "pass": "fprop",
+}  # fmt: skip
+_CACHES = ("cold", "warm")
+_MODES = ("burst", "sustained")
+_SLOWEST_US = 1e12  # eleven days
+_WIDEST = max(DTYPE_BYTES.values())
+_REMEDY = "Mend or remove them."
+
+
+def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
+    """Cells as numbers and words, without the rows that are no case with a time.
+
+    Args:
+        path: the file, for messages.
+        cells: one column per property, as text (times may be numbers), and ``line``, its line.
+        library: the implementation where none is named; of a convolution cuDNN if empty.
+    """
+    if not len(cells):
+        raise UserError(f"{path} has no row with a time.")
+    cells = cells.reset_index(drop=True)
+    products = cells["op"] == "gemm"
+    faults = _faults(cells[products], _gemm_faults)
+    faults |= _faults(cells[~products], _conv_faults)
+    by_line = {int(cells.at[row, "line"]): why for row, why in faults.items()}
+    say_left_out(path, left_out(path, by_line, cells["line"].nunique(), _REMEDY))
+    rows = cells.drop(index=list(faults)).drop(columns="line")
+    rows["time_us"] = pd.to_numeric(rows["time_us"])
+    rows["dtype"] = _dtypes(rows["dtype"])
+    named = rows["implementation"] != ""
+    usual = pd.Series(np.where(rows["op"] == "gemm", "cublas", "cudnn"), index=rows.index)
+    rows["implementation"] = rows["implementation"].where(named, library or usual)
+    products = rows["op"] == "gemm"
+    parts = [_as_products(rows[products])] if products.any() else []
+    parts += [_as_convolutions(rows[~products])] if not products.all() else []
+    whole = pd.concat(parts).sort_index().reset_index(drop=True)
+    for name in whole:
+        if COLUMNS.get(name, ("",))[0] == "whole":  # what does not apply is missing
+            whole[name] = pd.to_numeric(whole[name], errors="coerce").astype("Int64")
+    return whole
+
+
+def _as_products(rows: pd.DataFrame) -> pd.DataFrame:
+    layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
+    sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
+    return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
+
+
+def _as_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the sizes of the GEMM that each implies."""
+    problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
+    return rows.assign(**pd.DataFrame(problems, index=rows.index))
+
+
+def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
+    given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
+    usual = {"layout": "nhwc", **_CONV_DEFAULTS}
+    return {**usual, **given, "dtype": _dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
+
+
+def _dtypes(names: pd.Series) -> pd.Series:
+    names = names.str.removeprefix("torch.").str.lower()
+    return names.map(_DTYPES).fillna(names)
+
+
+def _faults(
+    cells: pd.DataFrame, check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]]
+) -> dict[int, str]:
+    """What is wrong, by the row's index: the first fault of each."""
+    if not len(cells):
+        return {}
+    time = pd.to_numeric(cells["time_us"], errors="coerce")
+    checks = [
+        ((time > 0) & (time < _SLOWEST_US), "time_us", "no time in microseconds"),
+        (_dtypes(cells["dtype"]).isin(DTYPE_BYTES), "dtype", f"none of {', '.join(DTYPE_BYTES)}"),
+        (cells["cache"].isin(_CACHES), "cache", f"none of {', '.join(_CACHES)}"),
+        (cells["mode"].isin(_MODES), "mode", f"none of {', '.join(_MODES)}"),
+        *check(cells),
+    ]
+    found: dict[int, str] = {}
+    for sound, name, why in checks:
+        for row in cells.index[~sound.astype(bool)]:
+            cell = cells.at[row, name] if name in cells else ""
+            found.setdefault(int(row), f"{name} is {cell!r}, {why}")
+    return found
+
+
+def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
+    names = ("m", "n", "k", "batch")
+    sizes = [(_is_size(cells[name]), name, "no size") for name in names]
+    layout = pd.Series("", index=cells.index)
+    if "layout" in cells:
+        layout = cells["layout"].str.lower()
+    m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
+    held = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
+    return [
+        *sizes,
+        (held, "m", "more with n and k than any machine holds"),
+        (
+            layout.str.lower().isin(("", *GEMM_LAYOUTS)),
+            "layout",
+            f"none of {', '.join(GEMM_LAYOUTS)}",
+        ),
+    ]
+
+
+def _conv_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
+    sizes = [(_is_size(cells[name]), name, "no size") for name in CONV_SIZES]
+    whole = []
+    for row in cells.to_dict("records"):
+        try:
+            problem_of(_conv_record(row))
+            whole.append(True)
+        except (ValueError, KeyError):
+            whole.append(False)
+    words = f"a layout of {', '.join(CONV_LAYOUTS)} and a pass of {', '.join(PASSES)}"
+    return [
+        *sizes,
+        (pd.Series(whole, index=cells.index), "op", f"no convolution; it takes {words}"),
+    ]
+
+
+def _is_size(cells: pd.Series) -> pd.Series:
+    digits = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
+    sizes = pd.to_numeric(cells.where(digits, "0"))
+    return (sizes >= 1) & (sizes <= LARGEST_SIZE)
+
+
+def identity(rows: pd.DataFrame) -> list[str]:
+    """The columns that say which case a row is."""
+    return [name for name in rows if name not in ("time_us", "kernel", "kernels")]
+
+
+def middle(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per case: the median of its times, where it was timed several times."""
+    names = identity(rows)
+    if not rows.duplicated(names).any():
+        return rows
+    return rows.groupby(names, sort=False, dropna=False, as_index=False)["time_us"].median()

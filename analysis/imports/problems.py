@@ -1,0 +1,155 @@
+"""Problems as people give them: text, tuples, the lines of a CSV file or of a DataFrame."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kernels import operation
+from kernels.common.errors import UserError, nearest
+from kernels.problem import Conv, Gemm, Problem
+from sweeps.schema import COLUMNS, problem_of
+
+_GEMM = {"op": "gemm", "layout": "nt", "batch": "1"}
+_CONV = {
+    "op": "conv", "stride": "1", "padding": "0", "dilation": "1", "groups": "1",
+    "layout": "nhwc", "pass": "fprop",
+}  # fmt: skip
+_NEEDED = {
+    "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
+}  # fmt: skip
+_SIZES = {name for names in _NEEDED.values() for name in names}
+_HEADER = "m,n,k,dtype and, if you like, layout and batch"
+_MOST_OF_A_GEMM = 6  # fields of its text, of which a convolution's has at least twice as many
+
+Shape = str | tuple[Any, ...] | Gemm | Conv
+"""A problem as people write it: ``"8192,50257,768,bf16"``, the same as a tuple, or the object."""
+
+
+def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
+    """One problem or several, in their order.
+
+    Args:
+        shapes: text or a tuple in the order of ``--gemm`` or ``--conv``, a :class:`Gemm` or
+            :class:`Conv`; several of these; or a DataFrame with the columns ``m,n,k,dtype``, or
+            more of those of measurements.csv.
+
+    Raises:
+        UserError: one of them is no problem, or there is none.
+
+    >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
+    [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
+Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
+    """
+    if isinstance(shapes, pd.DataFrame):
+        return _problems_of_frame(shapes)
+    if isinstance(shapes, (str, Gemm, Conv)) or _is_one(shapes):
+        return [_as_problem(shapes)]
+    if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
+        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shapes!r}.")
+    problems = [_as_problem(shape) for shape in shapes]
+    if not problems:
+        raise UserError("give at least one problem.")
+    return problems
+
+
+def _is_one(shapes: object) -> bool:
+    """Whether it is one shape: a tuple of several begins with a shape, and not with a size."""
+    return isinstance(shapes[0] if isinstance(shapes, tuple) and shapes else shapes, Real)
+
+
+def _as_problem(shape: object) -> Problem:
+    if isinstance(shape, (Gemm, Conv)):
+        return shape
+    if isinstance(shape, (tuple, list)):
+        shape = ",".join(_cell(field) for field in shape).rstrip(",")
+    if not isinstance(shape, str):
+        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
+    parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
+    return parse(shape)
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """The problem of each line, in the file's order.
+
+    The header has ``m,n,k,dtype``, or more of the columns of measurements.csv; a line whose ``op``
+    is ``conv`` is a convolution. A cell that is empty or absent has the default of ``--gemm`` and
+    ``--conv``.
+
+    Raises:
+        UserError: the file or a line cannot be read; it names the line.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            _check_header(str(path), reader.fieldnames or [])
+            problems = [_problem(f"line {reader.line_num} of {path}", row) for row in reader]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file ({error}).") from None
+    if not problems:
+        raise UserError(f"{path} has no line below its header.")
+    return problems
+
+
+def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
+    """The problem of each row, by the columns that say what it is; others are ignored.
+
+    What :func:`rooftile.predict` or `recommend` returned has it as text, in one column.
+    """
+    for name in ("problem", "shape"):
+        if name in frame and "m" not in frame:
+            return as_problems(list(frame[name]))
+    known = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
+    _check_header("the DataFrame", list(known.columns))
+    rows: Sequence[Mapping[str, Any]] = known.to_dict("records")
+    problems = [
+        _problem(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
+        for index, row in zip(frame.index, rows, strict=True)
+    ]
+    if not problems:
+        raise UserError("the DataFrame has no row.")
+    return problems
+
+
+def _cell(value: object) -> str:
+    """A cell or a field as text: 3.0 is 3, a pair 2x1, and what is missing is empty."""
+    if isinstance(value, (tuple, list)):
+        return "x".join(map(_cell, value))
+    if value is None or value is pd.NA or value != value:  # NaN differs from itself
+        return ""
+    if isinstance(value, Real) and float(value).is_integer():
+        return str(int(float(value)))
+    return str(value)
+
+
+def _check_header(name: str, header: Sequence[str]) -> None:
+    if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
+        raise UserError(f"{name} does not have the columns {_HEADER}.")
+    if len(set(header)) < len(header):
+        raise UserError(f"{name} has a column twice.")
+    if unknown := [column for column in header if column not in COLUMNS]:
+        raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
+
+
+def _problem(where: str, cells: Mapping[Any, Any]) -> Problem:
+    if None in cells:  # where the reader puts what is too much
+        raise UserError(f"{where} has more cells than the header has columns.")
+    given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
+    op = given.get("op", "gemm")
+    if op not in _NEEDED:
+        raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
+    if missing := [name for name in _NEEDED[op] if name not in given]:
+        raise UserError(f"{where} has no {missing[0]}.")
+    try:
+        return operation.as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **given}))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except ValueError:
+        raise UserError(f"{where} has a size that is no whole number.") from None

@@ -1,0 +1,383 @@
+"""Tables of measured times to judge the model by: ours, and three formats that others publish.
+
+Each reader translates a table's columns into our problems. Rows of other machines and other
+dtypes, and rows that cannot be read, are counted and left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.imports.timings import HEADER, Timings, Told, read_timings
+from analysis.recordings.load import (
+    algorithms_of,
+    bursts,
+    kernels_of,
+    library_rows,
+    load,
+    problems_of,
+)
+from kernels.common.errors import UserError, nearest
+from kernels.machine import Machine, slug_of_device
+from kernels.names import read_name
+from kernels.operation import as_problem
+from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
+from kernels.timemodel.estimate import Array
+from sweeps.schema import problem_columns, problem_of
+
+_NOTHING = Told()
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Measured problems of one machine and one dtype; arrays and lists have one element per row.
+
+    ``seconds`` is the time of a launch; ``kernels`` has the names of all its kernels, empty where
+    the table has none. ``skipped`` counts what was left out and why. ``warm`` says whether operands
+    came from the cache where they fit it.
+    """
+
+    name: str
+    dtype: str
+    problems: Sequence[Problem]
+    implementations: Sequence[str]
+    seconds: Array
+    kernels: Sequence[tuple[str, ...]]
+    skipped: dict[str, int]
+    warm: bool = False
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    @property
+    def algorithms(self) -> list[str]:
+        """How each convolution was computed, by its kernels' names; empty where they do not say."""
+        return algorithms_of(self.problems, self.kernels)
+
+    @property
+    def tiles(self) -> list[str]:
+        """``rows x columns`` of the first kernel whose name says it; empty where none does."""
+        tiles = ([read_name(name).tile_text() for name in names] for names in self.kernels)
+        first = (next((tile for tile in row if tile), "") for row in tiles)
+        return ["x".join(tile.split("x")[:2]) for tile in first]
+
+    def by_algorithm(self, algorithm: str) -> Source:
+        """The rows that were computed so, by their kernels' names.
+
+        Raises:
+            UserError: there is none.
+        """
+        algorithms = self.algorithms
+        if algorithm not in algorithms:
+            present = sorted({name for name in algorithms if name}) or ["no named algorithm"]
+            raise UserError(f"{self.name} has {', '.join(present)}, not {algorithm!r}.")
+        return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Source]) -> Source:
+        """The rows of several parts of one source, one part after another."""
+        first = parts[0]
+        return replace(
+            first,
+            problems=[problem for part in parts for problem in part.problems],
+            implementations=[name for part in parts for name in part.implementations],
+            seconds=np.concatenate([part.seconds for part in parts]),
+            kernels=[names for part in parts for names in part.kernels],
+        )
+
+    def take(self, where: Any) -> Source:
+        """The rows at an index array or a mask."""
+        index = [int(i) for i in np.arange(len(self))[where]]
+        return Source(
+            self.name,
+            self.dtype,
+            [self.problems[i] for i in index],
+            [self.implementations[i] for i in index],
+            self.seconds[index],
+            [self.kernels[i] for i in index],
+            self.skipped,
+            self.warm,
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A file's rows, one sequence per column, before any row is left out."""
+
+    devices: Sequence[str | None]  # None: the file does not say
+    dtypes: Sequence[str]
+    problems: Sequence[Problem | None]  # None: not a problem of ours
+    seconds: Sequence[float]
+    implementations: Sequence[str]
+    kernels: Sequence[tuple[str, ...]]
+    warm: bool = False
+    name: str = ""  # the file's where empty
+
+
+def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Source:
+    """Read a table, or a folder of our results, for one machine and dtype.
+
+    Args:
+        path: a file in one of the formats, recognised by its columns.
+        machine: the machine whose rows are kept.
+        dtype: the dtype whose rows are kept; bf16 where there is one, else the only one.
+
+    Raises:
+        UserError: the file is unreadable, of no known format, or has no such row.
+    """
+    rows = _read(path, Told(dtype or ""))
+    slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
+    here = np.array([slug == machine.slug for slug in slugs], dtype=bool)
+    seconds = np.asarray(rows.seconds, dtype=float)
+    dtypes = np.array(rows.dtypes, dtype=object)
+    readable = np.array([p is not None for p in rows.problems]) & (np.nan_to_num(seconds) > 0)
+    present = sorted(set(dtypes[here & readable]))
+    if not present:
+        raise UserError(
+            f"{path} has no row of {machine.slug}; it has {', '.join(sorted(set(slugs)))}."
+        )
+    chosen = dtype or ("bf16" if "bf16" in present else present[0] if len(present) == 1 else "")
+    if chosen not in present:
+        hint = nearest(chosen, present) if chosen else f"give --dtype: {', '.join(present)}."
+        raise UserError(f"{path} has no {chosen or 'single'} dtype; {hint}")
+    of_dtype = dtypes == chosen
+    keep = [int(i) for i in np.flatnonzero(here & readable & of_dtype)]
+    return Source(
+        name=rows.name or path.name,
+        dtype=chosen,
+        problems=[rows.problems[i] for i in keep],  # type: ignore[misc]
+        implementations=[rows.implementations[i] for i in keep],
+        seconds=seconds[keep],
+        kernels=[rows.kernels[i] for i in keep],
+        skipped={
+            "other_machines": int((~here).sum()),
+            "other_dtypes": int((here & ~of_dtype).sum()),
+            "unreadable": int((here & of_dtype & ~readable).sum()),
+        },
+        warm=rows.warm,
+    )
+
+
+def read_public(path: Path, machine: Machine) -> Timings:
+    """A machine's rows of our results, or of one of the public formats, whatever their dtype.
+
+    Raises:
+        UserError: the file is unreadable, of no known format, or has no such row.
+    """
+    rows = _read(path)
+    here = [
+        (problem_columns(problem) | {"implementation": name}, seconds)
+        for device, problem, name, seconds in zip(
+            rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
+        )
+        if problem is not None and seconds > 0  # which NaN is not
+        and (device is None or slug_of_device(device) == machine.slug)
+    ]  # fmt: skip
+    if not here:
+        raise UserError(f"{path} has no row of {machine.slug}.")
+    cells = pd.DataFrame([columns for columns, _ in here])
+    cache = "warm" if rows.warm else "cold"
+    cells = cells.assign(
+        time_us=[seconds * 1e6 for _, seconds in here], cache=cache, mode="burst", config=""
+    )
+    return Timings(cells, "as its publishers measured it", cache)
+
+
+def _read(path: Path, told: Told = _NOTHING) -> _Rows:
+    if path.is_dir() or path.name == "measurements.csv":
+        return _ours(path if path.is_dir() else path.parent)
+    if path.suffix != ".parquet" and (timings := read_timings(path, told)):
+        return _of_timings(timings)
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
+    except Exception as error:  # pandas and Arrow have many ways to say that a table is none
+        first = (str(error).splitlines() or ["empty"])[0]
+        raise UserError(f"{path} is not a table that can be read ({first}).") from None
+    columns = {str(column).strip() for column in frame.columns}
+    for needed, reader in _FORMATS:
+        if needed <= columns:
+            frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+            return reader(frame, path)
+    raise UserError(
+        f"{path} has none of the formats that are known: a CSV that begins with {HEADER}, the "
+        "CUTLASS profiler's or TritonBench's, our measurements.csv, AIConfigurator's GEMM tables, "
+        "NeuSight's linear layers and convolutions, DeepBench's results."
+    )
+
+
+def _of_timings(timings: Timings) -> _Rows:
+    """A CSV file's times: the library's where it has some, as in others' tables."""
+    rows = library_rows(timings.rows).reset_index(drop=True)
+    if rows.empty:
+        raise UserError("the file has no row of a library, which is what is judged.")
+    kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
+    return _Rows(
+        devices=[None] * len(rows),
+        dtypes=rows["dtype"].tolist(),
+        problems=[as_problem(problem_of(row)) for row in rows.to_dict("records")],
+        seconds=(rows["time_us"] * 1e-6).tolist(),
+        implementations=rows["implementation"].tolist(),
+        kernels=kernels,
+        warm=timings.cache == "warm",
+    )
+
+
+def _ours(folder: Path) -> _Rows:
+    """Bursts of the library, which is what others' tables have too."""
+    recording = load(folder)
+    rows = library_rows(bursts(recording.products, recording.cache))
+    return _Rows(
+        devices=[None] * len(rows),
+        dtypes=rows["dtype"].tolist(),
+        problems=problems_of(rows),
+        seconds=(rows["time_us"] * 1e-6).tolist(),
+        implementations=rows["implementation"].tolist(),
+        kernels=kernels_of(rows),
+        warm=recording.cache == "warm",
+        name=recording.source,
+    )
+
+
+def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
+    """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds.
+
+    Nothing is flushed between its replays. An import reads it so, as warm; here it is read as
+    the validations on record were, as cold: their errors differ by 0.1 points.
+    """
+    dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
+    problems = [
+        Gemm(int(m), int(n), int(k), dtype) if dtype in DTYPE_BYTES else None
+        for m, n, k, dtype in zip(frame["m"], frame["n"], frame["k"], dtypes, strict=True)
+    ]
+    return _Rows(
+        devices=frame["device"].tolist(),
+        dtypes=dtypes,
+        problems=problems,
+        seconds=(frame["latency"] * 1e-3).tolist(),
+        implementations=["cublas"] * len(frame),
+        kernels=[()] * len(frame),
+    )
+
+
+def _neusight_linear(frame: pd.DataFrame, path: Path) -> _Rows:
+    """FP32 without TF32. The output is M×K and the contraction runs over N. Milliseconds."""
+    sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
+    return _Rows(
+        devices=frame["Device"].tolist(),
+        dtypes=["fp32"] * len(frame),
+        problems=[Gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
+        seconds=(frame["Latency"] * 1e-3).tolist(),
+        implementations=["cublas"] * len(frame),
+        kernels=_neusight_kernels(frame),
+    )
+
+
+def _neusight_conv(frame: pd.DataFrame, path: Path) -> _Rows:
+    """FP32 forward convolutions, NCHW. The filter's size is in "Kernel_Szie", so spelt."""
+    names = ["B", "Input_Channel", "Input_Size", "Output_Channel", "Kernel_Szie", "Stride",
+             "Padding"]  # fmt: skip
+    problems: list[Problem | None] = []
+    for n, c, size, kout, r, stride, padding in frame[names].astype(int).itertuples(index=False):
+        pairs = [(stride, stride), (padding, padding), (1, 1)]
+        problems.append(_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
+    return _Rows(
+        devices=frame["Device"].tolist(),
+        dtypes=["fp32"] * len(frame),
+        problems=problems,
+        seconds=(frame["Latency"] * 1e-3).tolist(),
+        implementations=["cudnn"] * len(frame),
+        kernels=_neusight_kernels(frame),
+    )
+
+
+def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
+    """All kernels of a call, joined by semicolons; one name alone where there is no list."""
+    lists = frame["Kernels"].fillna(frame["Kernel Name"]).astype(str)
+    return [tuple(name for name in text.split(";") if name) for text in lists]
+
+
+def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _Rows:
+    """Column-major: its M, N, tA, tB are our n, m and the layout tB tA. Milliseconds."""
+    dtype = _deepbench_dtype(path)
+    problems = [
+        Gemm(int(n), int(m), int(k), dtype, f"{tb}{ta}".lower())
+        for m, n, k, ta, tb in zip(
+            frame["M"], frame["N"], frame["K"], frame["transA"], frame["transB"], strict=True
+        )
+    ]
+    return _Rows(
+        devices=[None] * len(frame),
+        dtypes=[dtype] * len(frame),
+        problems=problems,
+        seconds=(pd.to_numeric(frame["time_ms"], errors="coerce") * 1e-3).tolist(),
+        implementations=["cublas"] * len(frame),
+        kernels=[()] * len(frame),
+    )
+
+
+_DEEPBENCH_PASSES = {
+    "Forward (msec)": "fprop", "wrt Inputs (msec)": "dgrad", "wrt Parameters (msec)": "wgrad",
+}  # fmt: skip
+
+
+def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _Rows:
+    """Three times per row, one per pass, NCHW; ``N/A`` where a pass was not run. Milliseconds."""
+    dtype = _deepbench_dtype(path)
+    problems: list[Problem | None] = []
+    seconds: list[float] = []
+    names = ["N", "C", "H", "W", "K", "R (Filter height)", "S (Filter width)", "Vertical stride",
+             "Horizontal stride", "pad_h", "pad_w"]  # fmt: skip
+    shapes = frame[names].astype(int).itertuples(index=False, name=None)
+    for shape, (_, times) in zip(shapes, frame.iterrows(), strict=True):
+        pairs = [(shape[7], shape[8]), (shape[9], shape[10]), (1, 1)]
+        for column, pass_ in _DEEPBENCH_PASSES.items():
+            problems.append(_conv(shape[:7], pairs, dtype, pass_))
+            time = pd.to_numeric(times[column], errors="coerce")
+            seconds.append(float(time) * 1e-3)
+    return _Rows(
+        devices=[None] * len(problems),
+        dtypes=[dtype] * len(problems),
+        problems=problems,
+        seconds=seconds,
+        implementations=["cudnn"] * len(problems),
+        kernels=[()] * len(problems),
+    )
+
+
+def _deepbench_dtype(path: Path) -> str:
+    """The dtype, which only the file's name says."""
+    match = re.search(r"fp16|fp32", path.name)
+    if match is None:
+        raise UserError(
+            f"{path} is a DeepBench table, which does not say its dtype; put fp16 or fp32 into the "
+            "file's name."
+        )
+    return match.group()
+
+
+def _conv(
+    sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
+) -> Conv | None:
+    try:
+        return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)
+    except ValueError:
+        return None
+
+
+_FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _Rows]], ...] = (
+    ({"device", "gemm_dtype", "m", "n", "k", "latency"}, _aiconfigurator),
+    ({"OPName", "Latency", "Device", "Kernels", "B", "M", "N", "K"}, _neusight_linear),
+    ({"Latency", "Device", "Kernels", "Input_Channel", "Kernel_Szie"}, _neusight_conv),
+    ({"M", "N", "K", "transA", "transB", "time_ms"}, _deepbench_gemm),
+    ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _deepbench_conv),
+)

@@ -1,0 +1,279 @@
+"""CSV files of times that people have: a plain one, the CUTLASS profiler's, TritonBench's.
+
+Each becomes a frame with columns of measurements.csv, one row per case. Rows that are no case, or
+have no time, are named and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.imports.cells import CONV_SIZES, checked, identity, middle
+from kernels.common.errors import UserError
+from kernels.problem import DTYPE_BYTES
+
+HEADER = "m,n,k,dtype,time_us"
+"""The columns that a plain file needs for products."""
+
+_SIZES = ("m", "n", "k")
+_DEFAULTS = {
+    "batch": "1", "implementation": "", "cache": "warm", "mode": "burst", "config": "",
+}  # fmt: skip
+_TAKEN = (
+    "op", "pass", *_SIZES, *CONV_SIZES, "stride", "padding", "dilation", "groups", "dtype",
+    "layout", "implementation", "config", "mode", "cache", "time_us",
+)  # fmt: skip
+"""Columns that are read off a plain file; others are the user's."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Times out of a file.
+
+    ``rows`` has the columns that identify a case, but ``sweep`` and ``fill``, with ``time_us`` and,
+    where the file names them, ``kernel`` and ``kernels``. ``how`` says how they came about, and
+    ``cache`` where most operands came from.
+    """
+
+    rows: pd.DataFrame
+    how: str
+    cache: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user says because the file does not: the dtype and the layout of all rows."""
+
+    dtype: str = ""
+    layout: str = ""
+
+
+def read_timings(path: Path, told: Told) -> Timings | None:
+    """The times of a CSV file; None if it is none of the three kinds.
+
+    Raises:
+        UserError: it cannot be read, a column is missing, or too many rows are damaged.
+    """
+    header = _header(path)
+    if _is_tritonbench(header):
+        return _of_tritonbench(path, told)
+    names = {name.strip().strip('"') for name in header.split(",")}
+    if {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"} <= names:
+        return _of_cutlass(path)
+    if "time_us" in {name.lower() for name in names}:
+        return _of_plain(path, told)
+    return None
+
+
+def _header(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return file.readline().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from None
+
+
+def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
+    """All cells as text, stripped, the empty ones empty; ``line`` is the line's number."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
+                skipinitialspace=True, skip_blank_lines=False, index_col=False,
+            )  # fmt: skip
+    except pd.errors.ParserWarning:
+        raise UserError(f"{path} has lines of more cells than its header.") from None
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        raise UserError(f"{path} is no CSV file ({str(error).splitlines()[0]}).") from None
+    if not len(frame):
+        raise UserError(f"{path} has no line below its header.")
+    frame.columns = pd.Index([str(name).strip() for name in frame.columns])
+    if lower:
+        frame.columns = frame.columns.str.lower()
+    if not frame.columns.is_unique:
+        raise UserError(f"{path} has a column twice.")
+    written = ~(frame == "").all(axis=1)
+    return frame.assign(line=np.arange(2, len(frame) + 2))[written]
+
+
+# --- A plain file ---------------------------------------------------------------------------------
+
+
+def _of_plain(path: Path, told: Told) -> Timings:
+    frame = _read(path, lower=True)
+    # What the file lacks and the user says is as if it were there.
+    for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
+        if name in frame:
+            frame[name] = frame[name].mask(frame[name] == "", word)
+        elif word or name in _DEFAULTS:
+            frame[name] = word
+    op = frame["op"] if "op" in frame else pd.Series("", index=frame.index)
+    filters = frame["kout"] if "kout" in frame else pd.Series("", index=frame.index)
+    frame["op"] = op.mask(op == "", filters.where(filters == "", "conv").replace("", "gemm"))
+    needed = ["dtype", "time_us"]
+    needed += [name for name in _SIZES if (frame["op"] == "gemm").any()]
+    needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
+    if missing := [name for name in needed if name not in frame]:
+        raise UserError(
+            f"{path} has no column {missing[0]!r}. A file of times begins with {HEADER} and, if "
+            "you like, layout, batch, implementation, cache and a convolution's columns."
+        )
+    rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
+    return Timings(middle(rows), "as its file says", _usual(rows["cache"]))
+
+
+# --- The CUTLASS profiler's -----------------------------------------------------------------------
+
+_CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
+_PASSED = ("passed", "not_verified")
+_CUTLASS_KINDS = ("gemm", "conv2d")
+_CUTLASS_CONV = (
+    "conv_kind", "n", "h", "w", "c", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w",
+    "dilation_h", "dilation_w", "Activation",
+)  # fmt: skip
+
+
+def _of_cutlass(path: Path) -> Timings:
+    """One row per kernel and problem, of which the fastest kernel of each provider is kept.
+
+    A and B are ``bf16:row`` or ``bf16:column``; of a column-major C the transposed product is
+    computed, Cᵀ = Bᵀ Aᵀ. Runtime in milliseconds, of launches one after another.
+    """
+    frame = _read(path)
+    products = "A" in frame
+    needed = ("Status", *((*_SIZES, "A", "B", "C") if products else _CUTLASS_CONV))
+    if missing := [name for name in needed if name not in frame]:
+        raise UserError(f"{path} has no column {missing[0]!r}; let the profiler write it again.")
+    ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
+    frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
+    if not len(frame):
+        raise UserError(f"{path} has no kernel of a dense product or 2-D convolution that passed.")
+    cells = _cutlass_gemms(frame) if products else _cutlass_convs(frame)
+    operation = frame["Operation"]
+    # Single-precision operands are multiplied as TF32 by kernels that say so.
+    on_tensor_cores = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
+    cells["dtype"] = cells["dtype"].mask(on_tensor_cores, "tf32")
+    cells["implementation"] = frame["Provider"].str.lower()
+    cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
+    cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
+    cells["kernel"], cells["line"] = operation, frame["line"]
+    # Other dtypes are the profiler's, not ours: they are no damage.
+    cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
+    if not len(cells):
+        raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16.")
+    rows = checked(path, cells, "cublas" if products else "cudnn")
+    rows = rows.sort_values("time_us", kind="stable")
+    rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
+    rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
+    return Timings(rows, "the CUTLASS profiler's Runtime, the fastest kernel of each", "warm")
+
+
+def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
+    (a, a_order), (b, b_order), (_, c_order) = (_typed(frame[name]) for name in "ABC")
+    by_column = c_order == "column"
+    letters = pd.DataFrame({
+        # Of Cᵀ = Bᵀ Aᵀ the first operand is Bᵀ: stored as named where B is by columns.
+        "first": _letter(a_order).mask(by_column, _letter(b_order, "column")),
+        "second": _letter(b_order).mask(by_column, _letter(a_order, "column")),
+    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "op": "gemm", "m": frame["m"].mask(by_column, frame["n"]),
+            "n": frame["n"].mask(by_column, frame["m"]), "k": frame["k"],
+            "batch": _given(frame, "batch_count"),
+            "dtype": a.map(_CUTLASS_DTYPES).where(a == b, ""),
+            "layout": letters["first"] + letters["second"],
+        }
+    ).fillna({"dtype": ""})  # fmt: skip
+
+
+def _given(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A column's cells, 1 where there is none."""
+    if name not in frame:
+        return pd.Series("1", index=frame.index)
+    return frame[name].mask(frame[name] == "", "1")
+
+
+def _typed(column: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """``bf16:row`` as type and order."""
+    parts = column.str.partition(":")
+    return parts[0], parts[2]
+
+
+def _letter(order: pd.Series, as_named: str = "row") -> pd.Series:
+    return order.map({"row": "t", "column": "t"} | {as_named: "n"}).fillna("")
+
+
+def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
+    dtype, layout = _typed(frame["Activation"])
+    pairs = {
+        ours: frame[f"{theirs}_h"] + "x" + frame[f"{theirs}_w"]
+        for ours, theirs in (("stride", "stride"), ("padding", "pad"), ("dilation", "dilation"))
+    }
+    return pd.DataFrame(
+        {
+            "op": "conv", "pass": frame["conv_kind"], "batch": frame["n"], "c": frame["c"],
+            "h": frame["h"], "w": frame["w"], "kout": frame["k"], "r": frame["r"],
+            "s": frame["s"], **pairs, "groups": _given(frame, "groups"),
+            "dtype": dtype.map(_CUTLASS_DTYPES).fillna(""), "layout": layout,
+        }
+    )  # fmt: skip
+
+
+# --- TritonBench's --------------------------------------------------------------------------------
+
+_TRITONBENCH_SHAPES = {"(M, N, K)": ("m", "n", "k"), "(B, M, N, K)": ("batch", "m", "n", "k")}
+_LATENCY = "-latency"
+_ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # PyTorch's own, which is the library
+_MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
+
+
+def _is_tritonbench(header: str) -> bool:
+    first, *metrics = header.split(";")
+    return first.strip('"') in _TRITONBENCH_SHAPES and any(m.endswith(_LATENCY) for m in metrics)
+
+
+def _of_tritonbench(path: Path, told: Told) -> Timings:
+    """One row per shape, ``name-latency`` for each implementation, in milliseconds.
+
+    Its benchmarks flush the cache before each launch, and both operands lie as named unless it was
+    told otherwise. Neither that nor the dtype is in the file.
+    """
+    if not told.dtype:
+        raise UserError(f"{path} is TritonBench's, which does not say its dtype; give --dtype.")
+    frame = _read(path, ";")
+    shape = frame.columns[0]
+    names = _TRITONBENCH_SHAPES[shape]
+    sizes = frame[shape].str.findall(r"\d+").str[: len(names)]
+    columns = [
+        pd.Series([row[i] if len(row) > i else "" for row in sizes], index=frame.index)
+        for i in range(len(names))
+    ]
+    base = {"op": "gemm", "batch": "1", **dict(zip(names, columns, strict=True))}
+    parts = []
+    for metric in (name for name in frame.columns if name.endswith(_LATENCY)):
+        name = metric.removesuffix(_LATENCY)
+        # ``0.0123 (±1.5%)`` in newer versions; an error's text where it failed, or nothing.
+        milliseconds = frame[metric].str.extract(_MILLISECONDS, expand=False)
+        part = pd.DataFrame(
+            {
+                **base, "dtype": told.dtype, "layout": told.layout or "nn",
+                "implementation": "cublas" if name in _ATEN else name,
+                "time_us": pd.to_numeric(milliseconds, errors="coerce") * 1e3,
+                "cache": "cold", "mode": "burst", "config": "", "line": frame["line"],
+            }
+        )  # fmt: skip
+        parts.append(part[milliseconds.notna()])
+    rows = middle(checked(path, pd.concat(parts), "cublas"))
+    return Timings(rows, "TritonBench's latency, the cache flushed before each launch", "cold")
+
+
+def _usual(words: pd.Series) -> str:
+    return str(words.value_counts().index[0])

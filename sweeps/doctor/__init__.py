@@ -1,0 +1,1 @@
+"""Whether the machine and its clock can be trusted."""

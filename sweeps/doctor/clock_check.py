@@ -1,0 +1,212 @@
+"""Can the clock be trusted? The sampler beside the timers that people use, on this machine.
+
+Every pass runs in a process of its own, because repeatability means two processes, and because a
+profiler slows the launches of the process that loads it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from kernels.device import Device, make_current, select_device, software
+from kernels.operands import TORCH_DTYPES
+from kernels.problem import Conv, Gemm, Problem
+from kernels.registry import library_for
+from kernels.timers import blocked_autorange, do_bench, graph_replays
+from sweeps.cases.case import Case
+from sweeps.measuring.torch_bench import open_bench
+from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.process import die_with_parent
+from sweeps.schema import SCHEMA
+from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
+from sweeps.timing.trace import cpu_tracer, trace_gpu
+
+Pass = tuple[dict[str, float], float]
+"""Median seconds per launch of each case, and the seconds that the whole pass took."""
+
+_GPU_SIZES = (16, 64, 128, 256, 384, 512, 1024, 2048, 4096)
+_CPU_SIZES = (64, 96, 128, 160, 192, 256, 320, 384, 512)
+_CPU_CONVS = ("2,32,14,14,32", "4,64,14,14,64")
+_PASSES = 2
+_MAX_WEIGHTS = 32
+
+
+def clock_cases(machine: Any, count: int) -> list[Case]:
+    """GEMMs in one dtype from the smallest to the largest that a timer finishes in seconds.
+
+    On a GPU 16-bit ones, cold as ``do_bench`` measures; on a CPU also two convolutions, warm.
+    """
+    rng = random.Random(0)
+    if machine.kind == "gpu":
+        problems: list[Problem] = [
+            Gemm(rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), "fp16")
+            for _ in range(2 * count)
+        ]
+        cache = "cold"
+    else:
+        problems = [Gemm(size, size, size, "fp32") for size in _CPU_SIZES]
+        problems += [Conv.parse(f"{shape},3,3,1,1,1,1,fp32") for shape in _CPU_CONVS]
+        cache = "warm"
+    cases = [Case("clock", p, library_for(p, machine), cache=cache) for p in problems]
+    return list(dict.fromkeys(cases))[:count]
+
+
+def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict[str, Any]:
+    """Run every comparison; ``clock.json`` in the data dictionary describes the result."""
+    machine, gpu = device.machine, device.gpu
+    passes = []
+    for number in range(1, _PASSES + 1):
+        note(f"Timing {count} cases by the sampler and by the usual timer, pass {number} …")
+        passes.append(_in_process(_one_pass, machine, gpu, count))
+    note("Timing launches before and after a profiler was loaded …")
+    profiler = _in_process(_around_a_profiler, machine, gpu, 8)
+    graphs: list[dict[str, Any]] = []
+    if gpu is not None:
+        note("Replaying CUDA graphs as public tables were measured …")
+        graphs = _in_process(_replays, machine, gpu, count)
+    return {
+        "schema": SCHEMA, "protocol": PROTOCOL, "machine": machine.to_json(),
+        "software": software(device), "timers": summarise(passes), "passes": passes,
+        "profiler": profiler, "graph_replays": graphs,
+    }  # fmt: skip
+
+
+def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of each timer: seconds per case, and the median difference between two passes.
+
+    ``over_sampler`` is the median over the cases of the timer's time over the sampler's.
+    """
+    result = {}
+    first, second = passes[0]["timers"], passes[1]["timers"]
+    for name in first:
+        one, two = first[name]["medians_us"], second[name]["medians_us"]
+        ours = first["sampler"]["medians_us"]
+        # A case that failed, or whose samples all showed launch gaps, is missing in some passes.
+        both = sorted(one.keys() & two.keys() & ours.keys())
+        if not both:
+            continue
+        result[name] = {
+            "seconds_per_case": (first[name]["seconds"] + second[name]["seconds"]) / 2 / len(one),
+            "passes_differ": statistics.median(abs(two[key] / one[key] - 1) for key in both),
+            "over_sampler": statistics.median(one[key] / ours[key] for key in both),
+        }
+    return result
+
+
+def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
+    """The sampler: estimate, then shuffled rounds until each case is finished."""
+    begin = time.perf_counter()
+    fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
+    for subject in fresh:
+        with subject.settings():
+            sampler.fit(subject, sampler.estimate(subject.launch))
+    sampler.wake()
+    open_ = list(fresh)
+    while open_:
+        random.shuffle(open_)
+        for subject in open_:
+            sampler.sample(subject)
+        open_ = [subject for subject in open_ if not subject.finished]
+    medians = {s.key: statistics.median(s.samples) for s in fresh if s.samples}
+    return medians, time.perf_counter() - begin
+
+
+def one_by_one(
+    measure: Callable[[Callable[[], object]], float], subjects: Sequence[Subject]
+) -> Pass:
+    """Another timer, case after case."""
+    begin = time.perf_counter()
+    medians = {}
+    for subject in subjects:
+        with subject.settings():
+            medians[subject.key] = measure(lambda subject=subject: subject.launch(0))  # type: ignore[misc]
+    return medians, time.perf_counter() - begin
+
+
+def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
+    bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
+    subjects = [result.subject for result in ready]
+    name, other = (
+        ("do_bench", do_bench) if gpu is not None else ("blocked_autorange", blocked_autorange)
+    )
+    timers = {}
+    for timer, (medians, seconds) in {
+        "sampler": in_rounds(bench.sampler, subjects), name: one_by_one(other, subjects),
+    }.items():  # fmt: skip
+        timers[timer] = {
+            "seconds": seconds,
+            "medians_us": {
+                str(r.case.problem): medians[r.case.id] * 1e6 for r in ready if r.case.id in medians
+            },
+        }
+    return {"timers": timers}
+
+
+def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
+    """The shortest cases by the sampler, before a profiler session of this process and after it."""
+    cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
+    bench, ready = open_bench(machine, gpu, cases)
+    subjects = [result.subject for result in ready]
+    if not subjects:
+        return []
+    before, _ = in_rounds(bench.sampler, subjects)
+    if gpu is None:
+        with cpu_tracer() as trace:
+            trace(lambda: subjects[0].launch(0))
+    else:
+        trace_gpu([lambda: subjects[0].launch(0)])
+    after, _ = in_rounds(bench.sampler, subjects)
+    return [
+        {"problem": str(r.case.problem), "before_us": before[r.case.id] * 1e6,
+         "after_us": after[r.case.id] * 1e6}
+        for r in ready if r.case.id in before and r.case.id in after
+    ]  # fmt: skip
+
+
+def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
+    """Evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
+    device = select_device("gpu", gpu).torch_name
+    make_current(gpu)
+    problems = list(dict.fromkeys(
+        case.problem
+        for sweep in choose_sweeps(["public-grid"]).values()
+        for case in sweep_cases(sweep, machine)
+    ))  # fmt: skip
+    rows = []
+    for problem in problems[:: math.ceil(len(problems) / count)]:
+        assert isinstance(problem, Gemm)
+        dtype = TORCH_DTYPES[problem.dtype]
+        weight_bytes = problem.n * problem.k * dtype.itemsize
+        count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
+        try:
+            x = torch.randn(problem.m, problem.k, dtype=dtype, device=device)
+            weights = [
+                torch.randn(problem.n, problem.k, dtype=dtype, device=device) for _ in range(count)
+            ]
+            out = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
+
+            def launches(x: Any = x, weights: Any = weights, out: Any = out) -> None:
+                for weight in weights:
+                    torch.mm(x, weight.T, out=out)
+
+            seconds = graph_replays(launches, count)
+        except RuntimeError:
+            torch.cuda.empty_cache()
+            continue
+        rows.append({"problem": str(problem), "time_us": seconds * 1e6, "weights": count})
+    return rows

@@ -1,0 +1,146 @@
+"""``sweeps doctor``: what this machine is, and what may spoil its timings. It changes nothing."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels import implementations
+from kernels.common.program import command, extra
+from kernels.config import HAND_WRITTEN
+from kernels.device import Device, clock_khz, software
+from kernels.machine import known_machines, usable_cores
+from kernels.operation import Workload
+from kernels.problem import Conv, Gemm
+from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
+
+_MIN_DISK = 1 << 30
+_FACT_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fact, or (``warning``) something to fix or to know before trusting a number."""
+
+    warning: bool
+    text: str
+
+
+def examine(device: Device, results: Path) -> list[Finding]:
+    """Everything worth knowing about the device, its software and the place of the results."""
+    findings = [Finding(False, f"{device.machine.name} is {device.machine.slug}")]
+    versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
+    findings.append(Finding(False, versions))
+    if device.gpu is None:
+        findings += _examine_cpu()
+    else:
+        findings += _examine_gpu(device)
+    findings += _examine_triton(device)
+    place = next(path for path in (results, *results.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    findings.append(Finding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
+    return findings
+
+
+def _examine_cpu() -> Iterator[Finding]:
+    threads, load = torch.get_num_threads(), os.getloadavg()[0]
+    yield Finding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
+    busy = load + threads > usable_cores() + 0.5
+    yield Finding(busy, f"load average {load:.1f}" + (": other work disturbs timings" * busy))
+    governors = {
+        Path(path).read_text(encoding="ascii").strip()
+        for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+    }
+    if governors - {"performance"}:
+        yield Finding(True, f"CPU frequency governor {', '.join(sorted(governors))}")
+
+
+def _examine_triton(device: Device) -> Iterator[Finding]:
+    plain: dict[str, Workload] = {"gemm": Gemm(1024, 1024, 1024, "fp16"),
+             "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16")}  # fmt: skip
+    if not HAND_WRITTEN.keys() & implementations().keys():
+        yield Finding(
+            device.gpu is not None,
+            "Triton is not installed, so that hand-written kernels are left out; "
+            f"{extra('measure')}",
+        )
+    for name, implementation in implementations().items():
+        if name in HAND_WRITTEN and device.gpu is not None:
+            reason = implementation.supports(plain[implementation.ops[0]], device.machine)
+            yield Finding(reason is not None, f"{name}: {reason or 'runs here'}")
+
+
+def _examine_gpu(device: Device) -> Iterator[Finding]:
+    count = torch.cuda.device_count()
+    if count > 1:
+        yield Finding(
+            False,
+            f"{count} GPUs: this is number {device.gpu}, counted from 0; --gpu picks one, and "
+            f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each shares a run among them",
+        )
+    machine = device.machine
+    if machine.slug not in known_machines():
+        yield Finding(
+            False,
+            f"no table knows this card: {machine.sms} SMs, {machine.bandwidth / 1e9:.0f} GB/s and "
+            "its rates are worked out from its own properties",
+        )
+    else:
+        yield from _compare_facts(device)
+    if "MIG" in machine.name:
+        yield Finding(True, "a MIG slice: its neighbours share power and clocks with it")
+    nvml = open_nvml()
+    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
+    if nvml is None or handle is None:
+        yield Finding(True, "NVML is missing or refused: clocks, power and temperature stay empty")
+        return
+    yield from examine_nvml(nvml, handle)
+
+
+def _compare_facts(device: Device) -> Iterator[Finding]:
+    """Whether the device agrees with its table: SMs fused off, slower memory."""
+    p = torch.cuda.get_device_properties(device.gpu)
+    bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
+    for what, table, reported in (
+        ("SMs", device.machine.sms, p.multi_processor_count),
+        ("bytes/s", device.machine.bandwidth, bandwidth),
+    ):
+        if reported and abs(reported / table - 1) > _FACT_TOLERANCE:
+            yield Finding(True, f"machines.toml says {table:g} {what}, the device {reported:g}")
+
+
+def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
+    """Clocks, power limit, temperature, ECC and other processes, where NVML reports them."""
+
+    def ask(question: Any, *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except nvml.NVMLError:
+            return None
+
+    now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    if now is not None and highest is not None:
+        yield Finding(False, f"SM clock {now} MHz now, {highest} MHz at most")
+    limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    usual = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    if limit is not None:
+        capped = usual is not None and limit < usual
+        note = f", under its default of {usual / 1e3:.0f} W" if capped else ""
+        yield Finding(capped, f"power limit {limit / 1e3:.0f} W{note}")
+    temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    if temperature is not None:
+        yield Finding(temperature > 80, f"{temperature} °C")
+    ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
+    if ecc is not None:
+        yield Finding(False, f"ECC {'on' if ecc[0] else 'off'}")
+    other_count = other_processes(nvml, handle)
+    if other_count:
+        yield Finding(True, f"{other_count} other processes use this GPU: timings will be wrong")

@@ -1,0 +1,101 @@
+"""Is this still the machine that was measured, and as fast? A few recorded cases, timed again.
+
+A recording may be made in several sessions, each on a newly assigned node.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernels.common.errors import UserError
+from kernels.config import HAND_WRITTEN
+from kernels.device import Device
+from kernels.machine import Machine
+from sweeps.cases.case import Case
+from sweeps.measuring.torch_bench import open_bench
+from sweeps.store import read_run
+from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
+
+TOLERANCE = 0.03
+"""Speeds further apart than this are not those of one machine in one state."""
+
+
+def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
+    """Bursts of the library, from the shortest to the longest, with their seconds.
+
+    Those that have converged, if there are enough of them.
+    """
+    usable = [
+        (float(row["time_us"]) * 1e-6, row)
+        for row in rows
+        if row["status"] == "ok" and row["mode"] == "burst"
+        and row["implementation"] not in HAND_WRITTEN and row["op"] in ("gemm", "conv")
+    ]  # fmt: skip
+    converged = [pair for pair in usable if pair[1]["converged"] == "true"]
+    usable = converged if len(converged) >= count else usable
+    usable.sort(key=lambda pair: pair[0])
+    places = {round(i * (len(usable) - 1) / max(1, count - 1)) for i in range(count)}
+    return [(Case.from_columns(usable[i][1]), usable[i][0]) for i in sorted(places) if usable]
+
+
+def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
+    """Time some cases of a folder's table again.
+
+    Returns:
+        What :func:`judge_ratios` returns, of time now over time then, and ``sentence``.
+
+    Raises:
+        UserError: there is no table.
+    """
+    path = folder / "measurements.csv"
+    if not path.exists():
+        raise UserError(f"{path} is not there: nothing is recorded that could be timed again.")
+    with open(path, encoding="utf-8", newline="") as file:
+        anchors = choose_anchors(list(csv.DictReader(file)), count)
+    then = {case.id: seconds for case, seconds in anchors}
+    cases = [case for case, _ in anchors]
+    machine = Machine.from_json(read_run(folder)["machine"])  # a CPU's ceilings, as measured then
+    bench, ready = open_bench(machine, device.gpu, cases)
+    subjects = [result.subject for result in ready]
+    bench.sampler.wake()
+    for _ in range(CHECKPOINTS[1]):
+        for subject in subjects:
+            bench.sampler.sample(subject)
+    ratios = [median(s.samples) / then[s.key] for s in subjects if s.samples]
+    return {**judge_ratios(ratios), "sentence": _sentence(ratios)}
+
+
+def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
+    """What the ratios of cases' times at one moment or place to those at another say.
+
+    Returns:
+        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95 % interval; None under six
+        cases), ``same`` (whether the ratio is within :data:`TOLERANCE`; None without cases) and
+        ``apart`` (whether it is beyond that, and the interval leaves no doubt that times differ).
+    """
+    if not ratios:
+        return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0, "apart": False}
+    ratio = median(ratios)
+    lo, hi = median_interval(ratios) or (None, None)
+    same = abs(math.log(ratio)) <= math.log1p(TOLERANCE)
+    certain = lo is not None and hi is not None and not lo <= 1 <= hi
+    return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same,
+            "apart": not same and certain}  # fmt: skip
+
+
+def _sentence(ratios: Sequence[float]) -> str:
+    """How fast the machine is now, for reading."""
+    judged = judge_ratios(ratios)
+    ratio = judged["ratio"]
+    if ratio is None:
+        return "Nothing that was recorded could be timed again."
+    how = (
+        "the same machine at the same speed"
+        if judged["same"]
+        else f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than when it was recorded"
+    )
+    return f"{len(ratios)} cases timed again take {ratio:.3f}× the time: {how}."

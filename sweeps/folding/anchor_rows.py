@@ -1,0 +1,140 @@
+"""Turn the samples of anchors into anchors.csv, steady.csv and what run.json says of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sweeps.folding.history import place_of, utc
+from sweeps.planning.plan import PlanEntry
+from sweeps.schema import ALONE, IDENTITY, problem_of
+from sweeps.store import Event
+from sweeps.timing.statistics import median, median_interval
+
+SENSORS = ("sm_mhz", "power_w", "temp_c")
+_SETTLED = 0.5  # share of a steady run's time after which it is taken for steady
+
+
+def anchor_rows(
+    run: str, anchors: Sequence[PlanEntry], events: Sequence[Event],
+    gpus: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row per GPU, anchor and phase, of the latest time that a GPU timed its anchors.
+
+    Of work without a pause, the second half counts, in which power and clocks are steady;
+    ``energy_j`` is what the board used in it per launch.
+
+    Args:
+        run: the run's name.
+        anchors: the cases.
+        events: all of the run's.
+        gpus: the places in run.json, with ``gpu``, ``id`` and ``node``.
+    """
+    taken: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
+    for event in of_latest(events):
+        taken[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(event)
+    known = {place["gpu"]: place for place in gpus}
+    cases = {entry.case.id: entry.case for entry in anchors}
+    rows = []
+    for (worker, gpu, case, phase), samples in taken.items():
+        if case not in cases:
+            continue
+        settled = settled_windows(samples)
+        samples = settled or samples
+        seconds = [event["s"] for event in samples]
+        interval = median_interval(seconds)
+        row = {
+            "run": run, "worker": worker, "gpu": gpu, "gpu_id": known.get(gpu, {}).get("id"),
+            "node": known.get(gpu, {}).get("node", 0), "phase": phase,
+            "time_utc": utc(samples[-1]["at"]), **cases[case].columns(), "samples": len(seconds),
+            "time_us": median(seconds) * 1e6, "energy_j": _joules_per_launch(settled),
+            "throttled": ";".join(sorted({r for e in samples for r in e.get("throttled", ())})),
+        }  # fmt: skip
+        if interval is not None:
+            row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
+        for name in SENSORS:
+            values = [event[name] for event in samples if event.get(name) is not None]
+            row[name] = median(values) if values else None
+        rows.append(row)
+    return rows
+
+
+def steady_rows(
+    run: str, anchors: Sequence[PlanEntry], events: Sequence[Event],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row for each batch of the work without a pause, in the order of their moments."""
+    cases = {entry.case.id: entry.case for entry in anchors}
+    return [
+        {
+            "run": run, "worker": event["worker"], "gpu": event.get("gpu"),
+            **cases[event["case"]].columns(), "elapsed_s": event["t"], "time_us": event["s"] * 1e6,
+            "tflops": cases[event["case"]].problem.flops / event["s"] / 1e12,
+            **{name: event.get(name) for name in (*SENSORS, "joules")},
+            "throttled": ";".join(event.get("throttled", ())),
+        }
+        for event in of_latest(events)
+        if "t" in event and event["case"] in cases
+    ]  # fmt: skip
+
+
+def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is left of a burst's speed without a pause: one entry per GPU and case of run.json.
+
+    Args:
+        rows: those of :func:`anchor_rows`.
+
+    Returns:
+        ``gpu``, ``problem``, ``tflops``, ``share`` of the burst's speed with its 95% interval
+        (``lo`` and ``hi``, None where there is none), ``sm_mhz``, ``power_w`` and ``energy_j``.
+    """
+
+    def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["worker"], row["gpu"], *(row.get(n) for n in IDENTITY if n != "mode")
+
+    bursts = {key(r): r for r in rows if r["mode"] == "burst" and r["phase"] == ALONE}
+    report = []
+    for row in rows:
+        burst = bursts.get(key(row))
+        if row["mode"] != "sustained" or burst is None:
+            continue
+        problem = problem_of(row)
+        has_interval = "time_lo_us" in row and "time_lo_us" in burst
+        report.append({
+            "gpu": row["gpu"], "problem": str(problem),
+            "tflops": problem.flops / row["time_us"] / 1e6,
+            "share": burst["time_us"] / row["time_us"],
+            "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
+            "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
+            **{name: row[name] for name in ("sm_mhz", "power_w", "energy_j")},
+        })  # fmt: skip
+    return report
+
+
+def settled_windows(samples: Sequence[Event]) -> list[Event]:
+    """The batches of work without a pause in which power and clocks are steady; none of bursts."""
+    windows = [event for event in samples if "t" in event]
+    until = max((event["t"] for event in windows), default=0.0)
+    return [event for event in windows if event["t"] >= _SETTLED * until]
+
+
+def _joules_per_launch(windows: Sequence[Event]) -> float | None:
+    """Energy of a launch, from the board's counter; None where it did not count."""
+    counted = [event for event in windows if event.get("joules") is not None]
+    if len(counted) < 2:
+        return None
+    # A window's counter is read at its end, so that the first one's launches came before it.
+    launches = sum(event["n"] for event in counted[1:])
+    used: float = counted[-1]["joules"] - counted[0]["joules"]
+    return used / launches if used > 0 else None
+
+
+def of_latest(events: Sequence[Event]) -> Iterator[Event]:
+    """The anchors' samples since a worker last began on a GPU: a run that goes on may repeat them.
+
+    The events of a worker are in the order of their file.
+    """
+    begun = {place_of(e): i for i, e in enumerate(events) if e["event"] == "anchoring"}
+    for i, event in enumerate(events):
+        if event["event"] == "anchor" and i > begun.get(place_of(event), -1):
+            yield event

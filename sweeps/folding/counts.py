@@ -1,0 +1,123 @@
+"""How far a run is: counted event by event while it goes on, and by sweep when it is folded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sweeps.folding.history import History
+from sweeps.planning.plan import PlanEntry
+from sweeps.progress import Reporter
+from sweeps.store import Event
+
+STOPPED = "time"
+"""Why a call ends that may not last longer. The others are ``done`` and ``budget``."""
+
+
+def count_by_sweep(
+    planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
+) -> dict[str, dict[str, int]]:
+    """Of each sweep: cases planned, those with a time, and those that more time would advance.
+
+    The last are those that need more samples, and those whose kernels are not named yet.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    for entry in planned:
+        count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
+        count["planned"] += 1
+        history = known.get(entry.case.id, History())
+        count["open"] += not history.closed or history.unnamed
+    for row in rows:
+        counts[row["sweep"]]["measured"] += row["status"] == "ok"
+    return counts
+
+
+def counts_sentence(record: Mapping[str, Any]) -> str:
+    """What became of the cases of a run, by its run.json."""
+    counts = record["counts"]
+    failed = [f"{counts[name]} {name}" for name in ("unsupported", "oom", "wrong", "error")
+              if counts[name]]  # fmt: skip
+    left_out = sum(record["plan"]["left_out"].values())
+    return (
+        f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"
+        + "".join(f", {text}" for text in failed)
+        + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
+        + (f"; {left_out} more did not fit the budget" if left_out else "")
+        + "."
+    )
+
+
+class Tally:
+    """How far a shard is, kept up to date event by event."""
+
+    def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
+        """``planned`` are the cases of this call, ``events`` all that the shard has seen."""
+        self.histories = {entry.case.id: History() for entry in planned}
+        self._unplanned: dict[str, History] = defaultdict(History)
+        self._seen: set[str] = set()
+        self._closed: set[str] = set()
+        self._costs: dict[str, float] = defaultdict(float)
+        self.spent = 0.0
+        """Seconds of the budget that went into what is kept: not into cases that moved."""
+        self._end: Event | None = None
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Add an event of the shard."""
+        case = event["case"]
+        self.spent += event.get("cost", 0.0)
+        self._costs[case] += event.get("cost", 0.0)
+        if event["event"] == "moved":
+            self.spent -= self._costs.pop(case)
+        if event["event"] == "end":
+            self._end = event
+        history = self.histories[case] if case in self.histories else self._unplanned[case]
+        history.add(event)
+        if case in self.histories:
+            if event["event"] == "sample":
+                self._seen.add(case)
+            elif event["event"] == "moved":
+                self._seen.discard(case)
+                self._closed.discard(case)
+            if history.closed:
+                self._closed.add(case)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to be timed."""
+        return self.closed == len(self.histories)
+
+    @property
+    def closed(self) -> int:
+        """How many cases are finished."""
+        return len(self._closed)
+
+    @property
+    def seen(self) -> int:
+        """How many have samples or are finished."""
+        return len(self._closed | self._seen)
+
+    def is_over(self, budget: float) -> bool:
+        """Whether the shard came to its end with so many seconds; it may have been told to stop
+        earlier, or have been interrupted.
+        """
+        end = self._end
+        return end is not None and end["why"] != STOPPED and end["budget"] >= budget
+
+    def ended(self, why: str, budget: float) -> bool:
+        """Whether that is what the shard's last end was."""
+        return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
+
+    def all(self) -> dict[str, History]:
+        """The history of every case, including the canary and cases of other calls."""
+        return {**self._unplanned, **self.histories}
+
+    def unnamed(self) -> list[str]:
+        """Cases that have times but no kernel names yet."""
+        return [case for case, history in self.histories.items() if history.unnamed]
+
+    def report(self, reporter: Reporter, budget: float) -> None:
+        """Tell how far the shard is."""
+        reporter.update(self.seen, len(self.histories), budget - self.spent)

@@ -1,0 +1,124 @@
+"""Fold a run's samples into its table, its counts and its health. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kernels.common.errors import UserError
+from kernels.common.program import target
+from kernels.machine import Machine
+from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
+from sweeps.folding.counts import count_by_sweep
+from sweeps.folding.health import health
+from sweeps.folding.history import checking_seconds, histories, spent_seconds
+from sweeps.folding.raised_ceilings import raise_ceilings
+from sweeps.folding.rows import confirmed_table, fold_rows, rounds_table
+from sweeps.folding.steadiness import canary_report, machine_speeds, repeats_report
+from sweeps.planning.plan import PlanEntry
+from sweeps.store import (
+    folding,
+    planning,
+    read_events,
+    read_run,
+    write_anchors,
+    write_confirmed,
+    write_json,
+    write_rounds,
+    write_run,
+    write_steady,
+    write_table,
+)
+
+_FOLDED = Path("samples", "folded.json")  # how much of each file the last fold has read
+_MOST_DAMAGED = 0.1  # of the sample lines
+
+
+def too_damaged(events: int, damaged: int) -> bool:
+    """Whether so many of a run's sample lines are damaged that the others are not of the run."""
+    return damaged > max(1, _MOST_DAMAGED * (events + damaged))
+
+
+def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
+    """Fold all shards' samples into the table and the counts of run.json; returns run.json.
+
+    Args:
+        folder: the run's.
+        written: files of samples that the caller has finished; where all that is in them is folded
+            already, nothing is done. So many nodes that end together fold once or twice.
+    """
+    with folding(folder):
+        record = read_run(folder)
+        if written is not None and _is_folded(folder, written):
+            return record
+        sizes = _sizes((folder / "samples").glob("*.jsonl"))
+        planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
+        events, damaged = read_events(folder)
+        if too_damaged(len(events), len(damaged)):
+            raise UserError(
+                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table is "
+                f"left as it was; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
+                "and starts a new one."
+            )
+        machine = Machine.from_json(record["machine"]) if record["machine"] else None
+        speeds, known = machine_speeds(events), histories(events)
+        ceilings: dict[str, Any] = {}
+        if machine is not None:
+            raised = raise_ceilings(record, machine, events, planned, known)
+            machine = raised.machine
+            if raised.record is not None:
+                reached = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
+                ceilings = {
+                    "machine": {**record["machine"], **reached}, "ceilings": raised.record,
+                }  # fmt: skip
+        rows = fold_rows(record["run"], planned, events, machine, speeds)
+        write_table(folder, rows)
+        write_rounds(folder, rounds_table(planned, known))
+        write_confirmed(folder, confirmed_table(events, known))
+        anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
+        rows_of_anchors = anchor_rows(record["run"], anchors, events, record.get("gpus", ()))
+        if rows_of_anchors:
+            write_anchors(folder, rows_of_anchors)
+        if rows_of_steady := steady_rows(record["run"], anchors, events):
+            write_steady(folder, rows_of_steady)
+        statuses = [row["status"] for row in rows]
+        folded = {
+            **ceilings,
+            "counts": {
+                "planned": len(planned),
+                "measured": statuses.count("ok"),
+                "not_reached": len(planned) - len(rows),
+                **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
+                "damaged_lines": len(damaged),
+            },
+            "sweeps": count_by_sweep(planned, rows, known),
+            "spent_s": round(spent_seconds(events), 3),
+            "checking_s": round(checking_seconds(events), 3),
+            "canary": canary_report(events),
+            "repeats": repeats_report(known),
+            **({"steady": steady} if (steady := steady_report(rows_of_anchors)) else {}),
+        }
+        folded["health"] = health(
+            {**record, **folded}, machine, planned, rows, events, speeds.values()
+        )
+        # Other nodes may have planned or joined the run meanwhile: what they wrote stays.
+        with planning(folder):
+            record = {**read_run(folder), **folded}
+            write_run(folder, record)
+        write_json(folder / _FOLDED, {"sizes": sizes})
+        return record
+
+
+def _sizes(paths: Iterable[Path]) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+
+def _is_folded(folder: Path, written: Iterable[Path]) -> bool:
+    """Whether the last fold has read all that is in some files of samples."""
+    try:
+        sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
+        return all(sizes.get(name) == size for name, size in _sizes(written).items())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False

@@ -1,0 +1,220 @@
+"""A run's health: how far its times can be believed.
+
+What matters is whether medians repeat, in another process and from round to round.
+
+``quiet``: they do, and intervals say all that is uncertain. ``noisy``: they differ, and intervals
+are widened by as much. ``unusable``: repeated medians differ by more than 30% beyond their
+intervals, or what was timed is something other than the cases.
+
+How busy the host was decides nothing. It is listed as the likely cause where a run is not quiet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.machine import Machine
+from sweeps.folding.history import timed
+from sweeps.planning.plan import PlanEntry
+from sweeps.store import Event
+from sweeps.timing.speed import MachineSpeed
+from sweeps.timing.telemetry import RETRY
+
+VERDICTS = ("quiet", "noisy", "unusable")
+"""From the best to the worst."""
+
+QUIET, _, UNUSABLE = VERDICTS
+
+Finding = tuple[str, str]
+"""A verdict and its reason, a sentence without its full stop."""
+
+_TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
+"""Seconds between two decisions of a scheduler, as kernels are configured."""
+_NEAR_TICK = 0.03  # of a tick; of times that know nothing of it, twice this share is so near
+_MAX_TICKS = 8
+_MIN_AT_TICK = 8  # cases, which may resemble one another
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Values from which a run is noisy, and from which it is unusable."""
+
+    noisy: float
+    unusable: float = float("inf")
+
+    def verdict(self, value: float) -> str:
+        return "unusable" if value >= self.unusable else "noisy" if value >= self.noisy else "quiet"
+
+
+_BETWEEN = _Limits(0.03, 0.3)
+_SPEED = _Limits(0.03)
+_CANARY = _Limits(0.05)
+_HALF_WIDTH = _Limits(0.05)
+_AT_TICKS = _Limits(0.25, 0.5)  # cases alike may last a whole tick by chance
+_THROTTLED = _Limits(0.05)
+_STEAL = 0.02
+_OTHERS = 0.05
+_MIN_ROWS = 8
+
+
+def health(
+    record: Mapping[str, Any],
+    machine: Machine | None,
+    planned: Sequence[PlanEntry],
+    rows: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
+    speeds: Iterable[MachineSpeed],
+) -> dict[str, Any]:
+    """The verdict on a run and its reasons: the worst first, then likely causes.
+
+    Args:
+        record: the run's record, with ``canary`` and ``repeats``.
+        machine: its facts.
+        planned: its cases.
+        rows: of its table.
+        events: all of its events.
+        speeds: the machine's over the run, of each place.
+    """
+    ok = [row for row in rows if row["status"] == "ok"]
+    looks = [event for event in events if event["event"] == "host"]
+    found = [
+        *_of_repeats(record),
+        *_of_speed(max((speed.spread for speed in speeds), default=0.0)),
+        *_of_rows(ok),
+        *_of_ticks(events, planned),
+        *_of_gpu(looks),
+        *_of_merged(record),
+    ]
+    bad = sorted((f for f in found if f[0] != QUIET), key=lambda f: -VERDICTS.index(f[0]))
+    if not bad:
+        return {"verdict": QUIET, "reasons": []}
+    reasons = [reason for _, reason in bad]
+    if machine is None or machine.kind == "cpu":
+        reasons += _causes(looks)
+    return {"verdict": bad[0][0], "reasons": reasons}
+
+
+def health_sentence(run: Mapping[str, Any]) -> str:
+    """The verdict of :func:`health` in a line, with what it means for the intervals.
+
+    Args:
+        run: run.json, with ``health`` and ``repeats``.
+    """
+    verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
+    text = f"Health: {verdict}"
+    if repeats := run.get("repeats"):
+        text += f"; repeated medians differ by {repeats['between']:.0%}"
+        if verdict == "noisy":
+            text += ", and intervals are widened accordingly"
+        elif verdict == UNUSABLE and repeats["between"] < _BETWEEN.unusable:
+            text += f", but {reasons[0]}"
+    elif reasons:
+        text += f"; {reasons[0]}"
+    return f"{text}."
+
+
+def _of_repeats(record: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare with the medians of another process, or judge by the canary if there are none."""
+    canary, repeats = record.get("canary"), record.get("repeats")
+    if repeats:
+        yield (
+            _BETWEEN.verdict(repeats["between"]),
+            f"{repeats['cases']} cases timed again by another process differ by "
+            f"{repeats['between']:.0%} beyond their intervals",
+        )
+    elif canary:
+        yield (
+            _CANARY.verdict(canary["spread"]),
+            f"the canary GEMM, timed every two seconds, scatters by {canary['spread']:.0%}",
+        )
+
+
+def _of_speed(spread: float) -> Iterator[Finding]:
+    """The machine's speed from round to round, by all cases. Intervals reach over its changes."""
+    change = math.expm1(spread)
+    yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
+
+
+def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """How wide intervals are, and whether clocks were held back."""
+    widths = [(row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
+              for row in ok if "time_lo_us" in row]  # fmt: skip
+    if len(widths) < _MIN_ROWS:
+        yield "noisy", f"only {len(widths)} times have an interval, which is too few to tell more"
+        return
+    half = float(np.median(widths))
+    yield _HALF_WIDTH.verdict(half), f"half of the intervals are wider than ±{half:.0%}"
+    throttled = sum(not RETRY.isdisjoint(row["throttled"].split(";")) for row in ok) / len(ok)
+    yield _THROTTLED.verdict(throttled), f"the clock was held back in {throttled:.0%} of the cases"
+
+
+def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[Finding]:
+    """Whether a CPU's batches last whole ticks of the scheduler: launches waited for their turn.
+
+    Sustained batches are left out, since they are made to last 60 ms, and a GPU's have a clock of
+    their own.
+    """
+    bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
+    batches: dict[str, list[float]] = defaultdict(list)
+    for event in timed(events):
+        if event["case"] in bursts and event.get("gpu") is None and "n" in event:
+            batches[event["case"]].append(event["s"] * event["n"])
+    # Whole ticks of 16 ms are whole ticks of 4 ms, too: of equal counts the longest tick is meant.
+    count, tick = max((_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS)
+    share = count / max(1, len(batches))
+    yield (
+        _AT_TICKS.verdict(share),
+        (
+            f"the batches of {share:.0%} of the cases last whole ticks of {tick * 1e3:.3g} ms: "
+            "launches waited for the scheduler, as on a busy machine"
+        ),
+    )
+
+
+def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
+    """How many cases have batches that last whole ticks, mostly; 0 if so many do by chance."""
+    near = []
+    for seconds in batches:
+        phase = np.array([s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]) / tick
+        if 2 * len(phase) >= len(seconds):
+            near.append(float(np.mean(np.abs(phase - np.round(phase)) < _NEAR_TICK)))
+    count = sum(share >= 0.4 for share in near)
+    # Of cases that know nothing of it, so many are near by chance, and five standard errors more.
+    chance = 2 * _NEAR_TICK * len(near)
+    return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
+
+
+def _of_gpu(looks: Sequence[Event]) -> Iterator[Finding]:
+    """Whether other processes used the GPU meanwhile."""
+    others = max((look.get("gpu_processes", 0) for look in looks), default=0)
+    if others:
+        yield "noisy", f"{others} other processes used the GPU"
+
+
+def _causes(looks: Sequence[Event]) -> Iterator[str]:
+    """What others took of a CPU's cores meanwhile."""
+    seconds = sum(look["seconds"] for look in looks)
+    for name, limit, who in (
+        ("steal", _STEAL, "other virtual machines"),
+        ("others", _OTHERS, "other processes"),
+    ):
+        share = sum(look.get(name, 0.0) * look["seconds"] for look in looks) / max(seconds, 1e-9)
+        if share >= limit:
+            yield f"a likely cause: {who} had {share:.0%} of the cores' time"
+
+
+def _of_merged(record: Mapping[str, Any]) -> Iterator[Finding]:
+    """The verdicts on the recordings that this one was merged from, since a disturbed one may hide
+    among quiet ones.
+    """
+    parts = record.get("merged", ())
+    for verdict in VERDICTS[1:]:
+        of = [part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict]
+        if of:
+            yield verdict, f"a recording that it was merged from was {verdict}: {', '.join(of)}"

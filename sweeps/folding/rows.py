@@ -1,0 +1,170 @@
+"""Turn the histories of cases into the rows of a run's tables."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kernels.machine import Machine
+from sweeps.folding.history import BLOCKS, PROCESSES, History, Place, histories, place_of, utc
+from sweeps.folding.limits import too_fast
+from sweeps.planning.plan import PlanEntry
+from sweeps.schema import SCHEMA
+from sweeps.store import Event
+from sweeps.timing.speed import STEADY, MachineSpeed
+from sweeps.timing.statistics import is_narrow, median
+
+_MESSAGE_LENGTH = 300
+
+
+def fold_rows(
+    run: str,
+    planned: Sequence[PlanEntry],
+    events: Sequence[Event],
+    machine: Machine | None = None,
+    speeds: Mapping[Place, MachineSpeed] | None = None,
+) -> list[dict[str, Any]]:
+    """One row per case of the plan that was timed, refused or failed, in the plan's order.
+
+    Args:
+        run: the run's name.
+        planned: its cases.
+        events: all of its events.
+        machine: its facts; a time that it cannot reach becomes an error.
+        speeds: the machine's speed over the run, for which intervals are widened; steady if None.
+    """
+    known = histories(events)
+    rows = []
+    for entry in planned:
+        history = known.get(entry.case.id)
+        if history is None or not (history.outcome or history.trusted or history.only_exposed):
+            continue
+        row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
+        if history.outcome is not None:
+            rows.append({**row, **_failed_columns(history.outcome)})
+        elif history.only_exposed:
+            rows.append({**row, **_failed_columns(_exposed_outcome(history))})
+        else:
+            rows.append({**row, **_measured_columns(entry, history, machine, speeds or {})})
+    return rows
+
+
+def rounds_table(
+    planned: Sequence[PlanEntry], known: Mapping[str, History]
+) -> list[dict[str, Any]]:
+    """The samples behind each case's time that are known to be of a round.
+
+    Two cases' samples of one round, by one worker on one GPU, were taken in one pass over all open
+    cases: their ratio feels less of how fast the machine was than samples of two passes.
+    """
+    table = []
+    for case in dict.fromkeys(entry.case.id for entry in planned):
+        samples = [s for s in known[case].trusted if "r" in s] if case in known else []
+        if samples:
+            table.append({
+                "case": case, "worker": samples[0]["worker"], "gpu": samples[0].get("gpu"),
+                "rounds": " ".join(str(s["r"]) for s in samples),
+                "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
+            })  # fmt: skip
+    return table
+
+
+def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
+    """Of each pair of cases that was timed anew, and of each process that did it, the log time
+    ratio of the first over the second in each block, which has two samples of either.
+
+    A process counts if it took all blocks, and a pair if so many processes did on one GPU; if there
+    are more of them, the latest count. A pair with a case that failed does not count.
+
+    Args:
+        events: of a run.
+        known: the histories of its cases.
+    """
+    taken: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        if event["event"] == "confirm":
+            taken[event["case"], event["against"]][event["process"]].append(event)
+    table = []
+    for (case, against), by_process in taken.items():
+        if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
+            continue
+        whole = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
+        whole = {p: place for p, place in whole.items() if place == whole[max(whole)]}
+        if len(whole) < PROCESSES:
+            continue
+        for number, process in enumerate(sorted(whole)[-PROCESSES:], 1):
+            blocks = by_process[process]
+            ratios = [math.log(s[0] * s[3] / (s[1] * s[2])) / 2 for s in (b["s"] for b in blocks)]
+            table.append({
+                "case": case, "against": against, "process": number,
+                "worker": blocks[0]["worker"], "gpu": blocks[0].get("gpu"),
+                "log_ratios": " ".join(f"{x:.6g}" for x in ratios),
+            })  # fmt: skip
+    return table
+
+
+def _exposed_outcome(history: History) -> Event:
+    """The outcome of a case all of whose samples have launch gaps in them."""
+    message = (
+        f"gaps between launches show in all {len(history.exposed)} samples: launching waits for "
+        "the device (is CUDA_LAUNCH_BLOCKING set?) or takes longer than can be hidden, or the "
+        "process is stopped again and again."
+    )
+    return {**history.exposed[-1], "status": "error", "message": message}
+
+
+def _failed_columns(outcome: Event) -> dict[str, Any]:
+    message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
+    return {
+        "status": outcome["status"], "message": message, "time_utc": utc(outcome["at"]),
+        "worker": outcome["worker"], "gpu": outcome.get("gpu"),
+    }  # fmt: skip
+
+
+def _measured_columns(
+    entry: PlanEntry,
+    history: History,
+    machine: Machine | None,
+    speeds: Mapping[Place, MachineSpeed],
+) -> dict[str, Any]:
+    samples = history.trusted
+    seconds = [sample["s"] for sample in samples]
+    speed = speeds.get(place_of(samples[-1]), STEADY)
+    middle, interval = median(seconds), speed.interval(seconds, [s["at"] for s in samples])
+    problem = entry.case.problem
+    impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
+    if impossible:
+        return _failed_columns({**samples[-1], "status": "error", "message": sentence})
+    reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
+    gaps = len(history.exposed)
+    left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""
+    row: dict[str, Any] = {
+        "status": "ok",
+        "message": " ".join(filter(None, [sentence, left_out, _tried_again(history)])),
+        "time_utc": utc(samples[-1]["at"]),
+        "worker": samples[-1]["worker"],
+        "gpu": samples[-1].get("gpu"),
+        "time_us": middle * 1e6,
+        "samples": len(samples),
+        "converged": is_narrow(middle, interval),
+        "tflops": problem.flops / middle / 1e12,
+        "gbps": problem.bytes / middle / 1e9,
+        "throttled": ";".join(sorted(reasons)),
+    }
+    if interval is not None:
+        row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
+    for name in ("sm_mhz", "power_w", "temp_c"):
+        values = [sample[name] for sample in samples if sample.get(name) is not None]
+        row[name] = median(values) if values else None
+    return row
+
+
+def _tried_again(history: History) -> str:
+    """What is to be said of a case that was timed after it had taken its process down."""
+    if not history.crashes:
+        return ""
+    times = "once" if history.crashes == 1 else f"{history.crashes} times"
+    how = f": {history.last_crash}" if history.last_crash else ""
+    return f"before it ran, the process ended {times} while visiting it{how}."

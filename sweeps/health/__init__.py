@@ -1,1 +1,0 @@
-"""Whether the machine and the clock can be trusted."""

@@ -1,0 +1,82 @@
+"""Time the anchors of a run on one GPU.
+
+They are timed before a run's cases. What that costs is no part of the budget. Where several GPUs of
+a node are measured at the same time, each times them on its own first, and then all of them
+together: what that changes is what they do to one another, through the host or their power supply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sweeps.cases.case import Case
+from sweeps.measuring.bench import Bench, Ready, Visit, make_event
+from sweeps.schema import ALONE, PHASES
+from sweeps.store import Event
+from sweeps.timing.sampler import Subject
+from sweeps.timing.statistics import CHECKPOINTS
+from sweeps.timing.telemetry import Reading
+
+
+def time_anchors(
+    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit,
+    seconds: float, wait: Callable[[str], None] | None = None,
+) -> None:  # fmt: skip
+    """Time the anchors on one GPU. A case that fails is left out.
+
+    Work without a pause is timed only in the last phase, in which all GPUs can do it at once. Its
+    events are one for each batch, with ``t``, the seconds since its first launch.
+
+    Args:
+        cases: the anchors.
+        bench: where they run.
+        worker: the shard's name, for the events.
+        tell: called with an event for every sample.
+        visit: called before whatever may crash.
+        seconds: of work without a pause.
+        wait: where other GPUs of the node are measured, too: called with a phase before it, and
+            returns when it may begin.
+    """
+    sampler = bench.sampler
+    tell(make_event(bench, worker, "anchoring", "", 0.0))
+    ready = [r for r in bench.prepare(cases, {}, visit) if isinstance(r, Ready)]
+
+    def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
+        sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
+        tell(make_event(bench, worker, "anchor", key, 0.0, phase=phase, s=seconds, **more,
+                        throttled=list(reading.throttled), **sensors))  # fmt: skip
+
+    def sample(subject: Subject, phase: str) -> None:
+        visit([], subject.cost)
+        try:
+            taken = sampler.sample(subject)
+        except Exception as error:
+            bench.failure(error)
+            return
+        if taken.hidden:
+            report(subject.key, phase, taken.seconds, taken.reading)
+
+    def hold(subject: Subject, phase: str) -> None:
+        visit([], seconds + 2 * subject.cost)
+        try:
+            windows = sampler.hold(subject, seconds)
+        except Exception as error:
+            bench.failure(error)
+            return
+        for window in windows:
+            report(subject.key, phase, window.seconds, window.reading, t=window.begin,
+                   n=window.launches, joules=window.joules)  # fmt: skip
+
+    bursts = [result for result in ready if result.case.mode == "burst"]
+    phase = ALONE
+    for phase in (ALONE,) if wait is None else PHASES:
+        if wait is not None:
+            wait(phase)
+        sampler.wake()
+        for _ in range(CHECKPOINTS[1]):
+            for result in bursts:
+                sample(result.subject, phase)
+    for result in ready:
+        if result.case.mode == "sustained":
+            hold(result.subject, phase)

@@ -1,0 +1,154 @@
+"""Whether what a case's launches compute is right: before its samples, in them and after.
+
+Needs PyTorch. This guards against kernels that are wrong: from the start, later, sporadically, on
+another set, in a corner of the result, or because they return what they never computed. The
+sampler decides which batches are checked, and sees this only as a
+:class:`sweeps.timing.sampler.Checker`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.common.errors import WrongResultError
+from kernels.correctness.verify import Verdict, verify
+from kernels.launch import Launch
+from kernels.operands import Operands
+from kernels.operation import Workload
+
+_RIGHT = Verdict(0.0, 0.0)
+_CHANGED = Verdict(math.nan, math.nan, "it changes its operands.")
+
+
+class ResultChecker:
+    """Checks the launches of one case.
+
+    Each check tests Freivalds' identity from one side, and the next one from the other: both are
+    tested by the end of a case's first sample. Only the first check compares entries with float64.
+    """
+
+    def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
+        """``seed`` is of every random choice, so that each case is checked at other entries."""
+        self._problem = problem
+        self._launch = launch
+        self._random = random.Random(seed)
+        self._side = self._random.randrange(2)
+        self._unseen: int | None = None
+        self.first_seconds = 0.0
+        """Seconds of the launch of :meth:`before`, on a CPU."""
+        self.allocates = False
+        """Whether the launch of :meth:`before` returned memory other than the set's place."""
+        self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
+
+    def for_sets(self, launch: Launch) -> ResultChecker:
+        """The checker of the same case on more sets, of which the first is this one's."""
+        self._launch = launch
+        last = len(launch.sets) - 1
+        if last not in self._norms:
+            self._norms[last] = _norms(launch.sets[last])
+        return self
+
+    def before(self) -> Verdict:
+        """Check the first set's result, with NaN in its place before the launch."""
+        self._launch.sets[0].out.fill_(math.nan)
+        begin = time.perf_counter()
+        result = self._launch(0)
+        self.first_seconds = time.perf_counter() - begin
+        self.allocates = result.data_ptr() != self._launch.sets[0].out.data_ptr()
+        verdict = self._verdict({0: result}, entries=True)
+        return verdict if self._unchanged() else _CHANGED
+
+    def poison(self, unseen: int | None) -> None:
+        """Fill every place for a result with NaN, so that unwritten elements fail the check.
+
+        With ``unseen``, the first operand of that set is negated until :meth:`release`, and the
+        places are filled with 0: a kernel might compute only where it finds NaN.
+        """
+        self.release()  # a batch may be timed again
+        if unseen is not None:
+            self._launch.sets[unseen].a.neg_()
+            self._unseen = unseen
+        for out in {one.out.data_ptr(): one.out for one in self._launch.sets}.values():
+            out.fill_(math.nan if unseen is None else 0.0)
+
+    def batch(self, indices: Sequence[int], last: object) -> None:
+        """The results of a timed batch, after :meth:`poison`.
+
+        Where launches write into the arena, sets may share a place, which then holds the result of
+        the last to write. Where each launch allocates its result, only the last one is still there.
+
+        Args:
+            indices: the sets that were launched on, in order.
+            last: what the last launch returned.
+
+        Raises:
+            WrongResultError: one is wrong, with the sentence that says how.
+        """
+        sets, final = self._launch.sets, indices[-1]
+        if not isinstance(last, Tensor):
+            raise WrongResultError(f"a launch returned {type(last).__name__} and no tensor.")
+        results = {final: last}
+        if last.data_ptr() == sets[final].out.data_ptr():
+            places = {sets[i].out.data_ptr(): i for i in indices}
+            results = {i: _result_view(last, sets[i].out) for i in places.values()}
+        self._require(self._verdict(results), "in a timed batch")
+        if self._unseen is not None:
+            self._require(_RIGHT if self._unchanged() else _CHANGED, "in a timed batch")
+
+    def release(self) -> None:
+        """Negate again what :meth:`poison` negated."""
+        if self._unseen is not None:
+            self._launch.sets[self._unseen].a.neg_()
+            self._unseen = None
+
+    def after(self) -> None:
+        """Check the last set's result on inputs that no launch has seen: the first operand negated.
+
+        Raises:
+            WrongResultError: it is wrong, or the operands are not what they were.
+        """
+        index = len(self._launch.sets) - 1
+        a, _, out = self._launch.sets[index]
+        out.zero_()  # not NaN: a kernel might compute only where it finds NaN
+        a.neg_()
+        try:
+            verdict = self._verdict({index: self._launch(index)})
+            self._require(verdict if self._unchanged() else _CHANGED, "after its samples")
+        finally:
+            a.neg_()
+
+    def _require(self, verdict: Verdict, when: str) -> None:
+        if not verdict.ok:
+            raise WrongResultError(f"{when} it was wrong: {verdict.message}")
+
+    def _unchanged(self) -> bool:
+        return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
+
+    def _verdict(self, results: Mapping[int, Tensor], entries: bool = False) -> Verdict:
+        for index, result in results.items():
+            out = self._launch.sets[index].out
+            if result.shape != out.shape or result.dtype != out.dtype:
+                what = f"{tuple(result.shape)} of {result.dtype}"
+                return Verdict(math.nan, math.nan, f"it returned {what}.")
+        sets = [self._launch.sets[index] for index in results]
+        seed = self._random.getrandbits(31)
+        self._side = 1 - self._side
+        return verify(self._problem, sets, list(results.values()), seed, self._side, entries)
+
+
+def _norms(operands: Operands) -> tuple[float, float]:
+    """Norms of both operands, by which a change of their values shows."""
+    both = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
+    a, b = torch.stack(both).tolist()
+    return a, b
+
+
+def _result_view(result: Tensor, place: Tensor) -> Tensor:
+    """The view of ``place`` that a launch which writes there returns, shaped as ``result``."""
+    return place.as_strided(result.shape, result.stride(), place.storage_offset())

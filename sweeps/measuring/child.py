@@ -1,0 +1,132 @@
+"""The child process that runs cases, so that a case that crashes does not end the run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kernels.common.errors import UserError
+from sweeps.folding.history import History
+from sweeps.measuring.anchor_timing import time_anchors
+from sweeps.measuring.bench import Bench, PoisonedError
+from sweeps.measuring.extra_work import confirm_pairs, name_kernels, repeat_cases
+from sweeps.measuring.rounds import Rounds
+from sweeps.planning.plan import PlanEntry
+from sweeps.process import die_with_parent
+from sweeps.store import Event
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a child is to do; everything in it can be pickled."""
+
+    bench: str  # module:callable that makes a Bench
+    arguments: Mapping[str, Any]
+    planned: Sequence[PlanEntry]
+    known: Mapping[str, History]
+    worker: str
+    budget: float
+    spent: float
+    until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
+    careful: frozenset[str] = frozenset()
+    work: str = "measure"
+    """Or one of :data:`BESIDE`."""
+    longest: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the work beside measuring."""
+    waits: bool = False
+    """Whether the work waits for the node's other workers."""
+
+
+BESIDE: dict[str, Callable[..., None]] = {
+    "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
+}  # fmt: skip
+"""What else a process does with the planned cases."""
+
+
+def work(connection: Connection) -> None:
+    """Entry point of the child. Sent an :class:`Order`, it sends ("event", …), ("visit", ids,
+    seconds) and an end.
+
+    After ("wait", phase) it waits for a message. The end is ("end", why), ("failed", sentence)
+    where nothing could be started, or ("poisoned", sentence) where the device's context broke.
+    """
+    die_with_parent()
+    # Ctrl-C, a closed terminal and a batch system reach the whole process group; the parent alone
+    # acts on them, and ends this process.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    order: Order = connection.recv()
+
+    # Library code in a launch may fork this process, and the copy must not send on this pipe.
+    os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
+
+    def send(*message: object) -> None:
+        if connection.closed:
+            os._exit(1)  # only a forked copy has it closed; it must not measure on
+        connection.send(message)
+
+    def tell(event: Event) -> None:
+        send("event", event)
+
+    def visit(cases: Sequence[str], seconds: float) -> None:
+        send("visit", tuple(cases), seconds)
+
+    def wait(phase: str) -> None:
+        send("wait", phase)
+        connection.recv()
+
+    try:
+        bench = _make_bench(order)
+        if order.work in BESIDE:
+            beside = BESIDE[order.work]
+            cases = [entry.case for entry in order.planned]
+            options = {**order.options, **({"wait": wait} if order.waits else {})}
+            beside(cases, bench, order.worker, tell, visit, **options)
+            send("end", "done")
+            return
+        # The budget counts measuring alone; ``until`` is a moment, from which starting this process
+        # has already used up some time.
+        rounds = Rounds(
+            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
+            limit=order.until - time.monotonic(), longest=order.longest,
+        )  # fmt: skip
+        send("end", rounds.run())
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        sys.exit(1)  # the parent is gone
+    except PoisonedError as error:
+        send("poisoned", _first_line(error))
+    except UserError as error:
+        send("failed", str(error))
+    except Exception as error:
+        send("failed", f"{type(error).__name__}: {_first_line(error)}")
+
+
+def _close_in_fork(connection: Connection) -> None:
+    """Runs in a process that a launch has forked, which must not take part in measuring.
+
+    If it kept the connection open, the parent would not notice the death of the real child.
+    """
+    connection.close()
+    die_with_parent()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def _make_bench(order: Order) -> Bench:
+    module, _, name = order.bench.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)
+    bench.careful = order.careful
+    return bench

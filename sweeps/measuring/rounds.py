@@ -1,0 +1,318 @@
+"""The loop of a run: prepare cases chunk by chunk and sample each once, then all in rounds.
+
+It has a bench (which turns cases into subjects), a sampler and a budget, and reports what happens
+as events.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sweeps.cases.case import Case
+from sweeps.folding.history import CANARY, History
+from sweeps.measuring.bench import Bench, Ready, Refusal, Visit, make_event
+from sweeps.planning.plan import PlanEntry
+from sweeps.store import Event
+from sweeps.timing.sampler import Subject
+from sweeps.timing.statistics import CHECKPOINTS
+
+_T = TypeVar("_T")
+
+CHUNK = 64
+"""Cases prepared between two rounds: few enough that the first results come early."""
+FIRST_CHUNK = 8
+"""The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
+preparing is slow, the first cases have their samples before the time is up."""
+_CANARY_SECONDS = 2.0
+_ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
+_MIN_SAMPLES = CHECKPOINTS[0]
+_LEAST_WITH_CEILINGS = 30.0  # seconds left, from which a process measures the ceilings again
+_MARGIN = 0.02  # share of the time kept when cases are admitted: samples vary in what they cost
+_MISTAKEN = 2.5  # times the plan's seconds from which a case is too long
+_MAX_SHARE = 0.05
+"""Share of the budget that one case may take. The plan leaves out cases expected to take over 2 %;
+this is for those that it underestimated."""
+
+
+class Rounds:
+    """One process's part of a run."""
+
+    def __init__(
+        self,
+        planned: Sequence[PlanEntry],
+        known: Mapping[str, History],
+        bench: Bench,
+        worker: str,
+        budget: float,
+        spent: float,
+        tell: Callable[[Event], None],
+        visit: Visit,
+        seed: int | None = None,
+        limit: float = math.inf,
+        longest: float | None = None,
+    ) -> None:
+        """
+        Args:
+            planned: the cases in the plan's order.
+            known: histories from earlier processes; finished cases are not visited again.
+            bench: where they run.
+            worker: the shard's name, for the events.
+            budget: seconds of measuring, over all resumes.
+            spent: seconds of it that are used up.
+            tell: called with every event.
+            visit: called before every visit of a case.
+            seed: of the shuffles, for tests.
+            limit: seconds that this process may take, even if more of the budget is left.
+            longest: seconds that six samples of a case may take; None: a share of the budget.
+        """
+        self._waiting = deque(
+            e for e in planned if e.case.id not in known or not known[e.case.id].closed
+        )
+        self._known = known
+        self._bench = bench
+        self._sampler = bench.sampler
+        self._worker = worker
+        self._left = min(budget - spent, limit)
+        self._margin = _MARGIN * self._left
+        # In the middle and at the end; the plan was made with those measured at the start.
+        self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
+        self._planned = {entry.case.id: entry.expected for entry in planned}
+        self._max_seconds = _MAX_SHARE * budget if longest is None else longest
+        self._tell = tell
+        self._visit = visit
+        self._random = random.Random(seed)
+        # Rounds are numbered over the whole run: two cases' samples of one round belong together.
+        earlier = (e.get("r", 0) for h in known.values() for e in h.every_sample)
+        self._round = max(earlier, default=0)
+        self._open: list[Subject] = []
+        self._failed: set[str] = set()
+        self._chunk = FIRST_CHUNK
+        # Seconds of one sample of each case begun so far. Subjects themselves are let go when they
+        # are finished, because their launches hold memory.
+        self._begun: dict[str, float] = {}
+        # Seconds of the cases begun so far: by the plan, and spent preparing them.
+        self._expected = self._preparing = 0.0
+        self._canary: Subject | None = None
+        self._canary_due = 0.0
+        # If the canary crashed an earlier process, the run goes on without one.
+        self._watching = CANARY not in known or not known[CANARY].crashes
+
+    def run(self) -> str:
+        """Go on until every case is finished (``done``) or the budget is spent (``budget``).
+
+        Cases with samples are checked again at the end; without that no sample counts.
+        """
+        end = self._measure()
+        if self._ceilings_due > -math.inf:
+            self._measure_ceilings()
+        self._check([subject for subject in self._open if subject.samples])
+        return end
+
+    def _measure(self) -> str:
+        while self._spare_seconds > 0:
+            before = len(self._open)
+            admitted = self._admit()
+            if not self._open:
+                if admitted:
+                    continue  # all of them were refused
+                return "budget" if self._waiting else "done"
+            # Preparing compiles and loads on the host, and the device's clocks drop meanwhile.
+            if admitted:
+                self._run_outside_cases(None, self._sampler.wake)
+            # While cases are still admitted, only new ones are sampled, once: the later samples of
+            # each then lie far from the first, and the machine's speed may change in between.
+            subjects = self._open[before:] if admitted else self._due_subjects()
+            due = [subject for subject in subjects if not subject.finished]
+            # In a new order each round: a disturbance of a second then hits different cases, and
+            # the samples of one case are spread over the run.
+            self._random.shuffle(due)
+            self._round += 1
+            for subject in due:
+                if self._spare_seconds <= 0:
+                    break
+                if self._left < self._ceilings_due:
+                    self._ceilings_due = 0.0
+                    self._measure_ceilings()
+                self._watch_drift()
+                self._take_sample(subject)
+            self._check([subject for subject in self._open if subject.finished])
+            self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
+        return "budget"
+
+    @property
+    def _spare_seconds(self) -> float:
+        """Seconds left for samples, with those reserved that the checks after them will take."""
+        return self._left - sum(s.checking for s in self._open if s.samples)
+
+    def _check(self, subjects: Sequence[Subject]) -> None:
+        """Check cases again after their samples: a kernel may have been right only at first.
+
+        A case of which a late sample was checked needs no further launch.
+        """
+        for subject in subjects:
+            if subject.key in self._failed or not subject.samples:
+                continue
+            self._visit([subject.key], subject.cost + subject.checking)
+            begin = self._sampler.now()
+            try:
+                if subject.checker is not None and not subject.checked_late:
+                    subject.checker.after()
+            except Exception as error:
+                self._fail(subject, error)
+                continue
+            cost = self._sampler.now() - begin
+            self._left -= cost
+            self._report("right", subject.key, cost, checking=round(cost, 6))
+
+    def _promised_seconds(self) -> float:
+        """Seconds that six samples of every open case still take."""
+        return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
+
+    def _due_subjects(self) -> list[Subject]:
+        """The cases of the next round: all, or those under six samples where time is short."""
+        # Six samples are the fewest with an interval: while time is short, they come before
+        # narrowing the intervals of cases that have theirs.
+        extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
+        short = self._promised_seconds() + extra > self._spare_seconds
+        if not short:
+            return list(self._open)
+        few = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
+        return few or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES] or list(self._open)
+
+    def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
+        """Those whose six samples still fit the time left, the furthest first.
+
+        If the machine has become slower, all of them together would end without an interval.
+        """
+        chosen, left = [], self._spare_seconds
+        for subject in sorted(subjects, key=lambda s: -len(s.samples)):
+            needed = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
+            if needed <= left:
+                left -= needed
+                chosen.append(subject)
+        return chosen
+
+    def _pace(self) -> float:
+        """Seconds of the cases so far over the plan's, at least 1: a forecast for the next."""
+        if not self._expected:
+            return 1.0
+        sampling = _MIN_SAMPLES * sum(self._begun.values())
+        return max(1.0, (self._preparing + sampling) / self._expected)
+
+    def _admit(self) -> int:
+        """Prepare the next cases whose six samples fit the time left; return how many."""
+        promised = self._promised_seconds()
+        pace = self._pace()
+        chosen: list[PlanEntry] = []
+        skipped: deque[PlanEntry] = deque()
+        while self._waiting and len(chosen) < self._chunk:
+            entry = self._waiting.popleft()
+            if promised + entry.expected * pace > self._spare_seconds - self._margin:
+                skipped.append(entry)  # a cheaper case later in the plan may still fit
+                continue
+            promised += entry.expected * pace
+            chosen.append(entry)
+        # Back in front, in the plan's order: they may fit later, when other cases finish early.
+        self._waiting.extendleft(reversed(skipped))
+        self._chunk = min(2 * self._chunk, CHUNK)
+        self._expected += sum(entry.expected for entry in chosen)
+        begin = self._sampler.now()
+        cases = [entry.case for entry in chosen]
+        for result in self._bench.prepare(cases, self._known, self._visit):
+            cost = self._sampler.now() - begin
+            self._left -= cost
+            self._preparing += cost
+            self._open_case(result, cost)
+            # Restarted after reporting, which blocks while the parent does not read: that is not
+            # measuring time.
+            begin = self._sampler.now()
+        return len(chosen)
+
+    def _open_case(self, result: Ready | Refusal, cost: float) -> None:
+        """Report a prepared case and open it, unless it was refused or would take too long."""
+        if isinstance(result, Refusal):
+            if result.facts:
+                self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
+            self._report("outcome", result.case.id, cost, status=result.status,
+                         message=result.message)  # fmt: skip
+            return
+        self._report("facts", result.case.id, cost, facts=dict(result.facts),
+                     checking=round(result.subject.checking, 6))  # fmt: skip
+        if _MIN_SAMPLES * result.subject.cost > self._too_long_seconds(result.case):
+            self._report("too-long", result.case.id, 0.0)
+        else:
+            self._open.append(result.subject)
+            self._begun[result.case.id] = result.subject.cost
+
+    def _too_long_seconds(self, case: Case) -> float:
+        """Seconds of six samples beyond which a case is given up: the plan underestimated it."""
+        return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
+
+    def _take_sample(self, subject: Subject) -> None:
+        self._visit([subject.key], subject.cost)
+        try:
+            sample = self._sampler.sample(subject)
+        except Exception as error:
+            self._fail(subject, error)
+            return
+        self._left -= sample.cost
+        if subject.key in self._begun:
+            self._begun[subject.key] = subject.cost
+        reading = sample.reading
+        # A burst is shorter than the time between two readings, so that the power read around it
+        # belongs mostly to other cases.
+        power = reading.power_w if subject.mode == "sustained" else None
+        sensors = {
+            "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,
+            "throttled": list(reading.throttled),
+        }  # fmt: skip
+        self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
+                     r=self._round,
+                     **({} if sample.hidden else {"hidden": False}),
+                     **({"checking": round(sample.checking, 6)} if sample.checked else {}),
+                     **{name: value for name, value in sensors.items() if value})  # fmt: skip
+
+    def _fail(self, subject: Subject, error: Exception) -> None:
+        status, message = self._bench.failure(error)
+        self._failed.add(subject.key)
+        self._report("outcome", subject.key, 0.0, status=status, message=message)
+
+    def _watch_drift(self) -> None:
+        """Time the same product every two seconds: its scatter shows how steady the machine is."""
+        if self._sampler.now() < self._canary_due:
+            return
+        if self._watching and self._canary is None:
+            self._canary = self._run_outside_cases(CANARY, self._bench.canary)
+            self._watching = self._canary is not None
+        if self._canary is not None:
+            self._take_sample(self._canary)
+            if self._canary.key in self._failed:
+                self._canary, self._watching = None, False
+        self._canary_due = self._sampler.now() + _CANARY_SECONDS
+
+    def _measure_ceilings(self) -> None:
+        """Measure the ceilings again: the machine may have been slow when it was done before."""
+        found = self._run_outside_cases(None, self._bench.ceilings)
+        if found is not None:
+            self._report("ceilings", "", 0.0, peaks=dict(found[0]), bandwidth=found[1])
+
+    def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
+        """Do work of no case and charge it to the budget; None if it fails, and the run goes on."""
+        self._visit([name] if name else [], _ASIDE_SECONDS)
+        begin = self._sampler.now()
+        result = None
+        try:
+            result = work()
+        except Exception as error:
+            self._bench.failure(error)
+        cost = self._sampler.now() - begin
+        self._left -= cost
+        self._report("aside", name or "", cost)
+        return result
+
+    def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
+        self._tell(make_event(self._bench, self._worker, event, case, cost, **more))

@@ -1,0 +1,304 @@
+"""The bench: a real device with its arena, clock and sensors. Here the kernels meet the sampler.
+
+Everything above works with any object of the shape of :class:`sweeps.measuring.bench.Bench`; this
+one needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from kernels import implementations
+from kernels.common.errors import UserError, WrongResultError
+from kernels.config import DENSE, Storage
+from kernels.device import make_current, select_device
+from kernels.launch import Implementation, Launch
+from kernels.machine import Machine
+from kernels.problem import Gemm
+from kernels.registry import library_for
+from sweeps.cases.case import Case
+from sweeps.folding.history import CANARY, History
+from sweeps.measuring.bench import PoisonedError, Ready, Refusal, Visit
+from sweeps.measuring.checking import ResultChecker
+from sweeps.planning.ceilings import ceilings
+from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
+from sweeps.timing.clock import CpuClock, CudaClock, SmClock, do_nothing
+from sweeps.timing.pulse import pulse_of_this_process
+from sweeps.timing.rotation import ResultRotation
+from sweeps.timing.sampler import Sampler, Subject
+from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+from sweeps.timing.trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
+
+_MAX_SETS = 512
+_ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
+_SMALL_SHARE = 0.09  # the same on a small card, where libraries' workspaces and contexts weigh more
+_SMALL_BYTES = 48e9
+_FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
+_COMPILE_AHEAD_SECONDS = 30.0  # what compiling a chunk of cases or reading a trace may take
+
+
+class TorchBench:
+    """Cases on one device through PyTorch."""
+
+    careful: Collection[str] = frozenset()
+
+    def __init__(
+        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case],
+        number: int | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            machine: its facts.
+            device: ``cpu``, or ``gpu`` with the ordinal ``gpu``.
+            gpu: which GPU.
+            cases: everything that will be asked for; the largest sizes the arena.
+            number: the GPU's number within the run; None: its ordinal.
+        """
+        self.machine = machine
+        self.gpu = gpu if gpu is None or number is None else number
+        self._index = gpu
+        self._device = select_device(device, gpu or 0).torch_name
+        self._telemetry = Telemetry()
+        self._clock: CpuClock | CudaClock = CpuClock()
+        make_current(gpu)
+        if gpu is not None:
+            sm_clock = _open_sm_clock(machine.sms, self._device)
+            self._clock = CudaClock(torch, self._device, sm_clock=sm_clock)
+            nvml = open_nvml()
+            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+            if nvml and handle is not None:
+                self._telemetry = NvmlTelemetry(nvml, handle)
+        self._telemetry.start()
+        small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
+        max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
+        self._rotation = ResultRotation(machine.l2_bytes)
+        self._arena = Arena(self._device, machine.l2_bytes, max_bytes)
+        self.sampler = Sampler(
+            self._clock, self._arena.flush, self._telemetry, pulse_of_this_process()
+        )
+        self._arena.reserve(self._canary_problem(), 1)
+        for case in cases:
+            # A launch takes at least as long as reading the bytes that only its set has; this
+            # bounds how many launches, and so how many sets, a batch can need.
+            storage = _storage_of(case)
+            shortest = set_bytes(case.problem, case.shared_a, storage) / machine.bandwidth
+            sets = self._set_count(case, shortest)
+            self._arena.reserve(case.problem, sets, case.shared_a, storage)
+
+    def _free_memory(self) -> int:
+        if self.gpu is not None:
+            return torch.cuda.mem_get_info(self._index)[0]
+        return self.machine.memory_bytes // 2 or 1 << 30
+
+    def _set_count(self, case: Case, seconds: float) -> int:
+        """Different operand sets for a case whose launch takes ``seconds``.
+
+        Cold, or with cold weights, a burst uses no set twice; sustained work reuses a set only
+        after reading twice the cache's size of other sets.
+        """
+        if case.cache == "warm":
+            return 1
+        wanted = self.sampler.launches(case.mode, seconds)
+        if case.mode == "sustained":
+            wanted = min(wanted, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1)
+        return max(2, min(wanted, _MAX_SETS))
+
+    def prepare(
+        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+    ) -> Iterator[Ready | Refusal]:
+        """Compile all, then check and warm up each."""
+        self._compile([case for case in cases if case.id not in self.careful], visit)
+        for case in cases:
+            visit([case.id], _FIRST_SECONDS)
+            try:
+                yield self._prepare_one(case, known.get(case.id, History()))
+            except Exception as error:  # any error of a library or a compiler becomes a row
+                yield Refusal(case, *self.failure(error))
+
+    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+        """The kernels of one launch of each case on a GPU, all from one profiler session.
+
+        Raises:
+            Exception: any error of a profiler that is not permitted.
+        """
+        traced = trace_gpu(self._warm_launches(cases, visit))
+        for case, kernels in zip(cases, traced, strict=True):
+            if kernels is not None:
+                yield case, kernel_columns(kernels)
+
+    def _warm_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
+        """A launch of each case, made when its turn comes; a no-op where that fails."""
+        for case in cases:
+            visit([case.id], _FIRST_SECONDS)
+            try:
+                launch = self._warm_launch(case)
+            except Exception as error:
+                self.failure(error)  # a broken context ends this process here
+                launch = do_nothing
+            yield launch
+        visit([], _COMPILE_AHEAD_SECONDS)  # reading the trace
+
+    def _warm_launch(self, case: Case) -> LaunchOnce:
+        """One launch of a case, after a first that loads modules and compiles."""
+        launch = self._launch(case, implementations()[case.implementation], 1)
+        launch(0)
+        return functools.partial(launch, 0)
+
+    def ceilings(self) -> tuple[dict[str, float], float] | None:
+        """A CPU's ceilings as measured now, except those of emulated dtypes, which take long."""
+        if self.gpu is not None:
+            return None
+        return ceilings(self.machine, self.machine.peaks.keys() - set(self.machine.emulated))
+
+    def canary(self) -> Subject | None:
+        """A product that is bound by arithmetic, in the machine's fastest common dtype."""
+        problem = self._canary_problem()
+        self._arena.capacity(problem)
+        implementation = implementations()[library_for(problem, self.machine)]
+        launch = implementation.prepare(problem, self._arena.sets(problem, 1))
+        subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
+        self.sampler.fit(subject, self.sampler.estimate(launch))
+        return subject
+
+    def _canary_problem(self) -> Gemm:
+        size = 512 if self.gpu is None else 4096
+        dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
+        return Gemm(size, size, size, dtype)
+
+    def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
+        """Let every implementation compile its cases of this chunk on all CPU cores.
+
+        A failure here is repeated, and reported as a row, when the case is prepared.
+        """
+        by_name: dict[str, list[Case]] = {}
+        for case in cases:
+            by_name.setdefault(case.implementation, []).append(case)
+        for name, members in by_name.items():
+            implementation = implementations()[name]
+            wanted = [
+                (case.problem, implementation.parse_config(case.config))
+                for case in members
+                if implementation.supports(case.problem, self.machine) is None
+            ]
+            visit([case.id for case in members], _COMPILE_AHEAD_SECONDS)
+            with suppress(Exception):
+                implementation.compile_ahead(wanted)
+
+    def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
+        implementation = implementations()[case.implementation]
+        reason = implementation.supports(case.problem, self.machine)
+        if reason is not None:
+            return Refusal(case, "unsupported", reason)
+        launch = self._launch(case, implementation, 1)
+        begin = self.sampler.now()
+        # In another process, with some samples taken already, other entries are checked.
+        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
+        checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
+        verdict = checker.before()
+        checking = self.sampler.now() - begin
+        exact = math.isfinite(verdict.rel_error)
+        facts: dict[str, Any] = {"rel_error": verdict.rel_error} if exact else {}
+        if not verdict.ok:
+            self._arena.restore()
+            return Refusal(case, "wrong", verdict.message, facts)
+        with launch.settings():
+            first = checker.first_seconds if self.gpu is None else 0.0
+            seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
+        if self.gpu is None and "kernel" not in history.facts:
+            facts |= _kernels_on_cpu(functools.partial(launch, 0))
+        capacity = self._arena.capacity(case.problem, case.shared_a, _storage_of(case))
+        sets = min(self._set_count(case, seconds), capacity)
+        if sets > 1:
+            launch = self._launch(case, implementation, sets)
+        subject = Subject(
+            case.id,
+            launch.bare,
+            sets,
+            case.mode,
+            case.cache,
+            launch.settings,
+            launch.paced,
+            taken,
+            len(history.exposed),
+            checker=checker.for_sets(launch),
+            checking=checking,
+        )
+        if sets > 1 and checker.allocates and self.gpu is not None:
+            # A CPU has no hand-written kernels to compare with, and its allocator may ask the
+            # system for new memory at each launch, which would be timed.
+            rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
+            subject.launch, subject.renew = rotating, rotating.renew
+        if case.shared_a:
+            # Summing the operand reads all of it into the cache, on a GPU in stream order.
+            subject.warm = functools.partial(torch.sum, launch.sets[0].a)
+        self.sampler.fit(subject, seconds)
+        return Ready(case, subject, facts)
+
+    def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
+        storage = _storage_of(case)
+        self._arena.capacity(case.problem, storage=storage)  # raises where not even one set fits
+        operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
+        return implementation.prepare(
+            case.problem, operands, implementation.parse_config(case.config)
+        )
+
+    def failure(self, error: Exception) -> tuple[str, str]:
+        """``wrong``, ``oom`` or ``error``, once memory is freed and the context still answers."""
+        if self.gpu is not None:
+            try:
+                torch.cuda.synchronize(self._index)
+                torch.cuda.empty_cache()
+            except RuntimeError as broken:
+                raise PoisonedError(str(broken)) from None
+        if isinstance(error, WrongResultError):
+            self._arena.restore()
+            return "wrong", str(error)
+        full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
+        if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
+            return "oom", str(error)
+        return "error", f"{type(error).__name__}: {error}"
+
+
+def _open_sm_clock(sms: int, device: str) -> SmClock | None:
+    """Return the reader of the SM clock, or None where Triton cannot be used."""
+    try:
+        from kernels.triton import sm_clock
+
+        return sm_clock.SmClock(sms, device)
+    except Exception:  # a missing package or C compiler, or a GPU that Triton does not know
+        return None
+
+
+def _storage_of(case: Case) -> Storage:
+    """Return how the operands of a case lie in memory: densely where its config cannot be read."""
+    with suppress(KeyError, UserError):
+        config = implementations()[case.implementation].parse_config(case.config)
+        if config is not None:
+            return config.storage
+    return DENSE
+
+
+def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
+    """Return the columns that name a launch's kernels; ``kernel`` is empty where none is named.
+
+    Unlike a GPU's profiler, this does not slow later launches.
+    """
+    named: list[Kernel] = []
+    with suppress(Exception), cpu_tracer() as trace:
+        named = trace(launch)
+    return kernel_columns(named)
+
+
+def open_bench(
+    machine: Machine, gpu: int | None, cases: Sequence[Case]
+) -> tuple[TorchBench, list[Ready]]:
+    """A new bench outside of any run, and the cases that can be timed on it."""
+    bench = TorchBench(machine, machine.kind, gpu, cases)
+    results = bench.prepare(cases, {}, lambda ids, seconds: None)
+    return bench, [result for result in results if isinstance(result, Ready)]

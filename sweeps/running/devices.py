@@ -1,0 +1,190 @@
+"""Where the samples of a run are taken: which GPUs on which nodes, numbered within the run.
+
+A GPU is told from others by a hash of its UUID with a random salt, which stays beside the results:
+nobody who has only what is published can find out which card it was. On one node a GPU has the
+number that PyTorch gives it, if that is free. The places of a CPU's run are its nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kernels.common.errors import UserError
+from kernels.common.program import USE_FRESH
+from kernels.device import Device
+from sweeps.claim import claimed
+from sweeps.folding.history import History
+from sweeps.planning.plan import PlanEntry
+from sweeps.running.request import Request
+from sweeps.store import Event, read_run, write_json, write_run, write_whole
+from sweeps.timing.telemetry import nvml_handle, open_nvml
+
+_SALT = ".salt"
+_PLACES = Path("samples", "places.json")
+_SAME = 0.02  # of a limit: boards report theirs rounded
+_LIMITS = {
+    "power_limit_w": "a power limit of {:.0f} W",
+    "sm_limit_mhz": "an SM clock of {:.0f} MHz",
+}
+
+
+def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
+    """The number of a device within the run of a folder, and all places that the run has had.
+
+    Call it while nobody else plans in that folder.
+
+    Args:
+        folder: the run's.
+        results: where the salt is kept, so that a GPU has one hash in all runs there.
+        device: where samples will be taken.
+
+    Returns:
+        The number, and for each place ``gpu`` (its number), ``id``, ``node`` (a number), and the
+        settings ``power_limit_w`` and ``sm_limit_mhz`` (None: not known).
+
+    Raises:
+        UserError: its power or clocks are limited in another way than those of the run.
+    """
+    places = read_places(folder)
+    salt = _salt(results)
+    here = _hashed(salt, socket.gethostname())
+    card = here if device.gpu is None else _hashed(salt, _identity(device))
+    settings = _settings(device)
+    if apart := limits_apart(settings, places):
+        raise UserError(
+            f"this GPU has {apart[0]} and the run was begun with {apart[1]}; leave this GPU out, "
+            f"measure it into another --results, or use {USE_FRESH} to keep the run aside and "
+            "start anew.",
+            exit_code=1,
+        )
+    known = [place for place in places if place["id"] == card]
+    if not known:
+        taken = {place["gpu"] for place in places}
+        wanted = device.gpu or 0
+        number = wanted if wanted not in taken else max(taken) + 1
+        nodes = list(dict.fromkeys([*(place["host"] for place in places), here]))
+        known = [{"gpu": number, "id": card, "host": here, "node": nodes.index(here), **settings}]
+        places += known
+        write_json(folder / _PLACES, {"places": places})
+    shown = [{name: value for name, value in p.items() if name != "host"} for p in places]
+    return known[0]["gpu"], sorted(shown, key=lambda place: place["gpu"])
+
+
+def take_part(folder: Path, request: Request, device: Device) -> int:
+    """Let a device take part in the run of a folder; returns its number there.
+
+    Call it while nobody else plans in that folder: GPUs are named in its run.json.
+
+    Args:
+        folder: the run's.
+        request: whose results they are, and whether GPUs are told apart.
+        device: where samples will be taken.
+
+    Raises:
+        UserError: its power or clocks are limited in another way than those of the run.
+    """
+    number, places = arrive(folder, request.results, device)
+    if device.gpu is not None:
+        hidden = set() if request.identify else {"id"}
+        gpus = [{name: v for name, v in gpu.items() if name not in hidden} for gpu in places]
+        record = read_run(folder)
+        if record.get("gpus") != gpus:
+            write_run(folder, {**record, "gpus": gpus})
+    return number
+
+
+def read_places(folder: Path) -> list[dict[str, Any]]:
+    """The places of the run in a folder as its nodes tell them apart: what :func:`arrive` returns,
+    with ``host``, a hash of the node's name; none where that is not recorded.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        text = (folder / _PLACES).read_text(encoding="utf-8")
+        return [dict(place) for place in json.loads(text)["places"]]
+    return []
+
+
+def limits_apart(
+    settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
+) -> tuple[str, str] | None:
+    """What a GPU is limited to and what the other places are, if that differs; None if not."""
+    for name, words in _LIMITS.items():
+        now = settings.get(name)
+        then = next((place[name] for place in places if place.get(name)), None)
+        if now and then and abs(now / then - 1) > _SAME:
+            return words.format(now), words.format(then)
+    return None
+
+
+def _salt(results: Path) -> str:
+    path = results / _SALT
+    with claimed(path):
+        try:
+            return path.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            write_whole(path, secrets.token_hex(16))
+    return path.read_text(encoding="ascii")
+
+
+def _hashed(salt: str, text: str) -> str:
+    return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:8]
+
+
+def _identity(device: Device) -> str:
+    """What no other card has: its UUID; with an old PyTorch its node and PCI address."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device.gpu)
+    uuid = str(getattr(properties, "uuid", ""))
+    address = [getattr(properties, f"pci_{part}_id", "") for part in ("domain", "bus", "device")]
+    return uuid or f"{socket.gethostname()} {address} {device.gpu}"
+
+
+def _settings(device: Device) -> dict[str, float | None]:
+    """The limits that were set for power and clocks; None where NVML does not tell."""
+    settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
+    nvml = None if device.gpu is None else open_nvml()
+    if nvml is None:
+        return settings
+    import torch
+
+    handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
+    for name, question, arguments, unit in (
+        ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
+        ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
+    ):
+        # Newer bindings drop what newer drivers do not answer any more.
+        with suppress(nvml.NVMLError, AttributeError):
+            extra = [getattr(nvml, word) for word in arguments]
+            settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
+    return settings
+
+
+def last_place(events: Iterable[Event]) -> int | None:
+    """The number of the GPU, or of a CPU's node, that a shard was last measured on."""
+    places = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
+    return max(places)[1] if places else None
+
+
+def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
+    """The cases of which something is known, in series that are not finished.
+
+    Args:
+        planned: the shard's cases.
+        known: their histories.
+    """
+    from sweeps.planning.series import series_of  # SciPy, which most runs can do without
+
+    numbers = series_of([entry.case for entry in planned])
+    ids = [entry.case.id for entry in planned]
+    unfinished = {n for n, case in zip(numbers, ids, strict=True) if not known[case].closed}
+    return [
+        case for number, case in zip(numbers, ids, strict=True)
+        if number in unfinished and known[case] != History()
+    ]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Experimental features of kernels: one that takes its process down is not tried again in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kernels.config import experimental_feature
+from sweeps.cases.case import Case
+from sweeps.folding.history import History
+from sweeps.planning.plan import PlanEntry
+
+Feature = tuple[str, str]
+"""An implementation and its experimental feature."""
+
+
+def feature_of(case: Case) -> Feature | None:
+    """The experimental feature of a case's config, if it has one."""
+    what = experimental_feature(case.implementation, case.config)
+    return (case.implementation, what) if what else None
+
+
+def crashed_features(
+    planned: Sequence[PlanEntry], known: Mapping[str, History]
+) -> dict[Feature, None]:
+    """The features of the cases that took a process down, in the order of the plan."""
+    found = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
+    return dict.fromkeys(feature for feature in found if feature is not None)
+
+
+def open_with(
+    feature: Feature, planned: Sequence[PlanEntry], known: Mapping[str, History]
+) -> list[str]:
+    """The cases with a feature that are not finished."""
+    return [
+        entry.case.id for entry in planned
+        if feature_of(entry.case) == feature and not known[entry.case.id].closed
+    ]  # fmt: skip
+
+
+def refusal(feature: Feature, how: str) -> str:
+    """Why a case with a feature is not tried; ``how`` another one ended."""
+    implementation, what = feature
+    return f"not tried: {implementation} with {what} ended the process in another case ({how})."

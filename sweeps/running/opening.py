@@ -1,0 +1,479 @@
+"""Begin a run or go on with one: device, folder, plan."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kernels.common.errors import UserError
+from kernels.common.program import USE_FRESH
+from kernels.device import Device, select_device, software
+from kernels.machine import Machine
+from sweeps.cases.case import CONFIRM, Case
+from sweeps.cases.spec import Sweep, all_sweeps
+from sweeps.folding.health import UNUSABLE
+from sweeps.folding.history import spent_seconds
+from sweeps.planning.anchor_plan import anchor_cases, steady_seconds
+from sweeps.planning.ceilings import emulated_sentence, measure_ceilings
+from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_name
+from sweeps.planning.plan import Costs, PlanEntry, make_plan, read_plan
+from sweeps.running.devices import take_part
+from sweeps.running.probing import probe
+from sweeps.running.request import Request
+from sweeps.running.run import Run
+from sweeps.schema import SCHEMA
+from sweeps.store import (
+    Event,
+    folder_for,
+    make_folder,
+    other_software,
+    planning,
+    read_events,
+    read_run,
+    read_timed,
+    refuse_if_running,
+    set_aside,
+    write_run,
+)  # fmt: skip
+from sweeps.timing.sampler import PROTOCOL
+from sweeps.timing.telemetry import is_shared
+
+_LEAST_WITH_ANCHORS = 60.0  # seconds of a budget
+
+CasesOf = Callable[[Machine], Sequence[Case]]
+"""The cases of a sweep on a machine."""
+
+
+def begin(
+    request: Request, note: Callable[[str], None], asked: Mapping[str, CasesOf] | None = None
+) -> Run:
+    """Open a run: the one whose plan is in the folder, or a new one.
+
+    Args:
+        request: what the user wants.
+        note: called with a sentence about what happens.
+        asked: cases that advice asks for, instead of the request's sweeps. Only they are measured
+            now, and the budget is theirs.
+
+    Raises:
+        UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
+            not the one asked for.
+    """
+    sweeps = asked or cases_of(choose_sweeps(request.sweeps), request.dtypes)
+    device = select_device(request.device, request.gpu)
+    folder = folder_for(request.results, device.machine.slug)
+    make_folder(folder / "samples")
+    with planning(folder):
+        record, why_not = _record_to_resume(folder, request, device, sweeps, asked)
+        if record is None:
+            record = _start_over(folder, request, device, sweeps, why_not, note)
+        else:
+            extended = _extended_record(record, folder, request, device, sweeps, asked)
+            if extended is not record:
+                record = extended
+                write_run(folder, record)
+        place = take_part(folder, request, device)
+    if asked:
+        return _run_for_advice(record, folder, request, device, place, asked)
+    return _run_of_sweeps(record, folder, request, device, place, sweeps)
+
+
+def _start_over(
+    folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf], why_not: str,
+    note: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Write the record of a new run, after an old one was set aside for the reason ``why_not``."""
+    record = _new_record(request, sweeps, device, note)
+    if why_not:
+        note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
+        make_folder(folder / "samples")
+    write_run(folder, record)
+    return record
+
+
+def _extended_record(
+    record: dict[str, Any], folder: Path, request: Request, device: Device,
+    sweeps: Mapping[str, CasesOf], asked: Mapping[str, CasesOf] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The record of a run that is resumed, with what this request adds; itself if it adds nothing.
+
+    A request adds sweeps (or what advice asks for), or a larger budget, or time for advice.
+    """
+    plan = record["plan"]
+    if _adds(request, sweeps, plan):
+        return _with_sweeps(record, folder, request, device, sweeps, asked)
+    if request.measuring and request.measuring > plan["budget_s"]:
+        return _with_larger_budget(record, request, device, sweeps, request.measuring)
+    if request.leave and not plan.get("left_s"):
+        # The budget was planned without time for advice, which comes on top.
+        return {**record, "plan": {**plan, "left_s": request.left(plan["budget_s"])}}
+    return record
+
+
+def _with_sweeps(
+    record: dict[str, Any], folder: Path, request: Request, device: Device,
+    sweeps: Mapping[str, CasesOf], asked: Mapping[str, CasesOf] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The record with the sweeps' cases in its plan, and a budget that counts from now on."""
+    more = request.measuring_on(device.machine.kind)
+    if asked:  # its budget is not the plan's
+        return _with_cases(record, sweeps, more, 0.0, request, device)
+    events = read_events(folder)[0]
+    confirming = _confirming_seconds(record["plan"], events)
+    budget = spent_seconds(events) - confirming + more
+    record = _with_cases(record, sweeps, more, budget, request, device)
+    return {**record, "plan": {**record["plan"], "left_s": confirming + request.left(more)}}
+
+
+def _with_larger_budget(
+    record: dict[str, Any], request: Request, device: Device, sweeps: Mapping[str, CasesOf],
+    budget: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The record with those cases of its own sweeps that a larger budget has room for."""
+    before = record["plan"]
+    # A sweep of the user's own file is known only where it is named again.
+    known = {**cases_of(all_sweeps()), **sweeps}
+    same = {name: known[name] for name in before["sweeps"] if name in known}
+    more = budget - before["budget_s"]
+    record = _with_cases(record, same, more, budget, request, device)
+    return {**record, "plan": {**record["plan"], "left_s": request.left(budget)}}
+
+
+def _run_of_sweeps(
+    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
+    sweeps: Mapping[str, CasesOf],
+) -> Run:  # fmt: skip
+    """The run of a shard's cases; where sweeps are named, of theirs."""
+    plan = record["plan"]
+    planned = every = read_plan(plan)
+    if request.names:
+        planned = [entry for entry in planned if entry.case.sweep in sweeps]
+    run = _run(record, folder, request, device, place, planned, request.shard)
+    events = read_events(folder, request.shard)[0]
+    return replace(
+        run,
+        # Measuring for advice comes on top of the plan's budget.
+        budget=plan["budget_s"] + _confirming_seconds(plan, events),
+        whole=len(_without_advice(planned)) == len(_without_advice(every)),
+        anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
+    )
+
+
+def _run_for_advice(
+    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
+    asked: Mapping[str, CasesOf],
+) -> Run:  # fmt: skip
+    """The run of the cases that advice asks for: by the first shard, with a budget of their own."""
+    machine = Machine.from_json(record["machine"])
+    shard = (1, record["plan"]["shards"])
+    ids = {case.id for cases in asked.values() for case in cases(machine)}
+    every = read_plan(record["plan"])
+    planned = [entry for entry in every if entry.case.id in ids]
+    spent = spent_seconds(read_events(folder, shard)[0])
+    run = _run(record, folder, request, device, place, planned, shard)
+    return replace(
+        run,
+        budget=spent + request.measuring_on(machine.kind),
+        whole=len(_without_advice(planned)) == len(_without_advice(every)),
+    )
+
+
+def _run(
+    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
+    planned: Sequence[PlanEntry], shard: tuple[int, int],
+) -> Run:  # fmt: skip
+    """What a shard's run has whatever it is for."""
+    plan = record["plan"]
+    return Run(
+        folder=folder,
+        planned=[entry for entry in planned if entry.shard in (None, shard[0])],
+        budget=plan["budget_s"],
+        arguments={
+            "machine": Machine.from_json(record["machine"]),
+            "device": device.machine.kind,
+            "gpu": device.gpu,
+            "number": place,
+        },
+        shard=shard,
+        place=place,
+        anchor_options={"seconds": steady_seconds(plan["budget_s"])},
+        compile_beside=device.gpu is not None and is_shared(device.gpu),
+        names=device.gpu is not None,
+        stop_at=request.stop_at,
+    )
+
+
+def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
+    return [entry for entry in planned if entry.case.sweep != CONFIRM]
+
+
+def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
+    """What makes the cases of each sweep, of some dtypes only if any are given."""
+    return {
+        name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
+    }
+
+
+def left_for_confirming(folder: Path) -> float:
+    """Seconds of the budget in a folder that are left for measuring what advice asks for.
+
+    Raises:
+        UserError: there is no run.
+    """
+    plan = read_run(folder)["plan"]
+    left: float = plan.get("left_s", 0.0)
+    return left - _confirming_seconds(plan, read_events(folder)[0])
+
+
+def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
+    """Measuring time that went into the cases that advice asked for."""
+    asked = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
+    return spent_seconds(e for e in events if e["case"] in asked)
+
+
+def _record_to_resume(
+    folder: Path,
+    request: Request,
+    device: Device,
+    sweeps: Mapping[str, CasesOf],
+    asked: Mapping[str, CasesOf] | None,
+) -> tuple[dict[str, Any] | None, str]:
+    """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
+    planned = (folder / "run.json").exists()
+    if not planned and not any((folder / "samples").glob("*.jsonl")):
+        return None, ""
+    if not planned:
+        why = "there are samples, but not the plan that they belong to"
+    elif request.sets_all_aside or request.sets_aside(record := read_run(folder)):
+        why = "a fresh run was asked for"
+    else:
+        if "merged" in record:
+            raise UserError(
+                f"the recording in {folder} was merged of several, and no run goes on with it; go "
+                f"on with one of those and merge them again, or use {USE_FRESH} to keep it aside "
+                "and start anew."
+            )
+        why = _why_outdated(record, device)
+        adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
+        if not why and asked is None and not adds:
+            why = _why_again(folder, record)
+        if not why:
+            read_plan(record["plan"])  # refuses a damaged one before anything looks at it
+            if asked is None:
+                _check_same_plan(record["plan"], request, sweeps)
+            return record, ""
+        if record["plan"].get("shards", 1) == request.shard[1] > 1:
+            raise UserError(
+                f"{why}, so that this node cannot take part in the run of {folder}; take nodes "
+                "with the same software, or use --fresh to keep that run aside and start anew.",
+                exit_code=1,
+            )
+    refuse_if_running(folder)
+    return None, why
+
+
+def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
+    """Why a run that is over is measured once more: it is unusable. Empty if it is not.
+
+    An unusable run that was interrupted is resumed, because more samples may improve it. A run with
+    several shards is resumed too, because other nodes may still be measuring it.
+    """
+    judged = record.get("health", {})
+    if judged.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
+        return ""
+    if not any(event["event"] == "end" for event in read_events(folder)[0]):
+        return ""
+    return f"the recorded run is unusable ({'; '.join(judged['reasons'])})"
+
+
+def _why_outdated(record: dict[str, Any], device: Device) -> str:
+    """Why the recorded run cannot go on here; empty if it can."""
+    if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
+        return "the recorded run was measured in another way"
+    return other_software(record["software"], software(device))
+
+
+def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
+    """Refuse what is asked for if it is not a way to go on with the plan.
+
+    A larger budget is one, and so are sweeps that are added.
+    """
+    shares = plan["shards"]
+    adds = _adds(request, sweeps, plan)
+    if adds and (shares > 1 or request.shard != (1, 1)):
+        raise UserError(
+            "sweeps are added to runs without shards alone; use --fresh to keep the old run aside."
+        )
+    if request.shard[1] != shares:
+        option = f"give --gpus or --shard I/{shares}" if shares > 1 else "leave --shard out"
+        raise UserError(
+            f"the run in this folder is planned for {shares} shard(s); {option} to go on "
+            "with it, or use --fresh to keep it aside and start anew."
+        )
+    planned = plan["budget_s"] + plan.get("left_s", 0.0)
+    if not adds and (request.budget or math.inf) < planned:
+        raise UserError(
+            f"the run in this folder was planned with a budget of {planned:g} s, not "
+            f"{request.budget:g}; leave the option out to go on with it, or use {USE_FRESH} to "
+            "keep it aside and start anew."
+        )
+
+
+def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UserError: sweeps are named, and the plan of several shards is not of just those.
+    """
+    named = {sweep_name(name) for name in request.sweeps}
+    planned = [name for name in plan["sweeps"] if name != CONFIRM]
+    if named and named != {*planned}:
+        raise UserError(
+            f"the run in {folder} is of {', '.join(planned)}, and sweeps are added to runs "
+            f"of one GPU alone; name those or none, or use {USE_FRESH} to keep it aside and start "
+            "anew."
+        )
+
+
+def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
+    """Whether the sweeps are measured in addition to a plan, with a budget from now on.
+
+    So are those that it lacks, be they named or the default ones, some of its own by name, and a
+    file's.
+    """
+    some = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
+    # The user's own file may have other cases than it had then; shards keep to their plan.
+    own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
+    other = bool(request.dtypes)
+    return request.add or some or own or other or not set(sweeps) <= set(plan["sweeps"])
+
+
+def _with_cases(
+    record: dict[str, Any],
+    sweeps: Mapping[str, CasesOf],
+    more: float,
+    budget: float,
+    request: Request,
+    device: Device,
+) -> dict[str, Any]:
+    """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
+
+    ``budget`` is the plan's from then on. New cases come after the old ones, so that every shard
+    keeps its own.
+    """
+    plan, machine = record["plan"], Machine.from_json(record["machine"])
+    there = {row["id"] for row in plan["cases"]}
+    known = {row["sweep"] for row in plan["cases"]}
+    cases = {name: of(machine) for name, of in sweeps.items()}
+    # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
+    elsewhere = {
+        *plan["recorded_elsewhere"],
+        *_recorded_sweeps(cases, request, device),
+    } - known
+    lacking = {
+        name: [case for case in wanted if case.id not in there]
+        for name, wanted in cases.items()
+        if name not in elsewhere
+    }
+    added = make_plan(
+        lacking, machine, more, plan["shards"], in_order=request.add,
+        together=request.together, before=read_plan(plan),
+        costs=Costs.from_json(plan.get("costs"), machine.kind),
+    )  # fmt: skip
+    plan = {
+        **plan,
+        "budget_s": max(plan["budget_s"], budget),
+        "sweeps": sorted({*plan["sweeps"], *sweeps}),
+        "recorded_elsewhere": sorted(elsewhere),
+        # Cases that did not fit before were tried again, so the new count replaces the old one.
+        "left_out": {
+            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
+            **added.left_out,
+        },
+        "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],
+    }
+    return {**record, "plan": plan}
+
+
+def _new_record(
+    request: Request, sweeps: Mapping[str, CasesOf], device: Device, note: Callable[[str], None]
+) -> dict[str, Any]:
+    if device.gpu is None:
+        note(f"Measuring the ceilings of {device.machine.name} …")
+        device = measure_ceilings(device)
+        if sentence := emulated_sentence(device.machine):
+            note(sentence)
+    machine = device.machine
+    budget = request.measuring_on(machine.kind)
+    cases = {name: of(machine) for name, of in sweeps.items()}
+    elsewhere = _recorded_sweeps(cases, request, device)
+    cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
+    costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
+    plan = make_plan(
+        cases, machine, budget, request.shard[1], in_order=request.add, together=request.together,
+        costs=costs,
+    )  # fmt: skip
+    if elsewhere and not any(cases.values()):
+        raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
+    if not any(cases.values()):
+        raise UserError(
+            f"{', '.join(sweeps)} has cases on a GPU alone, and this is {machine.name}."
+        )
+    if not plan.planned:
+        raise UserError(
+            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; give a larger --budget."
+        )
+    return {
+        "schema": SCHEMA,
+        "protocol": PROTOCOL,
+        "published": False,
+        "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine.to_json(),
+        "software": software(device),
+        "anchors": _anchors(machine, budget, request.shard[1]),
+        "plan": {
+            "budget_s": budget,
+            "left_s": request.left(budget),
+            "shards": request.shard[1],
+            "sweeps": sorted(sweeps),
+            "left_out": dict(plan.left_out),
+            "recorded_elsewhere": elsewhere,
+            "costs": costs.to_json(),
+            "cases": [entry.to_json() for entry in plan.planned],
+        },
+    }
+
+
+def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
+    """The anchors that every GPU of a run times first; none in a short run of one, or of a CPU."""
+    if shards == 1 and (machine.kind == "cpu" or budget < _LEAST_WITH_ANCHORS):
+        return []
+    return [entry.to_json() for entry in anchor_cases(machine)]
+
+
+def _recorded_sweeps(
+    cases: Mapping[str, Sequence[Case]], request: Request, device: Device
+) -> list[str]:
+    """The sweeps of which every case, and of all that they are needed with, was timed elsewhere by
+    this machine and software.
+    """
+    results = request.skip_recorded
+    if results is None:
+        return []
+    for name in (f"{device.machine.slug}-local", device.machine.slug):
+        folder = results / name
+        if not (folder / "run.json").exists():
+            continue
+        record = read_run(folder)
+        unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
+        if not unusable and not _why_outdated(record, device):
+            timed = read_timed(folder)
+            lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
+            groups = [{*map(sweep_name, group)} for group in request.groups]
+            needed = {s for group in groups if lacking & group for s in group}
+            return [s for s, wanted in cases.items() if wanted and s not in needed]
+    return []

@@ -1,0 +1,421 @@
+"""The parent of a run: it owns the plan, the files, and a child process that may crash.
+
+It never measures on a device. The child runs the cases and sends events; the parent writes them
+down, watches the time, and starts another child after a crash. The case in flight is retried once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kernels.common.errors import UserError
+from kernels.common.program import command
+from sweeps.cases.case import Case
+from sweeps.folding.counts import STOPPED, Tally
+from sweeps.folding.fold import fold
+from sweeps.folding.history import BLOCKS, PROCESSES
+from sweeps.folding.raised_ceilings import beyond
+from sweeps.folding.steadiness import choose_repeats, repeating_seconds
+from sweeps.measuring.child import Order
+from sweeps.planning.compiling import compiling
+from sweeps.planning.plan import PlanEntry, naming_reserve
+from sweeps.process import terminated_as_interrupt, undisturbed
+from sweeps.progress import Reporter
+from sweeps.running.child_process import Child, how_it_died
+from sweeps.running.devices import begun_elsewhere, last_place
+from sweeps.running.experimental import Feature, crashed_features, feature_of, open_with, refusal
+from sweeps.running.run import MEASURE, Run
+from sweeps.running.watch import Watch
+from sweeps.store import Event, SampleLog, read_events
+from sweeps.timing.statistics import CHECKPOINTS
+
+_PATIENCE = 10.0  # times the expected seconds
+_MAX_CRASHES = 2  # per case, which is therefore retried once
+_MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
+_BESIDE = {  # what else processes do
+    "anchor": "times the anchors",
+    "repeat": "times cases again", "confirm": "times pairs anew", "name": "names kernels",
+}  # fmt: skip
+_WITHOUT_LIMIT = 1e9  # seconds, for what takes as long as it takes
+_MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
+
+
+def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
+    """Measure until the plan is done or the budget is spent, then fold; returns which it was.
+
+    However the run ends, also by an interrupt, the samples are folded into the table, unless
+    neighbours have a parent that folds.
+
+    Raises:
+        UserError: a second writer, a full disk, or a bench that cannot be set up.
+        KeyboardInterrupt: after folding.
+    """
+    with _supervisor(run, reporter, note) as supervisor:
+        return supervisor.supervise()
+
+
+def confirm(
+    run: Run,
+    pairs: Sequence[tuple[PlanEntry, PlanEntry]],
+    reporter: Reporter,
+    note: Callable[[str], None],
+) -> None:
+    """Time pairs of the run's cases anew, in processes of their own; they are folded like the rest.
+
+    Every pair gets as many samples as any other. However it ends, those that are whole count.
+
+    Raises:
+        UserError: a second writer or a full disk.
+        KeyboardInterrupt: after folding.
+    """
+    with _supervisor(run, reporter, note) as supervisor:
+        supervisor.confirm(pairs)
+
+
+@contextmanager
+def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
+    """What starts the processes of a run, which is folded afterwards."""
+    with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
+        events, damaged = read_events(run.folder, run.shard)
+        for sentence in damaged:
+            note(sentence)
+        try:
+            yield _Supervisor(run, log, events, reporter, note)
+        finally:
+            if run.neighbours is None and (run.folder / "run.json").exists():
+                # A second Ctrl-C must not stop the folding halfway.
+                with undisturbed():
+                    fold(run.folder)
+
+
+class _Supervisor:
+    """Children, one after another, until the work of the shard is done."""
+
+    def __init__(
+        self, run: Run, log: SampleLog, events: list[Event], reporter: Reporter,
+        note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._log = log
+        self._reporter = reporter
+        self._note = note
+        self._tally = Tally(run.planned, events)
+        self._idle_crashes = 0
+        self._starting = 0.0  # seconds that the last child took until its first message
+        self._careful: set[str] = set()
+        self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
+        self._measured = any(event["event"] == "sample" for event in events)
+        self._place = last_place(events)
+        self._anchored = run.place == self._place and any(
+            event["event"] == "anchor" for event in events
+        )
+        self._blamed: set[str] = set()  # cases in flight when a process that confirms ended
+        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, by that process
+
+    def supervise(self) -> str:
+        self._arrive()
+        self._time_anchors()
+        if self._run.neighbours:
+            self._run.neighbours.wait(MEASURE)
+        self._refuse_crashed_features()
+        beside = self._waiting() if self._run.compile_beside else []
+        self._watch.look_at_gpu()
+        with compiling(self._run.arguments, beside, self._run.workers):
+            end = self._measure()
+        self._watch.look_at_gpu()
+        self._repeat()
+        self._name()
+        if self._run.whole and not self._tally.ended(end, self._run.budget):
+            self._tell("end", why=end, budget=self._run.budget)
+        return end
+
+    def _arrive(self) -> None:
+        """Begin unfinished series anew that an earlier call measured on another GPU."""
+        run = self._run
+        if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
+            return
+        if self._place is not None:
+            for case in begun_elsewhere(run.planned, self._tally.histories):
+                self._tell("moved", case)
+        self._tell("place", place=run.place)
+
+    def _tell(self, event: str, case: str = "", **more: Any) -> None:
+        self._record({"event": event, "case": case, "worker": self._run.worker, "cost": 0.0,
+                      "at": time.time(), **more})  # fmt: skip
+
+    def _time_anchors(self) -> None:
+        run, shared = self._run, self._run.neighbours is not None
+        if run.anchors and (shared or not self._anchored):
+            order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
+            self._run_child(replace(order, options=run.anchor_options, waits=shared))
+
+    def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
+        """Time pairs anew, each in several processes, whose samples share something else."""
+        for number in range(1, PROCESSES + 1):
+            self._note(
+                f"Timing {len(pairs)} of the best again, each next to the original shape "
+                f"({number} of {PROCESSES}) …"
+            )
+            samples = 2 * BLOCKS  # of each, where the plan expects the fewest that a case can have
+            once = self._starting + samples / CHECKPOINTS[0] * sum(
+                entry.expected for pair in pairs for entry in pair
+            )
+            self._reporter.begin("Confirming", once, (PROCESSES - number) * once)
+            self._confirm_once(pairs)
+
+    def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
+        """Time pairs anew, by further processes where one ends: without the pair that ended it."""
+        left = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
+        while left:
+            self._blamed.clear()
+            self._blocks.clear()
+            careful = len(self._careful)
+            planned = [entry for pair in left.values() for entry in pair]
+            if self._run_child(self._order(planned, _WITHOUT_LIMIT, work="confirm")) is not None:
+                return
+            whole = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
+            if not self._blamed and not whole and len(self._careful) == careful:
+                return  # it ended before its first pair, and would again
+            left = {
+                ids: pair for ids, pair in left.items()
+                if ids not in whole and self._blamed.isdisjoint(ids)
+            }  # fmt: skip
+
+    def _waiting(self) -> list[Case]:
+        histories = self._tally.histories
+        return [e.case for e in self._run.planned if not histories[e.case.id].closed]
+
+    def _measure(self) -> str:
+        run, tally, announced = self._run, self._tally, False
+        left = run.budget - tally.spent
+        until = math.inf
+        # Naming comes last and needs time of its own, which measuring must leave to it.
+        if run.stop_at is not None:
+            left = min(left, run.stop_at - time.monotonic())
+            until = run.stop_at - self._naming_reserve(left)
+        budget = run.budget - self._naming_reserve(left)
+        while not tally.complete:
+            if tally.spent >= budget:
+                return "budget"
+            if time.monotonic() >= until:
+                return STOPPED
+            if not announced:
+                announced = True
+                limit = min(budget - tally.spent, until - time.monotonic())
+                self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
+                after = repeating_seconds(run.budget) if run.repeats else 0.0
+                self._reporter.begin("Measuring", limit, after)
+            end = self._run_child(self._order(run.planned, budget, until))
+            if end == "budget" and time.monotonic() >= until:
+                return STOPPED
+            if end is not None:
+                return end
+        return "done"
+
+    def _naming_reserve(self, seconds: float) -> float:
+        """Seconds of what is left for naming kernels at the end of this run."""
+        cases = [entry.case for entry in self._run.planned]
+        return naming_reserve(cases, seconds) if self._run.names else 0.0
+
+    def _repeat(self) -> None:
+        """Time some cases again, in another process: how well does a median repeat?
+
+        Once in a run: what it tells is the machine's, not a case's.
+        """
+        known, machine = self._tally.histories, self._run.arguments.get("machine")
+        exceeding: dict[str, PlanEntry] = {}
+        if machine is not None and machine.kind == "cpu":
+            # A ceiling that a case exceeds is raised only if it does so in another process, too.
+            exceeding = beyond(self._run.planned, known, machine.peaks)
+        chosen = choose_repeats(self._run.planned, known, self._run.budget, exceeding.values())
+        if not chosen or not self._run.repeats:
+            return
+        if self._run.stop_at is not None:
+            left = self._run.stop_at - time.monotonic()
+            left -= self._naming_reserve(left)
+            if left < self._starting + 2 * sum(entry.expected for entry in chosen):
+                return
+        self._note(f"Timing {len(chosen)} cases again in another process …")
+        naming = self._naming_reserve(self._run.budget)
+        self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
+        self._run_child(self._order(chosen, self._run.budget, work="repeat"))
+
+    def _name(self) -> None:
+        """Name the kernels of what was timed, in processes that time nothing.
+
+        A profiler slows the launches of the process that loads it, even after its session. Names
+        that one process lost are asked of another; after three futile ones they stay empty.
+        """
+        stop_at = self._run.stop_at or math.inf
+        futile, unnamed = 0, set(self._tally.unnamed()) if self._run.names else set()
+        while unnamed and futile < _MAX_FUTILE_NAMINGS:
+            # Without time for more than starting a process, leave it to the next call.
+            if time.monotonic() + self._starting > stop_at:
+                return
+            self._note(f"Naming the kernels of {len(unnamed)} cases …")
+            entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
+            reserve = naming_reserve([entry.case for entry in entries], self._run.budget)
+            self._reporter.begin("Naming kernels", reserve)
+            self._run_child(self._order(entries, self._run.budget, work="name"))
+            left = set(self._tally.unnamed())
+            futile, unnamed = (futile + 1 if left == unnamed else 0), left
+        if unnamed:
+            self._note(f"The kernels of {len(unnamed)} cases cannot be named.")
+        for case in unnamed:
+            self._give_up_naming(case)
+
+    def _give_up_naming(self, case: str) -> None:
+        self._tell("facts", case, facts={"kernel": ""})
+
+    def _order(
+        self,
+        planned: Sequence[PlanEntry],
+        budget: float,
+        until: float = math.inf,
+        work: str = "measure",
+    ) -> Order:
+        run = self._run
+        return Order(
+            run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
+            self._tally.spent, until, frozenset(self._careful), work, run.longest,
+        )  # fmt: skip
+
+    def _run_child(self, order: Order) -> str | None:
+        """Run one child to its end; None: it died, and another should go on."""
+        child = Child.start(order)
+        if order.work == "measure":
+            self._watch.begin(child.process.pid)
+        try:
+            return self._listen(child, order.work)
+        finally:
+            child.connection.close()
+            child.process.kill()
+            child.process.join()
+
+    def _listen(self, child: Child, work: str) -> str | None:
+        crashed = self._when_it_dies(work)
+        while True:
+            if not child.sends_in_time():
+                child.process.kill()
+                crashed(child, f"it hung for {child.patience:.0f} s")
+                return None
+            try:
+                kind, *content = child.connection.recv()
+                # `since` is still the moment at which the child was started.
+                if not child.spoke:
+                    child.spoke = True
+                    self._starting = time.monotonic() - child.since
+            except (EOFError, ConnectionResetError):
+                child.process.join()
+                crashed(child, how_it_died(child.process.exitcode))
+                return None
+            match kind:
+                case "visit":
+                    child.cases, expected = content
+                    child.since = time.monotonic()
+                    child.patience = max(self._run.min_patience, _PATIENCE * expected)
+                case "event":
+                    child.samples += content[0]["event"] == "sample"
+                    self._record(content[0])
+                    if work == "measure":
+                        self._tally.report(self._reporter, self._run.budget)
+                        self._watch.look_now_and_then()
+                case "wait" if self._run.neighbours:
+                    self._run.neighbours.wait(content[0])
+                    child.connection.send("go")
+                case "end":
+                    if work == "measure":  # the child is still there to be asked about
+                        self._watch.look()
+                    return str(content[0])
+                case "poisoned":
+                    crashed(child, str(content[0]))
+                    return None
+                case _ if work != "measure":  # without it a run is still complete
+                    self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
+                    return None
+                case _:
+                    what = (
+                        "The measuring process stopped"
+                        if self._measured
+                        else "Nothing could be measured"
+                    )
+                    raise UserError(f"{what}: {content[0]}", exit_code=1)
+
+    def _when_it_dies(self, work: str) -> Callable[[Child, str], None]:
+        match work:
+            case "measure":
+                return self._crashed
+            case "confirm":
+                return self._crashed_confirming
+            case "name":
+                return self._crashed_naming
+            case _:
+                return lambda child, how: self._note_end(work, how)
+
+    def _record(self, event: Event) -> None:
+        self._log.append(event)
+        self._measured |= event["event"] == "sample"
+        self._tally.add(event)
+        if event["event"] == "confirm":
+            self._blocks[event["case"], event["against"]] += 1
+
+    def _crashed(self, child: Child, how: str) -> None:
+        """Record a crash for the case in flight; after the second one it gets an error outcome.
+
+        Where several cases were in flight at once, the next child handles them one by one.
+        """
+        # A child that took samples made progress: only crashes without any, in a row, end a run.
+        self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
+        if len(child.cases) != 1:
+            self._careful.update(child.cases)
+            if self._idle_crashes >= _MAX_IDLE_CRASHES:
+                raise UserError(
+                    f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first case "
+                    f"({how}); {command('sweeps doctor')} may tell why.",
+                    exit_code=1,
+                )
+            return
+        (case,) = child.cases
+        cost = round(time.monotonic() - child.since, 6)
+        where = {"case": case, "worker": self._run.worker}
+        self._record({"event": "crash", **where, "cost": cost, "message": how})
+        crashes = self._tally.all()[case].crashes
+        self._note(f"the measuring process ended while visiting a case: {how}.")
+        feature = next((feature_of(e.case) for e in self._run.planned if e.case.id == case), None)
+        if crashes >= _MAX_CRASHES or feature:
+            times = f"{crashes} times " if crashes > 1 else ""
+            self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
+        if feature:
+            self._refuse_feature(feature, how)
+
+    def _crashed_naming(self, child: Child, how: str) -> None:
+        if len(child.cases) == 1:
+            self._give_up_naming(*child.cases)
+        self._note_end("name", how)
+
+    def _crashed_confirming(self, child: Child, how: str) -> None:
+        # Where several cases were in flight at once, the next child handles them one by one.
+        (self._blamed if len(child.cases) == 1 else self._careful).update(child.cases)
+        self._note_end("confirm", how)
+
+    def _note_end(self, work: str, how: str) -> None:
+        self._note(f"the process that {_BESIDE[work]} ended: {how}.")
+
+    def _refuse_crashed_features(self) -> None:
+        """Refuse features that crashed in earlier calls, also for cases added since."""
+        for feature in crashed_features(self._run.planned, self._tally.histories):
+            self._refuse_feature(feature, "in an earlier call")
+
+    def _refuse_feature(self, feature: Feature, how: str) -> None:
+        """Give all open cases with an experimental feature up after its first crash."""
+        for case in open_with(feature, self._run.planned, self._tally.histories):
+            self._fail(case, "unsupported", refusal(feature, how))
+
+    def _fail(self, case: str, status: str, message: str) -> None:
+        self._tell("outcome", case, status=status, message=message)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.imports.public import read_source
+from analysis.imports.timings import Told, read_timings
+from kernels.common.errors import UserError
+from kernels.machine import known_machine
+from kernels.operation import as_problem
+from kernels.problem import Conv, Gemm
+from sweeps.schema import problem_of
+
+# As each program writes it: a header and lines of CUTLASS 3.5's profiler and of TritonBench.
+CUTLASS = """\
+Problem,Provider,OperationKind,Operation,Disposition,Status,gemm_kind,m,n,k,A,B,C,D,alpha,beta,\
+split_k_mode,split_k_slices,batch_count,raster_order,op_class,accum,cta_m,cta_n,cta_k,cluster_m,\
+cluster_n,cluster_k,stages,warps_m,warps_n,warps_k,inst_m,inst_n,inst_k,min_cc,max_cc,Bytes,Flops,\
+Flops/Byte,Runtime,GB/s,GFLOPs
+1,CUTLASS,gemm,cutlass_tensorop_h16816gemm_256x128_32x3_tn_align8,passed,success,universal,4096,\
+2048,8192,f16:row,f16:column,f16:row,f16:row,1,0,serial,1,1,heuristic,tensorop,f16,256,128,32,1,1,\
+1,3,4,2,1,16,8,16,80,1024,117440512,137455730688,1170,0.63447,172.3,216646
+1,CUTLASS,gemm,cutlass_tensorop_h16816gemm_128x128_32x3_tn_align8,passed,success,universal,4096,\
+2048,8192,f16:row,f16:column,f16:row,f16:row,1,0,serial,1,1,heuristic,tensorop,f16,128,128,32,1,1,\
+1,3,4,2,1,16,8,16,80,1024,117440512,137455730688,1170,0.58447,187.1,235180
+2,CUTLASS,gemm,cutlass_tensorop_s1688tf32gemm_128x128_16x3_nt_align4,not_verified,success,universal,\
+1024,512,256,f32:column,f32:row,f32:column,f32:column,1,0,serial,1,3,heuristic,tensorop,f32,128,128,\
+16,1,1,1,3,4,2,1,16,8,8,80,1024,1,1,1,0.025,1,1
+3,CUTLASS,gemm,cutlass_tensorop_d884gemm_128x128_16x3_nt_align1,passed,success,universal,1024,512,\
+256,f64:column,f64:row,f64:column,f64:column,1,0,serial,1,1,heuristic,tensorop,f64,128,128,16,1,1,1,\
+3,4,2,1,8,8,4,80,1024,1,1,1,0.125,1,1
+4,CUTLASS,gemm,cutlass_tensorop_h16816gemm_128x128_32x3_tn_align8,incorrect,success,universal,64,64,\
+64,f16:row,f16:column,f16:row,f16:row,1,0,serial,1,1,heuristic,tensorop,f16,128,128,32,1,1,1,3,4,2,\
+1,16,8,16,80,1024,1,1,1,0.00447,187.1,235180
+1,cuBLAS,gemm,cublas,passed,success,universal,4096,2048,8192,f16:row,f16:column,f16:row,f16:row,1,0,\
+serial,1,1,heuristic,tensorop,f16,0,0,0,1,1,1,0,0,0,0,0,0,0,80,1024,1,1,1,0.55,1,1
+"""
+CUTLASS_CONV = """\
+Problem,Provider,OperationKind,Operation,Disposition,Status,conv_kind,n,h,w,c,k,r,s,p,q,pad_h,pad_w,\
+stride_h,stride_w,dilation_h,dilation_w,Activation,Filter,Output,conv_mode,iterator_algorithm,alpha,\
+beta,split_k_mode,split_k_slices,eq_gemm_provider,op_class,accum,cta_m,cta_n,cta_k,stages,warps_m,\
+warps_n,warps_k,inst_m,inst_n,inst_k,min_cc,max_cc,Bytes,Flops,Flops/Byte,Runtime,GB/s,GFLOPs
+1,CUTLASS,conv2d,cutlass_tensorop_s1688fprop_optimized_f16_256x128_32x2_nhwc_align8,passed,success,\
+fprop,8,224,224,128,64,3,3,224,224,1,1,1,1,1,1,f16:nhwc,f16:nhwc,f32:nhwc,cross,optimized,1,0,\
+serial,1,none,tensorop,f32,256,128,32,2,4,2,1,16,8,8,75,1024,1130659840,118482796544,104,3.63979,\
+289.305,32552.1
+"""
+TRITONBENCH = """\
+(M, N, K);aten_matmul-best_config;aten_matmul-latency;aten_matmul-tflops;\
+triton_tutorial_matmul-latency;triton_tutorial_matmul-tflops
+(256, 256, 256);;0.0070719998329877853;4.7;0.009215999953448772;3.6
+(384, 128, 512);;0.008 (±1.23%);14.1;CUDA OOM;
+(4096, 4096, 4096);;0.55;240;;
+"""
+
+
+def read(folder: Path, text: str, **told: str) -> list[tuple[object, str, float]]:
+    """Problem, implementation and time of each row."""
+    path = folder / "times.csv"
+    path.write_text(text, encoding="utf-8")
+    timings = read_timings(path, Told(**told))
+    assert timings is not None
+    rows = timings.rows.to_dict("records")
+    return [(as_problem(problem_of(r)), r["implementation"], r["time_us"]) for r in rows]
+
+
+def test_a_plain_file_needs_five_columns(tmp_path: Path) -> None:
+    text = "m,n,k,dtype,time_us\n4096,1024,512,bf16,33.5\n8,16,24,torch.float16,2\n"
+    assert read(tmp_path, text) == [
+        (Gemm(4096, 1024, 512, "bf16"), "cublas", 33.5),
+        (Gemm(8, 16, 24, "fp16"), "cublas", 2.0),
+    ]
+
+
+def test_a_plain_file_may_say_more_in_any_order_and_case(tmp_path: Path) -> None:
+    text = (
+        "note,time_us,K,N,M,dtype,layout,batch,implementation,cache\n"
+        'fast,"7.5",512,256,128,bf16,tn,4,triton-tiled,cold\n'
+        ",9,512,256,128,bf16,,,,\n"
+    )
+    assert read(tmp_path, text) == [
+        (Gemm(128, 256, 512, "bf16", "tn", 4), "triton-tiled", 7.5),
+        (Gemm(128, 256, 512, "bf16"), "cublas", 9.0),
+    ]
+
+
+def test_what_a_file_does_not_say_the_user_may(tmp_path: Path) -> None:
+    found = read(tmp_path, "m,n,k,time_us\n8,8,8,1\n", dtype="bf16", layout="nn")
+    assert found == [(Gemm(8, 8, 8, "bf16", "nn"), "cublas", 1.0)]
+    with pytest.raises(UserError, match=r"no column 'dtype'.*m,n,k,dtype,time_us"):
+        read(tmp_path, "m,n,k,time_us\n8,8,8,1\n")
+
+
+def test_a_case_timed_several_times_is_its_median(tmp_path: Path) -> None:
+    lines = "".join(f"8,8,8,bf16,{time}\n" for time in (1, 9, 2))
+    ((_, _, time),) = read(tmp_path, f"m,n,k,dtype,time_us\n{lines}")
+    assert time == 2
+
+
+def test_convolutions_have_the_columns_of_measurements(tmp_path: Path) -> None:
+    text = (
+        "op,batch,c,h,w,kout,r,s,stride,padding,dtype,layout,pass,time_us\n"
+        "conv,32,64,56,56,128,3,3,2,1,fp16,nhwc,dgrad,100\n"
+    )
+    pairs = ((2, 2), (1, 1), (1, 1))
+    conv = Conv(32, 64, 56, 56, 128, 3, 3, *pairs, 1, "fp16", "nhwc", "dgrad")
+    assert read(tmp_path, text) == [(conv, "cudnn", 100.0)]
+
+
+def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None:
+    text = (
+        "m,n,k,batch,c,h,w,kout,r,s,dtype,time_us,layout,samples,kernels\n"
+        "8,16,24,,,,,,,,bf16,2,NT,5,some text\n"
+        ",,,2,8,9,9,16,3,3,bf16,7,,,\n"
+    )
+    conv = Conv(2, 8, 9, 9, 16, 3, 3, (1, 1), (0, 0), (1, 1), 1, "bf16", "nhwc")
+    found = read(tmp_path, text)
+    assert found == [(Gemm(8, 16, 24, "bf16"), "cublas", 2.0), (conv, "cudnn", 7.0)]
+    alone = "batch,c,h,w,kout,r,s,dtype,time_us\n2,8,9,9,16,3,3,bf16,7\n"
+    assert read(tmp_path, alone) == [(conv, "cudnn", 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("m,n,k,dtype,time_us\n,,,,\n", "no row with a time"),
+        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "a column twice"),
+        ("(M, N, K);aten_matmul-latency\n(8, 8, 8);CUDA OOM\n", "no row with a time"),
+        (CUTLASS.replace(",Status", "", 1), "more cells than its header"),
+        (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),
+        (CUTLASS_CONV.replace("conv_kind", "X", 1), "no column 'conv_kind'"),
+        (CUTLASS.replace(",gemm,cutlass", ",spgemm,cutlass").replace(",gemm,cublas", ",spgemm,c"),
+         "no kernel of a dense product"),
+    ],
+    ids=["blank", "twice", "failed", "cells", "status", "kind", "sparse"],
+)  # fmt: skip
+def test_files_that_tell_nothing_are_sentences(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read(tmp_path, text, dtype="bf16")
+
+
+def test_of_the_cutlass_profilers_kernels_the_fastest_that_passed_counts(tmp_path: Path) -> None:
+    assert read(tmp_path, CUTLASS) == [
+        (Gemm(4096, 2048, 8192, "fp16", "nt"), "cutlass", pytest.approx(584.47)),
+        # By columns: (1024 × 256) (256 × 512) as its transpose, of B by rows and A by columns.
+        (Gemm(512, 1024, 256, "tf32", "tn", 3), "cutlass", pytest.approx(25)),
+        (Gemm(4096, 2048, 8192, "fp16", "nt"), "cublas", pytest.approx(550)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "product"),
+    [
+        ("row", "row", "row", (64, 32, "nn")),
+        ("row", "column", "row", (64, 32, "nt")),
+        ("column", "row", "row", (64, 32, "tn")),
+        # Cᵀ = Bᵀ Aᵀ: by columns B is, as its transpose, stored as named.
+        ("column", "column", "column", (32, 64, "nn")),
+        ("row", "column", "column", (32, 64, "nt")),
+        ("column", "row", "column", (32, 64, "tn")),
+        ("row", "row", "column", (32, 64, "tt")),
+    ],
+)
+def test_cutlass_orders_are_our_layouts(
+    tmp_path: Path, a: str, b: str, c: str, product: tuple[int, int, str]
+) -> None:
+    line = f"1,CUTLASS,gemm,k,passed,success,64,32,16,bf16:{a},bf16:{b},bf16:{c},1,0.01\n"
+    header = "Problem,Provider,OperationKind,Operation,Disposition,Status,m,n,k,A,B,C,batch_count,"
+    ((problem, _, _),) = read(tmp_path, f"{header}Runtime\n{line}")
+    m, n, layout = product
+    assert problem == Gemm(m, n, 16, "bf16", layout)
+
+
+def test_cutlass_convolutions_are_read(tmp_path: Path) -> None:
+    ((problem, name, time),) = read(tmp_path, CUTLASS_CONV)
+    pairs = ((1, 1), (1, 1), (1, 1))
+    assert problem == Conv(8, 128, 224, 224, 64, 3, 3, *pairs, 1, "fp16", "nhwc", "fprop")
+    assert (name, time) == ("cutlass", pytest.approx(3639.79))
+
+
+def test_tritonbench_has_a_row_for_each_implementation_that_ran(tmp_path: Path) -> None:
+    found = read(tmp_path, TRITONBENCH, dtype="fp16")
+    assert found == [
+        (Gemm(256, 256, 256, "fp16", "nn"), "cublas", pytest.approx(7.072)),
+        (Gemm(384, 128, 512, "fp16", "nn"), "cublas", pytest.approx(8)),
+        (Gemm(4096, 4096, 4096, "fp16", "nn"), "cublas", pytest.approx(550)),
+        (Gemm(256, 256, 256, "fp16", "nn"), "triton_tutorial_matmul", pytest.approx(9.216)),
+    ]
+    with pytest.raises(UserError, match="does not say its dtype; give --dtype"):
+        read(tmp_path, TRITONBENCH)
+
+
+def test_damaged_lines_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{8 * i},8,8,bf16,{i}" for i in range(1, 41)]
+    lines[3], lines[7] = "x,8,8,bf16,1", "8,8,8,bf16,-1"
+    lines[9] = "1099511627776,1099511627776,1099511627776,bf16,1"
+    found = read(tmp_path, "m,n,k,dtype,time_us\n" + "\n".join(lines))
+    assert len(found) == 37
+    said = capsys.readouterr().err
+    assert "line 5 is damaged and left out: m is 'x', no size" in said
+    assert "line 9 is damaged and left out: time_us is '-1', no time" in said
+    assert "line 11 is damaged and left out" in said
+    with pytest.raises(UserError, match="2 of 2 lines"):
+        read(tmp_path, "m,n,k,dtype,time_us\n8,8,8,int4,1\n8,8,8,bf16,nan\n")
+
+
+def test_only_pytorchs_own_product_is_the_library(tmp_path: Path) -> None:
+    text = "(M, N, K);aten_matmul-latency;aten_tunableop_mm-latency\n(8, 8, 8);0.02;0.01\n"
+    names = [name for _, name, _ in read(tmp_path, text, dtype="fp16")]
+    assert names == ["cublas", "aten_tunableop_mm"]
+
+
+@pytest.mark.parametrize("text", ["", "\n", "m,n\n1,2\n", "a;b\n1;2\n", "shape,time\n", "{}"])
+def test_a_file_that_is_none_of_these_is_answered_with_the_header(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        read_source(path, known_machine("nvidia-h100-sxm"))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_times_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "times.csv"
+    path.write_bytes(b"m,n,k,dtype,time_us\n8,8,8,bf16,1\n" + data)
+    try:
+        timings = read_timings(path, Told())
+    except UserError:
+        return
+    assert timings is not None
+    assert len(timings.rows)
+
+
+def test_validate_reads_such_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(CUTLASS)
+    source = read_source(path, known_machine("nvidia-a100-sxm-80gb"), "fp16")
+    assert list(source.implementations) == ["cutlass", "cublas"]
+    assert source.kernels[0] == ("cutlass_tensorop_h16816gemm_128x128_32x3_tn_align8",)
+    assert source.warm

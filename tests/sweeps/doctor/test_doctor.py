@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.device import Device, this_cpu
+from kernels.machine import known_machine
+from sweeps.doctor import doctor
+from sweeps.doctor.doctor import examine, examine_nvml
+from tests.support.fakes import FakeNvml
+
+
+def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
+    findings = examine(this_cpu(), tmp_path / "not" / "there")
+    words = " ".join(finding.text for finding in findings)
+    assert this_cpu().machine.slug in words
+    assert "threads" in words
+    assert "GiB free" in words
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, under its default of 700 W"),
+        ({"ComputeRunningProcesses": [SimpleNamespace(pid=1)]}, "1 other processes use this GPU"),
+        ({"Temperature": 88}, "88 °C"),
+    ],
+)
+def test_the_doctor_warns_of_what_spoils_timings(answers: dict[str, Any], words: str) -> None:
+    findings = list(examine_nvml(FakeNvml(**answers), "card"))
+    assert any(finding.warning and words in finding.text for finding in findings)
+    assert sum(finding.warning for finding in findings) == 1
+
+
+def test_the_doctor_is_content_with_a_healthy_card() -> None:
+    findings = list(examine_nvml(FakeNvml(), "card"))
+    assert not any(finding.warning for finding in findings)
+    assert "SM clock 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
+
+
+def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some builds of PyTorch have no ``clock_rate`` and no ``memory_clock_rate``."""
+    card = SimpleNamespace(multi_processor_count=132, memory_bus_width=6144)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    selected = Device(known_machine("nvidia-h200"), "cuda:0", 0)
+    assert list(doctor._compare_facts(selected)) == []  # what is not told is not compared
+    slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
+    (finding,) = doctor._compare_facts(selected)
+    assert "bytes/s" in finding.text

@@ -1,0 +1,27 @@
+"""Timing some cases of a recording again, on the machine at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels.common.errors import UserError
+from kernels.common.program import ROOT
+from kernels.device import this_cpu
+from sweeps.doctor.recheck import time_again
+
+RECORDING = ROOT / "tests" / "recordings" / "cpu-amd-epyc-2t"
+
+
+def test_recorded_cases_are_timed_again_and_compared() -> None:
+    report = time_again(this_cpu(), RECORDING, 3)
+    assert 1 <= report["cases"] <= 3
+    assert report["ratio"] > 0
+    assert report["lo"] is None  # an interval needs six cases
+    assert f"{report['cases']} cases timed again take {report['ratio']:.3f}×" in report["sentence"]
+
+
+def test_without_a_recording_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing is recorded that could be timed again"):
+        time_again(this_cpu(), tmp_path, 3)

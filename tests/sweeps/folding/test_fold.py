@@ -1,0 +1,58 @@
+"""Folding beside other nodes, which end at the same time or begin meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.folding.fold import fold
+from sweeps.folding.health import health
+from sweeps.store import read_run, samples_path, write_run
+from tests.support.fakes import planned
+from tests.support.runs import a_run, carry, rows_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    carry(a_run(tmp_path, planned(3)))
+    return tmp_path
+
+
+def test_what_is_folded_already_is_not_folded_again(folder: Path) -> None:
+    path = samples_path(folder, (1, 1))
+    table = folder / "measurements.csv"
+    table.unlink()
+    assert fold(folder, [path])["counts"]["measured"] == 3
+    assert not table.exists()
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"event":"aside","case":"","cost":1.0,"at":1.0,"worker":"1/1"}\n')
+    fold(folder, [path])
+    assert sorted(rows_of(folder)) == [1, 2, 3]
+    table.unlink()
+    fold(folder)  # asked without saying what was written, it always does
+    assert table.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"sizes": 1}', "{"])
+def test_a_damaged_note_of_it_means_folding(folder: Path, text: str) -> None:
+    (folder / "samples" / "folded.json").write_text(text, encoding="utf-8")
+    (folder / "measurements.csv").unlink()
+    fold(folder, [samples_path(folder, (1, 1))])
+    assert (folder / "measurements.csv").exists()
+
+
+def test_what_others_write_into_the_plan_meanwhile_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def joined(*arguments: Any) -> Any:
+        write_run(folder, {**read_run(folder), "gpus": [{"gpu": 5, "node": 1}], "turns": [1]})
+        return health(*arguments)
+
+    monkeypatch.setattr("sweeps.folding.fold.health", joined)
+    fold(folder)
+    record = read_run(folder)
+    assert record["gpus"] == [{"gpu": 5, "node": 1}]
+    assert record["turns"] == [1]
+    assert record["counts"]["measured"] == 3

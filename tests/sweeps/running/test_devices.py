@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kernels.common.errors import UserError
+from kernels.device import Device
+from kernels.machine import known_machine
+from sweeps.folding.history import History, histories
+from sweeps.running import devices
+from sweeps.running.devices import arrive, begun_elsewhere, last_place
+from tests.support.fakes import FakeNvml, planned
+
+
+def gpu(index: int) -> Device:
+    return Device(known_machine("nvidia-h200"), f"cuda:{index}", index)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A node of several GPUs, whose name, cards and limits a test may change."""
+    import torch
+
+    here = SimpleNamespace(name="node-a", nvml=FakeNvml(PowerManagementLimit=700_000))
+    monkeypatch.setattr(socket, "gethostname", lambda: here.name)
+    monkeypatch.setattr(devices, "open_nvml", lambda: here.nvml)
+    monkeypatch.setattr(devices, "nvml_handle", lambda nvml, properties: 0)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties",
+        lambda index: SimpleNamespace(uuid=f"{here.name}-{index}"),
+    )  # fmt: skip
+    return here
+
+
+def test_gpus_are_numbered_as_pytorch_does_and_then_on(
+    tmp_path: Path, node: SimpleNamespace
+) -> None:
+    folder = tmp_path / "nvidia-h200"
+    (folder / "samples").mkdir(parents=True)
+    assert [arrive(folder, tmp_path, gpu(i))[0] for i in (3, 0, 3)] == [3, 0, 3]
+    node.name = "node-b"
+    numbers = [arrive(folder, tmp_path, gpu(i))[0] for i in (0, 1)]
+    assert numbers == [4, 1]
+    _, known = arrive(folder, tmp_path, gpu(1))
+    assert [(place["gpu"], place["node"]) for place in known] == [(0, 0), (1, 1), (3, 0), (4, 1)]
+    assert {place["power_limit_w"] for place in known} == {700.0}
+
+
+def test_a_gpu_has_one_hash_in_all_runs_and_no_name_is_kept_in_what_is_shown(
+    tmp_path: Path, node: SimpleNamespace
+) -> None:
+    shown = []
+    for run in ("one", "two"):
+        (tmp_path / run / "samples").mkdir(parents=True)
+        shown.append(arrive(tmp_path / run, tmp_path, gpu(0))[1])
+    assert shown[0][0]["id"] == shown[1][0]["id"]
+    assert "node-a" not in json.dumps(shown)
+    (elsewhere := tmp_path / "other" / "run" / "samples").mkdir(parents=True)
+    other = arrive(elsewhere.parent, tmp_path / "other", gpu(0))[1]
+    assert other[0]["id"] != shown[0][0]["id"]  # another salt
+
+
+def test_another_power_limit_is_refused(tmp_path: Path, node: SimpleNamespace) -> None:
+    (tmp_path / "run" / "samples").mkdir(parents=True)
+    arrive(tmp_path / "run", tmp_path, gpu(0))
+    node.nvml = FakeNvml(PowerManagementLimit=500_000)
+    with pytest.raises(UserError, match="a power limit of 500 W and the run was begun with .*700"):
+        arrive(tmp_path / "run", tmp_path, gpu(1))
+
+
+def test_on_another_gpu_unfinished_series_begin_anew() -> None:
+    entries = planned(3)  # one series
+    ids = [entry.case.id for entry in entries]
+    sample = {"event": "sample", "worker": "1/2", "gpu": 0, "s": 1e-3, "cost": 0.0, "at": 1.0}
+    events = [{**sample, "case": ids[0]}]
+    known = {case: History() for case in ids} | histories(events)
+    assert begun_elsewhere(entries, known) == [ids[0]]
+    moved = histories([*events, {"event": "moved", "case": ids[0], "worker": "1/2"}])
+    assert moved[ids[0]] == History()
+    too_long = {"event": "too-long", "worker": "1/2"}
+    done = {case: histories([{**too_long, "case": case}])[case] for case in ids}
+    assert begun_elsewhere(entries, done) == []
+    where = [{"event": "place", "at": at, "place": place} for at, place in ((2.0, 5), (1.0, 3))]
+    assert (last_place(where), last_place([])) == (5, None)
