@@ -9,13 +9,9 @@ are sustained, and why a GPU's speed is that of those.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fleet.robust import Array
 from analysis.markdown import printable
-from analysis.recordings.damage import left_out, say_left_out
+from analysis.recordings.csv_file import Faults, read_csv
 from analysis.recordings.load import Recording, load_run
 from kernels.common.errors import UserError
 from kernels.common.program import command
@@ -35,6 +30,8 @@ from sweeps.schema import IDENTITY, PHASES
 from sweeps.store import ANCHOR_COLUMNS
 from sweeps.timing.statistics import Z95
 
+Array = NDArray[np.float64]
+
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
 """What an anchor is bound by: compute without a pause, compute in bursts, memory, its launch."""
@@ -42,14 +39,15 @@ KINDS = ("sustained", "burst", "memory", "small")
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
 _ORDINALS = ("gpu", "node")
-_NUMBERS = (*_ORDINALS, "samples", *_TIMES, *SENSORS)
+_KINDS = dict.fromkeys(ANCHOR_COLUMNS, "text") | dict.fromkeys(
+    (*_ORDINALS, "samples", *_TIMES, *SENSORS), "real"
+)
 
 _LAUNCH = 5e-6  # seconds: what can be computed in less takes as long as launching it
 _LONGEST = 1e12  # microseconds, eleven days
 _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _HASH = r"[0-9a-f]{4,32}|"
 _ANEW = "Restore the file, or move it away and measure the anchors again."
-_IDENTITY_OF = itemgetter(*IDENTITY)
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,14 @@ def read_anchors(folder: Path) -> Anchors:
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
-    frame, faults, cases = _read(path)
-    table = _checked(frame, faults)
-    damaged = left_out(path, faults, len(frame), _ANEW)
-    say_left_out(path, damaged)
-    if table.empty:
+    table = read_csv(path, _KINDS, _ANEW, optional=("energy_j",))
+    cases, places = _cases(table.rows)
+    rows = _checked(table.rows.assign(case=places), table.faults)
+    damaged = table.faults.leave_out()
+    rows = rows[table.faults.sound]
+    if rows.empty:
         raise UserError(f"{path} has no time of any anchor; {_written_by()}.")
-    fleet = _fleet(table, cases, machine, run)
+    fleet = _fleet(rows, cases, machine, run)
     return Anchors(Recording(folder, machine, run, pd.DataFrame()), fleet, damaged)
 
 
@@ -144,39 +143,19 @@ def _written_by() -> str:
     return f"{command('sweeps run')} writes it, with a budget of a minute or more or with --shard"
 
 
-def _read(path: Path) -> tuple[pd.DataFrame, dict[int, str], list[Case]]:
-    """Every line with its number (``line``) and the place of its case in the list (``case``), what
-    is wrong with lines, and the cases.
-    """
-    lines: list[dict[str, str]] = []
-    numbers, codes = [], []
-    faults: dict[int, str] = {}
+def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
+    """The cases of a table, and the place of each row's in their list; -1 where it is no case."""
     known: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-        rows = csv.DictReader(io.StringIO(text, newline=""))
-        needed = [name for name in ANCHOR_COLUMNS if name != "energy_j"]  # older files lack it
-        if missing := [name for name in needed if name not in (rows.fieldnames or ())]:
-            raise UserError(f"{path} has no column {missing[0]!r}; restore it, or move it away.")
-        for row in rows:
-            number = rows.line_num
-            if None in row or None in row.values():
-                faults[number], row = "it has not as many cells as columns", {}
-            numbers.append(number)
-            lines.append({name: row.get(name, "") for name in ANCHOR_COLUMNS})
-            key = _IDENTITY_OF(lines[-1])
-            if key not in known:
-                case = _case(lines[-1])
-                known[key] = -1 if case is None else len(cases)
-                cases += [] if case is None else [case]
-            codes.append(known[key])
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    except csv.Error as error:
-        raise UserError(f"{path} is no CSV ({error}). {_ANEW}") from None
-    frame = pd.DataFrame(lines, columns=list(ANCHOR_COLUMNS), dtype=object)
-    return frame.assign(line=numbers, case=codes), faults, cases
+    places = []
+    for row in rows[list(IDENTITY)].to_dict("records"):
+        key = tuple(row.values())
+        if key not in known:
+            case = _case(row)
+            known[key] = -1 if case is None else len(cases)
+            cases += [] if case is None else [case]
+        places.append(known[key])
+    return cases, places
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
@@ -187,40 +166,28 @@ def _case(row: Mapping[str, str]) -> Case | None:
     return case if case.mode in MODES and case.cache in CACHES else None
 
 
-def _checked(frame: pd.DataFrame, faults: dict[int, str]) -> pd.DataFrame:
-    """The sound rows, their numbers read; adds what is wrong with the others, by the line."""
-    table = frame[["run", "worker", "gpu_id", "phase", "time_utc", "throttled", "line", "case"]]
+def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
+    """The rows with printable names, once it is told what of them cannot be."""
     for name in ("run", "worker"):
-        table = table.assign(**{name: table[name].map(printable)})
-
-    def tell(wrong: Any, why: str) -> None:
-        for number in frame["line"].to_numpy()[np.asarray(wrong, dtype=bool)]:
-            faults.setdefault(int(number), why)
-
-    tell(table["case"] < 0, "its columns are no case")
-    tell(~table["phase"].isin(PHASES), f"phase is none of {', '.join(PHASES)}")
-    tell(~table["time_utc"].str.match(_MOMENT), "time_utc is no moment")
-    tell(~table["gpu_id"].map(lambda text: re.fullmatch(_HASH, text) is not None),
-         "gpu_id is no hash")  # fmt: skip
-    for name in _NUMBERS:
-        values = pd.to_numeric(frame[name].where(frame[name] != ""), errors="coerce")
-        values = values.astype(float)
-        tell(values.isna() & (frame[name] != ""), f"{name} is no number")
-        table = table.assign(**{name: values})
+        rows = rows.assign(**{name: rows[name].map(printable)})
+    faults.tell(rows["case"] < 0, "its columns are no case")
+    faults.tell(~rows["phase"].isin(PHASES), f"phase is none of {', '.join(PHASES)}")
+    faults.tell(~rows["time_utc"].str.match(_MOMENT), "time_utc is no moment")
+    faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is no hash")
     for name in _ORDINALS:
-        value = table[name]
-        tell(value.notna() & ~((value >= 0) & (value < 2**31) & (value % 1 == 0)),
-             f"{name} is no ordinal")  # fmt: skip
-    time, lo, hi = (table[name] for name in _TIMES)
-    tell(~((time > 0) & (time <= _LONGEST)), "time_us is no time")
-    tell((lo.notna() | hi.notna()) & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
-         "the interval of its time does not hold the time")  # fmt: skip
-    tell(~(table["samples"] >= 1), "it has no samples")
+        value = rows[name]
+        ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
+        faults.tell(value.notna() & ~ordinal, f"{name} is no ordinal")
+    time, lo, hi = (rows[name] for name in _TIMES)
+    faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is no time")
+    inside = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
+    faults.tell((lo.notna() | hi.notna()) & ~inside, "its interval does not hold the time")
+    faults.tell(~(rows["samples"] >= 1), "it has no samples")
     for name in SENSORS:
         least = -300 if name == "temp_c" else 0
-        tell(~(table[name].isna() | ((table[name] >= least) & (table[name] < 1e9))),
-             f"{name} is absurd")  # fmt: skip
-    return table[~table["line"].isin(list(faults))]
+        ordinary = (rows[name] >= least) & (rows[name] < 1e9)
+        faults.tell(rows[name].notna() & ~ordinary, f"{name} is absurd")
+    return rows
 
 
 def _fleet(

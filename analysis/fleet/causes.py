@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.fleet.anchors import Fleet
-from analysis.fleet.robust import Array, deviation, middle
-from analysis.fleet.speeds import Speeds
+from analysis.fleet.anchors import Array, Fleet
+from analysis.fleet.speeds import Speeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
@@ -89,8 +88,8 @@ def _held_back_by(fleet: Fleet, speeds: Speeds, i: int) -> Iterator[tuple[str, s
     elif math.isnan(limit) and _alone_capped(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
     temperature = speeds.sensors["temp_c"]
-    above = temperature - middle(temperature)
-    if above[i] > max(_HOTTER, _ORDINARY * deviation(above)):
+    above = temperature - median_of(temperature)
+    if above[i] > max(_HOTTER, _ORDINARY * deviation_of(above)):
         yield (
             "temperature",
             f"it is {above[i]:.0f} °C hotter than the others, {temperature[i]:.0f} °C",
@@ -100,7 +99,7 @@ def _held_back_by(fleet: Fleet, speeds: Speeds, i: int) -> Iterator[tuple[str, s
 def _usual_limit(fleet: Fleet, name: str) -> float:
     """The median of the devices' limits."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
-    return float(middle(limits))
+    return float(median_of(limits))
 
 
 def _alone_capped(speeds: Speeds, i: int) -> bool:

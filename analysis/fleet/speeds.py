@@ -1,25 +1,29 @@
-"""How fast each GPU is beside the others, kind by kind of anchor, and what they do to one another.
+"""How fast each GPU is compared with the others, kind by kind of anchor, and how GPUs interfere.
 
-Speeds are logarithms relative to the fleet's median, and their intervals have three parts: how much
-a GPU's anchors disagree, or what their own intervals say if that is more; how much a GPU's speed
-changes from one time to the next, by what its bursts changed between both phases beyond its node's
-others (where hardly any GPU was timed twice, what is assumed); and how well the median of so many
-GPUs is known.
+A GPU's speed in a kind of anchor is the median over the anchors of its log speed relative to the
+fleet's median. Its 95% interval is 1.96 standard errors of three parts, added as variances:
+
+1. how much anchors of one GPU disagree (by the median absolute deviation, which a sick GPU does not
+   move), or what their own intervals say if that is more;
+2. how much a GPU's speed changes from one time to the next, by what its bursts changed between both
+   phases compared with its node's other GPUs; where hardly any GPU was timed twice, an assumption;
+3. how well the median of so many GPUs is known.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import median_abs_deviation
 
-from analysis.fleet.anchors import KINDS, SENSORS, Fleet
-from analysis.fleet.robust import Array, centres, deviation, middle, spread
+from analysis.fleet.anchors import KINDS, SENSORS, Array, Fleet
 from sweeps.schema import PHASES
-from sweeps.timing.statistics import TOLERANCE
+from sweeps.timing.statistics import TOLERANCE, Z95
 
 MIN_GPUS = 3
 """Of fewer, a median does not say which one is slow."""
@@ -28,8 +32,9 @@ _MIN_SPREAD = 8  # GPUs, of which a standard deviation says something
 _ALONE, _TOGETHER = range(len(PHASES))
 _ASSUMED = 0.005  # standard deviation of a log speed between two times, if none was measured
 _ASSUMED_AS = 2  # as many GPUs timed twice as that counts for
-_TURNS = 4  # of taking medians off rows and columns by turns; later ones change nothing
-_OF_MEDIANS = math.pi / 2  # variance of normal values' median over that of their mean
+_OF_MEDIANS = math.pi / 2  # variance of the median of normal values over that of their mean
+_FAR = 3.5  # standard deviations: what lies further out is no part of a spread
+_MANY = 6  # anchors of one GPU, of which a deviation says something of that GPU
 
 
 @dataclass(frozen=True)
@@ -111,20 +116,90 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     again = _between_times(fleet)
     phase = _phases(fleet)
     kinds: dict[str, Speeds] = {}
-    borrowed = math.nan
-    for kind in sorted(KINDS, key=lambda kind: kind != "burst"):  # it lends the others its scatter
-        found = _speeds(fleet, kind, phase, again, borrowed)
+    scatter = math.nan
+    for kind in sorted(KINDS, key=lambda kind: kind != "burst"):  # whose scatter single anchors use
+        found = _speeds(fleet, kind, phase, again, scatter)
         if found is not None:
-            kinds[kind], lent = found
-            borrowed = lent if kind == "burst" else borrowed
+            kinds[kind], own_scatter = found
+            scatter = own_scatter if kind == "burst" else scatter
     kinds = {kind: kinds[kind] for kind in KINDS if kind in kinds}
     count = len(fleet.devices)
     usual = [kind for kind in kinds if np.isfinite(kinds[kind].log).sum() * 2 >= count]
     overall = next(iter(usual or kinds), "")
     between = math.nan
     if overall and np.isfinite(kinds[overall].log).sum() >= _MIN_SPREAD:
-        between = spread(kinds[overall].log, kinds[overall].variance)
+        between = _spread(kinds[overall].log, kinds[overall].variance)
     return FleetSpeeds(kinds, overall, between, _interference(fleet, again))
+
+
+def median_of(values: Array, axis: int = 0) -> Array:
+    """Medians of what is known; NaN where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of slices in which nothing is known
+        return np.asarray(np.nanmedian(values, axis=axis))
+
+
+def deviation_of(values: Array) -> float:
+    """Standard deviation of normal values with this median absolute deviation; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(median_abs_deviation(known, scale="normal")) if len(known) else math.nan
+
+
+def _spread(values: Array, noise: Array) -> float:
+    """Standard deviation of what values measure, without the variance that they are measured with.
+
+    Values beyond 3.5 standard deviations, by the median absolute deviation, are no part of it.
+    """
+    known = np.isfinite(values) & np.isfinite(noise)
+    if not known.any():
+        return math.nan
+    far = _FAR * max(deviation_of(values[known]), float(np.sqrt(np.median(noise[known]))))
+    near = known & (np.abs(values - median_of(values)) <= far)
+    variance = float(np.var(values[near], ddof=1)) if near.sum() > 1 else math.nan
+    return math.sqrt(max(0.0, variance - float(np.mean(noise[near]))))
+
+
+@dataclass(frozen=True)
+class _Medians:
+    """The median of each row of a table and its variance; ``scatter`` is a single value's."""
+
+    median: Array
+    variance: Array
+    scatter: float
+
+
+def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
+    """Medians over the columns of (rows, columns), NaN for what is not known.
+
+    Args:
+        values: one row per device or node.
+        own: the standard error of each value.
+        scatter: the standard deviation of a single value around its row's median, where all rows
+            have just one; otherwise it is that of all rows, or of the row itself if that is more.
+    """
+    count = np.isfinite(values).sum(axis=1).astype(float)
+    count[count == 0] = np.nan
+    middle = median_of(values, axis=1)
+    several = count > 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # A median lies nearer to few values than to the middle of their law.
+        apart = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
+    if several.any():
+        around = np.abs(apart[several])
+        scatter = float(median_abs_deviation(around[np.isfinite(around)], center=_zero,
+                                             scale="normal"))  # fmt: skip
+    each = np.full(len(values), scatter)
+    for i in np.flatnonzero(count >= _MANY):
+        row = apart[i][np.isfinite(apart[i])]
+        each[i] = max(scatter, float(median_abs_deviation(row, center=_zero, scale="normal")))
+    own_each = np.sqrt(median_of(own**2, axis=1))
+    share = np.where(count > 2, _OF_MEDIANS, 1.0) / count
+    return _Medians(middle, np.fmax(each, own_each) ** 2 * share, scatter)
+
+
+def _zero(values: Array, axis: int | None = None) -> float:
+    """The centre of deviations."""
+    return 0.0
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
@@ -143,11 +218,11 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 
 
 def _speeds(
-    fleet: Fleet, kind: str, phase: NDArray[np.intp], again: float, borrowed: float
+    fleet: Fleet, kind: str, phase: NDArray[np.intp], again: float, scatter: float
 ) -> tuple[Speeds, float] | None:
-    """The speeds of a kind, and the variance that its anchors scatter with; None if it has none.
+    """The speeds of a kind, and the scatter of its anchors; None if it has none.
 
-    A kind of a single anchor, which has no scatter, borrows that of anchors in bursts.
+    A kind of a single anchor, which has no scatter of its own, takes ``scatter``.
     """
     of = np.flatnonzero(fleet.kinds == kind)
 
@@ -162,51 +237,37 @@ def _speeds(
     if few.all():
         return None
     if count == 2:
-        found = centres(logs[1:] - logs[:1], np.hypot(*own)[None], lent=borrowed)
-        log = np.array([0.5, -0.5]) * found.centre
+        found = _medians(logs[1:] - logs[:1], np.hypot(*own)[None], scatter)
+        log = np.array([0.5, -0.5]) * found.median
         variance = np.repeat(found.variance / 2 + again**2, 2)
-        halves = np.repeat(found.half_width(2 * again**2) / 2, 2)
+        halves = np.repeat(Z95 * np.sqrt(found.variance + 2 * again**2) / 2, 2)
     else:
-        found = centres(_relative(logs), own, count, borrowed)
-        log = found.centre - np.nanmedian(found.centre)
+        found = _medians(median_of(logs) - logs, own, scatter)
+        log = found.median - float(median_of(found.median))
         variance = found.variance + again**2
-        halves = found.half_width(again**2 + _median_variance(log, variance))
+        halves = Z95 * np.sqrt(variance + _median_variance(log, variance))
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
     clocks = np.log(sensors["sm_mhz"])
     return Speeds(
         log=log,
         half=halves,
         variance=variance,
-        clock=middle(clocks - middle(clocks), axis=1),
-        sensors={name: middle(values, axis=1) for name, values in sensors.items()},
+        clock=median_of(clocks - median_of(clocks), axis=1),
+        sensors={name: median_of(values, axis=1) for name, values in sensors.items()},
         throttled={
             reason: np.take_along_axis(seen, phase, axis=0)[0][:, of].any(axis=1)
             for reason, seen in fleet.throttled.items()
         },
-    ), found.each
-
-
-def _relative(logs: Array) -> Array:
-    """Log speeds relative to each anchor's median over the devices: (devices, anchors).
-
-    The devices' own levels are taken off before the median, by turns, so that a device without
-    some anchors does not move it (J. Tukey, "Exploratory Data Analysis", 1977, median polish).
-    """
-    level = np.zeros(len(logs))
-    for _ in range(_TURNS):
-        anchor = middle(logs - np.where(np.isfinite(level), level, 0.0)[:, None])
-        level = middle(logs - anchor, axis=1)
-        level = level - np.nanmedian(level)
-    return anchor - logs
+    ), found.scatter
 
 
 def _median_variance(log: Array, variance: Array) -> float:
-    """Of the median of the devices' speeds: as of many normal values, but never more than one
-    device's own.
+    """Variance of the median of the devices' speeds: as of many normal values, but never more than
+    that of one device.
     """
-    one = float(np.nanmedian(variance)) if np.isfinite(variance).any() else math.nan
+    one = float(median_of(variance))
     count = int(np.isfinite(log).sum())
-    return float(np.fmin(one, _OF_MEDIANS * np.fmax(deviation(log) ** 2, one) / count))
+    return float(np.fmin(one, _OF_MEDIANS * np.fmax(deviation_of(log) ** 2, one) / count))
 
 
 def _changes(fleet: Fleet, of: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -225,25 +286,29 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 def _between_times(fleet: Fleet) -> float:
     """Standard deviation by which a device's speed differs from one time to the next.
 
-    By what its bursts changed from one phase to the other beyond the others of its node, which has
-    the error of both times. What is assumed counts as two devices.
+    By what its bursts changed from one phase to the other compared with the others of its node; the
+    difference has the error of both times. The assumption counts as two devices.
     """
     changes, own = _changes(fleet, fleet.kinds == "burst")
-    found = centres(changes, own)
-    left = np.full(len(changes), np.nan)
+    found = _medians(changes, own)
+    rest = np.full(len(changes), np.nan)
     nodes = 0
     for members in _groups(fleet).values():
-        if np.isfinite(found.centre[members]).sum() > 1:
-            left[members] = found.centre[members] - middle(found.centre[members])
+        if np.isfinite(found.median[members]).sum() > 1:
+            rest[members] = found.median[members] - median_of(found.median[members])
             nodes += 1
-    df = int(np.isfinite(left).sum()) - nodes
-    measured = spread(left, found.variance, nodes) ** 2 / 2
-    squares = _ASSUMED_AS * _ASSUMED**2 + (0.0 if math.isnan(measured) else df * measured)
-    return math.sqrt(squares / (_ASSUMED_AS + (0 if math.isnan(measured) else df)))
+    count = int(np.isfinite(rest).sum())
+    known = count - nodes
+    squares, total = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
+    if known > 0:
+        # As many medians were taken off as there are nodes; a difference has two times' errors.
+        squares += count * _spread(rest, found.variance * known / count) ** 2 / 2
+        total += known
+    return math.sqrt(squares / total)
 
 
 def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
-    """Of every node whose devices timed anchors alone and together."""
+    """What each node whose devices timed anchors alone and together lost."""
     groups = _groups(fleet)
     counts = np.array([len(members) for members in groups.values()])
     tables = {}
@@ -251,11 +316,11 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
         changes, own = _changes(fleet, (fleet.kinds == kind) | (kind == ""))
         if not np.isfinite(changes).any():
             continue
-        of_nodes = np.array([middle(changes[members]) for members in groups.values()])
+        of_nodes = np.array([median_of(changes[members]) for members in groups.values()])
         errors = np.array([_error_of_median(own[members]) for members in groups.values()])
-        found = centres(of_nodes, errors)
-        half = found.half_width(_OF_MEDIANS * 2 * again**2 / counts)
-        ratio, lo, hi = (np.exp(found.centre + sign * half) for sign in (0, -1, 1))
+        found = _medians(of_nodes, errors)
+        half = Z95 * np.sqrt(found.variance + _OF_MEDIANS * 2 * again**2 / counts)
+        ratio, lo, hi = (np.exp(found.median + sign * half) for sign in (0, -1, 1))
         slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
         columns = (array.tolist() for array in (ratio, lo, hi, slowed))
         tables[kind] = [Change(*row) for row in zip(*columns, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.recordings.damage import left_out, say_left_out
+from analysis.recordings.csv_file import Faults
 from kernels.common.checks import LARGEST_BYTES, LARGEST_SIZE
 from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, GEMM_LAYOUTS, PASSES
@@ -42,11 +42,11 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
         raise UserError(f"{path} has no row with a time.")
     cells = cells.reset_index(drop=True)
     products = cells["op"] == "gemm"
-    faults = _faults(cells[products], _gemm_faults)
-    faults |= _faults(cells[~products], _conv_faults)
-    by_line = {int(cells.at[row, "line"]): why for row, why in faults.items()}
-    say_left_out(path, left_out(path, by_line, cells["line"].nunique(), _REMEDY))
-    rows = cells.drop(index=list(faults)).drop(columns="line")
+    faults = Faults(path, cells["line"], _REMEDY)
+    _tell_faults(cells, products, faults, _gemm_faults)
+    _tell_faults(cells, ~products, faults, _conv_faults)
+    faults.leave_out()
+    rows = cells[faults.sound].drop(columns="line")
     rows["time_us"] = pd.to_numeric(rows["time_us"])
     rows["dtype"] = _dtypes(rows["dtype"])
     named = rows["implementation"] != ""
@@ -85,26 +85,27 @@ def _dtypes(names: pd.Series) -> pd.Series:
     return names.map(_DTYPES).fillna(names)
 
 
-def _faults(
-    cells: pd.DataFrame, check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]]
-) -> dict[int, str]:
-    """What is wrong, by the row's index: the first fault of each."""
-    if not len(cells):
-        return {}
+def _tell_faults(
+    cells: pd.DataFrame,
+    of: pd.Series,
+    faults: Faults,
+    check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]],
+) -> None:
+    """Find what is wrong with the rows of one kind of operation."""
+    if not of.any():
+        return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
     checks = [
         ((time > 0) & (time < _SLOWEST_US), "time_us", "no time in microseconds"),
         (_dtypes(cells["dtype"]).isin(DTYPE_BYTES), "dtype", f"none of {', '.join(DTYPE_BYTES)}"),
         (cells["cache"].isin(_CACHES), "cache", f"none of {', '.join(_CACHES)}"),
         (cells["mode"].isin(_MODES), "mode", f"none of {', '.join(_MODES)}"),
-        *check(cells),
+        *check(cells[of]),
     ]
-    found: dict[int, str] = {}
     for sound, name, why in checks:
-        for row in cells.index[~sound.astype(bool)]:
-            cell = cells.at[row, name] if name in cells else ""
-            found.setdefault(int(row), f"{name} is {cell!r}, {why}")
-    return found
+        wrong = of & ~sound.reindex(cells.index, fill_value=True).astype(bool)
+        shown = cells[name] if name in cells else pd.Series("", index=cells.index)
+        faults.tell(wrong, [f"{name} is {cell!r}, {why}" for cell in shown])
 
 
 def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:

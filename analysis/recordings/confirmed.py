@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.recordings.damage import left_out, say_left_out
+from analysis.recordings.csv_file import read_csv
 from analysis.recordings.load import Part, Recording
 from kernels.common.errors import UserError
 from kernels.common.program import target
@@ -19,7 +18,7 @@ from sweeps.store import CONFIRMED_COLUMNS
 
 _ASSUMED = 0.01  # standard deviation of a log time between processes, if none was measured
 _LEAST_BLOCKS = 4  # of a process: their mean is without the smallest and the largest
-_ANEW = f"move it away, and {target('sweep', 'confirm')} confirms anew"
+_REMEDY = f"Move it away; {target('sweep', 'confirm')} measures the pairs again."
 _AS_CASES = 2  # as many cases timed again as that counts for
 
 
@@ -78,37 +77,33 @@ def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():
         return pairs
-    faults: dict[int, str] = {}
-    lines = 0
     try:
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            if tuple(rows.fieldnames or ()) != CONFIRMED_COLUMNS:
-                raise UserError(f"{path} has other columns than it should; {_ANEW}.")
-            for row in rows:
-                lines += 1
-                try:
-                    ways, ratios = _pair(row, planned)
-                    pairs.setdefault(ways, []).append(ratios)
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    faults[rows.line_num] = "it is no pair of cases with its ratios"
-    except (UnicodeDecodeError, csv.Error, KeyError, TypeError):
-        raise UserError(f"{path} cannot be read, or its plan; {_ANEW}.") from None
-    say_left_out(path, left_out(path, faults, lines, f"To go on: {_ANEW}."))
+    except (KeyError, TypeError):
+        raise UserError(f"the plan of {path} cannot be read. {_REMEDY}") from None
+    table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
+    records = table.rows.to_dict("records")
+    found = [_pair(row, planned) for row in records]
+    table.faults.tell([pair is None for pair in found], "it is no pair of cases with its ratios")
+    table.faults.leave_out()
+    for pair, sound in zip(found, table.faults.sound, strict=True):
+        if pair is not None and sound:
+            pairs.setdefault(pair[0], []).append(pair[1])
     # What a claim rests on is more than one process.
     return {ways: processes for ways, processes in pairs.items() if len(processes) > 1}
 
 
 def _pair(
-    row: Mapping[str, str], planned: Mapping[str, Mapping[str, object]]
-) -> tuple[tuple[Way, Way], tuple[float, ...]]:
-    """The ways of a line, and the log ratio of each block of its process."""
-    ways = _way(planned[row["case"]]), _way(planned[row["against"]])
-    ratios = tuple(float(text) for text in row["log_ratios"].split())
-    if None in row or len(ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, ratios)):
-        raise ValueError
-    return ways, ratios
+    row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
+) -> tuple[tuple[Way, Way], tuple[float, ...]] | None:
+    """The ways of a line, and the log ratio of each block of its process; None if damaged."""
+    try:
+        ways = _way(planned[row["case"]]), _way(planned[row["against"]])
+        ratios = tuple(float(text) for text in row["log_ratios"].split())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    whole = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
+    return (ways, ratios) if whole else None
 
 
 def _way(row: Mapping[str, object]) -> Way:

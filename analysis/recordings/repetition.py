@@ -12,7 +12,6 @@ which compare many, take times that are put right for the machine's speed in eac
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,9 +23,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.recordings.damage import left_out, say_left_out
+from analysis.recordings.csv_file import read_csv
 from analysis.recordings.load import Recording
-from kernels.common.errors import UserError
 from sweeps.cases.case import Case
 from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS
@@ -34,7 +32,7 @@ from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
 _TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
 
-_WITHOUT_ROUNDS = "move it away, and ratios come from the intervals of times"
+_REMEDY = "Move it away; then ratios come from the intervals of times."
 
 _MIN_IN_ROUND = 6  # cases of a round, for which their median says how fast the machine was
 
@@ -233,30 +231,26 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     if not path.exists():
         return {}
-    known: dict[str, Rounds] = {}
-    faults: dict[int, str] = {}
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = csv.DictReader(file)
-            if tuple(rows.fieldnames or ()) != ROUND_COLUMNS:
-                raise UserError(f"{path} has other columns than it should; {_WITHOUT_ROUNDS}.")
-            for row in rows:
-                try:
-                    known[row["case"]] = _rounds(run, row)
-                except (ValueError, TypeError, AttributeError):
-                    faults[rows.line_num] = "its rounds and times are no pairs of numbers"
-    except (UnicodeDecodeError, csv.Error):
-        raise UserError(f"{path} cannot be read as CSV; {_WITHOUT_ROUNDS}.") from None
-    remedy = f"To go on without it: {_WITHOUT_ROUNDS}."
-    say_left_out(path, left_out(path, faults, len(known) + len(faults), remedy))
-    return known
+    table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
+    found = [_rounds(run, row) for row in table.rows.to_dict("records")]
+    table.faults.tell(
+        [rounds is None for rounds in found], "its rounds and times are no pairs of numbers"
+    )
+    table.faults.leave_out()
+    sound = table.faults.sound
+    return {
+        case: rounds for case, rounds, whole in zip(table.rows["case"], found, sound, strict=True)
+        if rounds is not None and whole
+    }  # fmt: skip
 
 
-def _rounds(run: str, row: Mapping[str, str]) -> Rounds:
+def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
+    """The samples of a line; None if it is damaged."""
     # Every worker counts its own rounds, and may have gone on with another GPU.
     place = f"{run} {row['worker']} {row['gpu']}"
-    pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)
-    rounds = {(place, int(number)): float(time) * 1e-6 for number, time in pairs}
-    if not all(0 < seconds < math.inf for seconds in rounds.values()):
-        raise ValueError
-    return rounds
+    try:
+        pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)
+        rounds = {(place, int(number)): float(time) * 1e-6 for number, time in pairs}
+    except ValueError:
+        return None
+    return rounds if all(0 < seconds < math.inf for seconds in rounds.values()) else None

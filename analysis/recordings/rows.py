@@ -1,26 +1,17 @@
-"""The rows of a measurements.csv: every line is read strictly, and checked for what cannot be.
-
-A file may be cut, edited by hand or merged; one bad cell costs its row, which is named, and not the
-recording. Where too many are bad, something else is wrong, and nothing should be concluded.
-"""
+"""The rows of a measurements.csv, checked for what cannot be."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import csv as arrow_csv
 
-from analysis.recordings.copies import read_copy, state_of, write_copy
-from analysis.recordings.damage import MOST_DAMAGED, left_out, say_left_out
+from analysis.recordings.csv_file import MOST_DAMAGED, Faults, read_csv
 from kernels.common.checks import LARGEST_BYTES, LARGEST_SIZE
 from kernels.common.documents import NOT_NEGATIVE, misfit
 from kernels.common.errors import UserError
@@ -31,9 +22,7 @@ from sweeps.schema import COLUMNS, IDENTITY, SCHEMA, problem_of
 
 STATUSES = ("ok", "wrong", "oom", "unsupported", "error")
 
-_TYPES = {"text": pa.string(), "whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
-_FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
-
+_REMEDY = "Restore the file, or move the folder away and measure again."
 _LONGEST = 1e12  # microseconds, eleven days
 _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
@@ -57,125 +46,10 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
         UserError: it cannot be read, is of another version or of other runs, or too much of it is
             damaged.
     """
-    try:
-        state = state_of(path, run)  # before it is read: it may be written meanwhile
-        known = read_copy(path, state)
-        # A copy may come from a stranger, like the table.
-        if known is None or not _is_sound(known[0], run):
-            known = _checked_rows(path.read_bytes(), path, run)
-            write_copy(path, state, *known)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    frame, damaged = known
-    say_left_out(path, damaged)
-    return frame, damaged
-
-
-def _is_sound(frame: pd.DataFrame, run: str) -> bool:
-    """Whether a table has all columns, of their types, and no row that cannot be."""
-    types = {name: _FRAME_TYPES[kind] for name, (kind, _) in COLUMNS.items()}
-    same = frame.dtypes.astype(str).to_dict() == types
-    return same and not (_faults(frame, run) != "").any()
-
-
-def _checked_rows(data: bytes, path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The sound rows of a file's content, and a sentence for each of the others."""
-    frame, unread = parse_measurements(data)
-    whole = len(frame) + len(unread)
-    _check_origin(frame, path, run)
-    faults = _faults(frame, run)
-    sound = np.flatnonzero(faults == "")
-    faults[sound[frame.iloc[sound].duplicated(list(IDENTITY))]] = "its case was there before"
-    bad = np.flatnonzero(faults != "")
-    lines = _line_numbers(data, unread) if len(bad) else np.empty(0, dtype=np.intp)
-    by_line = dict.fromkeys(unread, "it cannot be read")
-    by_line |= {int(lines[i]): str(faults[i]) for i in bad}
-    remedy = "Restore the file, or move the folder away and measure again."
-    damaged = left_out(path, by_line, whole, remedy)
-    return frame[faults == ""].reset_index(drop=True) if len(bad) else frame, damaged
-
-
-def parse_measurements(data: bytes) -> tuple[pd.DataFrame, list[int]]:
-    """The table of a measurements.csv and the numbers of the lines that cannot be read."""
-    # Arrow ends a line at a carriage return by itself, too, and lines would be numbered otherwise.
-    data = data.replace(b"\r\n", b"\n").replace(b"\r", b" ")
-    header = data.partition(b"\n")[0].decode("utf-8", errors="replace")
-    if header.split(",") != list(COLUMNS):
-        raise UserError("measurements.csv does not begin with the columns of this version.")
-    try:
-        table = _parse(data)
-        unread: list[int] = []
-    except pa.ArrowInvalid:
-        good, unread = _drop_unreadable(data)
-        table = _parse(good)
-    frame = pd.DataFrame(
-        {
-            name: table.column(name).to_pandas().astype(_FRAME_TYPES[kind])
-            for name, (kind, _) in COLUMNS.items()
-        }
-    )
-    return frame, unread
-
-
-def _parse(data: bytes) -> pa.Table:
-    """Read strictly: every line has every column, every cell its type. Floats are exact."""
-    convert = arrow_csv.ConvertOptions(
-        column_types={name: _TYPES[kind] for name, (kind, _) in COLUMNS.items()},
-        include_columns=list(COLUMNS),
-        null_values=[""],
-        strings_can_be_null=False,
-        true_values=["true"],
-        false_values=["false"],
-    )
-    return arrow_csv.read_csv(io.BytesIO(data), convert_options=convert)
-
-
-def _drop_unreadable(data: bytes) -> tuple[bytes, list[int]]:
-    """The readable lines of a damaged file, and the numbers of the others."""
-    header, *lines = data.split(b"\n")
-    numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
-    whole = [(number, line) for number, line in numbered if _has_all_cells(line)]
-    most = max(1, int(MOST_DAMAGED * len(numbered))) - (len(numbered) - len(whole))
-    good = dict(_parseable(header, whole, [most]))
-    unread = [number for number, _ in numbered if number not in good]
-    return b"\n".join([header, *good.values()]) + b"\n", unread
-
-
-def _has_all_cells(line: bytes) -> bool:
-    try:
-        cells = next(csv.reader([line.decode("utf-8")], strict=True))
-    except (UnicodeDecodeError, csv.Error):
-        return False
-    return len(cells) == len(COLUMNS)
-
-
-def _parseable(
-    header: bytes, lines: list[tuple[int, bytes]], left: list[int]
-) -> list[tuple[int, bytes]]:
-    """The lines whose cells parse, by bisection: Arrow does not say which line is damaged.
-
-    ``left`` counts how many damaged lines more the file may have; after those it is refused anyhow,
-    and the rest is not looked at.
-    """
-    if not lines or left[0] < 0:
-        return []
-    try:
-        _parse(b"\n".join([header, *(line for _, line in lines)]) + b"\n")
-    except pa.ArrowInvalid:
-        half = len(lines) // 2
-        if not half:
-            left[0] -= 1
-            return []
-        return _parseable(header, lines[:half], left) + _parseable(header, lines[half:], left)
-    return lines
-
-
-def _line_numbers(data: bytes, unread: Sequence[int]) -> NDArray[np.intp]:
-    """The line of each row that was read."""
-    skipped = set(unread)
-    lines = data.split(b"\n")[1:]
-    numbers = [n for n, line in enumerate(lines, 2) if line.strip(b"\r") and n not in skipped]
-    return np.array(numbers, dtype=np.intp)
+    table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
+    _check_origin(table.rows[table.faults.sound], path, run)
+    _tell_faults(table.rows, table.faults, run)
+    return table.sound_rows()
 
 
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
@@ -194,22 +68,18 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
         )
 
 
-def _faults(frame: pd.DataFrame, run: str) -> NDArray[np.object_]:
-    """What of each row cannot be; empty of a sound one. The first fault that is found is told."""
-    faults = np.full(len(frame), "", dtype=object)
-
-    def tell(wrong: Any, why: Any) -> None:
-        where = np.asarray(wrong, dtype=bool) & (faults == "")
-        if where.any():
-            faults[where] = np.broadcast_to(np.asarray(why, dtype=object), len(frame))[where]
-
-    tell((frame["schema"] != SCHEMA).fillna(True), "its schema is another")
-    tell((frame["run"] != run).fillna(True), "it is of another run")
+def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
+    """Find what of each row cannot be."""
+    faults.tell((rows["schema"] != SCHEMA).fillna(True), "its schema is another")
+    faults.tell((rows["run"] != run).fillna(True), "it is of another run")
     for column, words in _WORDS.items():
-        tell(~frame[column].isin(words), f"{column} is none of {', '.join(words)}")
-    _tell_times(frame, tell)
-    _tell_problems(frame, faults)
-    return faults
+        faults.tell(~rows[column].isin(words), f"{column} is none of {', '.join(words)}")
+    _tell_times(rows, faults.tell)
+    _tell_problems(rows, faults)
+    sound = np.flatnonzero(faults.sound)
+    again = np.zeros(len(rows), dtype=bool)
+    again[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
+    faults.tell(again, "its case was there before")
 
 
 def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
@@ -237,7 +107,7 @@ def _within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
     return (values >= least) & (values < 1e18)
 
 
-def _tell_problems(frame: pd.DataFrame, faults: NDArray[np.object_]) -> None:
+def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
     """Sizes make a problem. GEMMs, which are most rows, are looked at together."""
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
@@ -248,12 +118,13 @@ def _tell_problems(frame: pd.DataFrame, faults: NDArray[np.object_]) -> None:
     # A listing is the same in all rows of a kernel, so each is read once.
     listings = frame["kernels"].fillna("")
     listed = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
-    where = np.flatnonzero((faults == "") & (listed != "").to_numpy(dtype=bool))
-    faults[where] = listed.to_numpy(dtype=object)[where]
-    rows = np.flatnonzero((faults == "") & ~simple)
+    faults.tell(listed != "", listed.to_numpy(dtype=object))
+    rows = np.flatnonzero(faults.sound & ~simple)
     records = frame.iloc[rows].to_dict("records") if len(rows) else []
+    found = np.full(len(frame), "", dtype=object)
     for i, record in zip(rows, records, strict=True):
-        faults[i] = _fault_of_problem(record)
+        found[i] = _fault_of_problem(record)
+    faults.tell(found != "", found)
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:

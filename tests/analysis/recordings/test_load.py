@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.recordings.csv_file import read_csv
 from analysis.recordings.load import find_recording, load, problems_of
-from analysis.recordings.rows import parse_measurements
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import Case
@@ -41,8 +41,9 @@ def test_everything_reads_back_exactly(
 ) -> None:
     folder = tmp_path_factory.mktemp("table")
     write_table(folder, rows)
-    frame, damaged = parse_measurements((folder / "measurements.csv").read_bytes())
-    assert damaged == []
+    kinds = {name: kind for name, (kind, _) in COLUMNS.items()}
+    frame, damaged = read_csv(folder / "measurements.csv", kinds, "").sound_rows()
+    assert damaged == ()
     for name in rows[0]:
         got = frame[name].tolist()
         assert got == [row[name] for row in rows], name
@@ -61,25 +62,29 @@ def test_problems_read_back(tmp_path: Path) -> None:
     assert problems_of(frame) == problems
 
 
+CELLS = "its cells are not those of the header"
+
+
 def lines_of(folder: Path) -> list[str]:
     return (folder / "measurements.csv").read_text().split("\n")
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "why"),
     [
-        lambda line: line[: len(line) // 2],
-        lambda line: line.replace(",ok,", ",ok,,,,"),
-        lambda line: line.replace(",true,", ",maybe,"),
-        lambda line: line.replace(",9,true", ",nine,true"),
-        lambda line: "\x00\x01\x02",
-        lambda line: line.replace(",9,true", ",1_0,true"),  # Python reads it, Arrow does not
-        lambda line: line.replace(",ok,", ',ok,"'),
+        (lambda line: line[: len(line) // 2], CELLS),
+        (lambda line: line.replace(",ok,", ",ok,,,,"), CELLS),
+        (lambda line: line.replace(",true,", ",maybe,"), "converged is not true or false"),
+        (lambda line: line.replace(",9,true", ",nine,true"), "samples is not a whole number"),
+        (lambda line: "\x00\x01\x02", CELLS),
+        # Python reads it as 10, Arrow does not.
+        (lambda line: line.replace(",9,true", ",1_0,true"), "samples is not a whole number"),
+        (lambda line: line.replace(",ok,", ',ok,"'), CELLS),
     ],
     ids=["cut", "too many cells", "no truth", "no number", "noise", "1_0", "quote"],
 )
 def test_a_damaged_line_is_named_and_the_others_are_read(
-    tmp_path: Path, spoil: Callable[[str], str]
+    tmp_path: Path, spoil: Callable[[str], str], why: str
 ) -> None:
     cases = gemm_cases([(64, 64, 64), (128, 128, 128), (256, 256, 256)])
     record(tmp_path, cases, [1e-6, 2e-6, 3e-6])
@@ -87,9 +92,7 @@ def test_a_damaged_line_is_named_and_the_others_are_read(
     lines[2] = spoil(lines[2])
     (tmp_path / "measurements.csv").write_text("\n".join(lines))
     recording = load(tmp_path)
-    assert recording.damaged == (
-        "measurements.csv line 3 is damaged and left out: it cannot be read.",
-    )
+    assert recording.damaged == (f"measurements.csv line 3 is damaged and left out: {why}.",)
     assert recording.rows["m"].tolist() == [64, 256]
 
 
@@ -121,7 +124,7 @@ def test_missing_and_broken_files_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measurements.csv cannot be read"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text("a,b,c\n1,2\n")
-    with pytest.raises(UserError, match="does not begin with the columns"):
+    with pytest.raises(UserError, match="has no column 'schema'"):
         load(tmp_path)
 
 

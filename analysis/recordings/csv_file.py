@@ -1,0 +1,227 @@
+"""A CSV table, read strictly: cells as their columns say, damaged lines named and left out.
+
+A file may be cut, edited by hand or merged. One bad cell costs its row, which is named, and not the
+table. Where too many rows are bad, something else is wrong, and nothing should be concluded.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+from pyarrow import csv as arrow_csv
+
+from kernels.cli import note
+from kernels.common.errors import UserError
+
+MOST_DAMAGED = 0.1
+"""Share of a file's lines: if more are damaged, something else is wrong with it."""
+
+FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
+"""Pandas' type of each kind of column."""
+
+_KIND_WORDS = {"whole": "a whole number", "real": "a number", "flag": "true or false"}
+_ARROW_TYPES = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
+_NAMED = 5  # damaged lines, each in a sentence
+_REPLACED = "\ufffd"  # what decoding puts where bytes are not UTF-8
+
+
+class Faults:
+    """What is wrong with the rows of a table; of each row, the first fault that was found."""
+
+    def __init__(self, path: Path, lines: Any, remedy: str) -> None:
+        """
+        Args:
+            path: the file, for messages.
+            lines: the line number of each row.
+            remedy: a sentence that says what to do where too many rows are damaged.
+        """
+        self._path = path
+        self._lines = np.asarray(lines, dtype=np.intp)
+        self._remedy = remedy
+        self._why = np.full(len(self._lines), "", dtype=object)
+
+    def tell(self, wrong: Any, why: Any) -> None:
+        """Give a fault to rows that have none yet.
+
+        Args:
+            wrong: a mask of rows.
+            why: the fault, or one for each row.
+        """
+        where = np.asarray(wrong, dtype=bool) & self.sound
+        if where.any():
+            self._why[where] = np.broadcast_to(np.asarray(why, dtype=object), len(where))[where]
+
+    @property
+    def sound(self) -> NDArray[np.bool_]:
+        """Which rows have no fault."""
+        return np.asarray(self._why == "", dtype=bool)
+
+    def leave_out(self) -> tuple[str, ...]:
+        """Say on stderr which lines are left out, once however often the file is read.
+
+        Returns:
+            A sentence for each of them.
+
+        Raises:
+            UserError: more than one line and a tenth of them are damaged, or all.
+        """
+        bad = dict(zip(self._lines[~self.sound].tolist(), self._why[~self.sound], strict=True))
+        count = len(set(self._lines.tolist()))
+        name = self._path.name
+        sentences = tuple(
+            f"{name} line {line} is damaged and left out: {why}."
+            for line, why in sorted(bad.items())
+        )
+        if sentences and (len(bad) > max(1, MOST_DAMAGED * count) or len(bad) == count):
+            raise UserError(
+                f"{len(bad)} of {count} lines of {self._path} are damaged: {sentences[0]} "
+                f"{self._remedy}"
+            )
+        for sentence in sentences[:_NAMED]:
+            _say_once(f"{self._path.parent}: {sentence}")
+        if len(sentences) > _NAMED:
+            _say_once(
+                f"{self._path.parent}: {len(sentences) - _NAMED} more lines of {name} are damaged "
+                "and left out."
+            )
+        return sentences
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The rows of a file, in its order, and what is wrong with some of them.
+
+    ``rows`` has a column for each that was asked for: text, nullable whole numbers, floats (NaN
+    where a cell is empty) or flags. A cell that is not of its kind is empty, and its row at fault.
+    """
+
+    rows: pd.DataFrame
+    faults: Faults
+
+    def sound_rows(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
+        """The rows without a fault, and what :meth:`Faults.leave_out` says of the others."""
+        sentences = self.faults.leave_out()
+        rows = self.rows[self.faults.sound] if sentences else self.rows
+        return rows.reset_index(drop=True), sentences
+
+
+def read_csv(
+    path: Path, kinds: Mapping[str, str], remedy: str, optional: Collection[str] = ()
+) -> CsvTable:
+    """Read a table that this project wrote.
+
+    Args:
+        path: the file.
+        kinds: ``text``, ``whole``, ``real`` or ``flag``, by column; other columns are ignored.
+        remedy: a sentence that says what to do where too many rows are damaged.
+        optional: columns that may be missing, because older files lack them.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    # A carriage return ends a line only in front of a line feed.
+    text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
+    header, *lines = text.split("\n")
+    names = header.split(",")
+    if missing := [name for name in kinds if name not in names and name not in optional]:
+        raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
+    if len(set(names)) < len(names):
+        raise UserError(f"{path} has a column twice. {remedy}")
+    numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
+    cells, whole = _cells(header, [line for _, line in numbered], kinds)
+    faults = Faults(path, [number for number, _ in numbered], remedy)
+    faults.tell(~whole, "its cells are not those of the header")
+    columns = {}
+    for name, kind in kinds.items():
+        values, wrong = _converted(cells.get(name, [""] * len(numbered)), kind)
+        faults.tell(wrong, f"{name} is not {_KIND_WORDS.get(kind)}")
+        columns[name] = values.astype(FRAME_TYPES[kind])
+    return CsvTable(pd.DataFrame(columns), faults)
+
+
+def _cells(
+    header: str, lines: Sequence[str], wanted: Iterable[str]
+) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
+    """The cells of some columns as text, and which lines have as many cells as the header.
+
+    A line that has not, or in which a quotation is not closed, has empty cells.
+    """
+    whole = np.array([line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool)
+    skipped: set[int] = set()
+
+    def skip(row: Any) -> str:
+        skipped.add(row.number - 2)  # rows count from 1, the header's included
+        return "skip"
+
+    names = [name for name in wanted if name in header.split(",")]
+    kept = np.flatnonzero(whole).tolist()
+    text = "\n".join([header, *(lines[i] for i in kept)]) + "\n"
+    table = arrow_csv.read_csv(
+        io.BytesIO(text.encode()),
+        read_options=arrow_csv.ReadOptions(use_threads=False),
+        parse_options=arrow_csv.ParseOptions(invalid_row_handler=skip),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), include_columns=names,
+            strings_can_be_null=False,
+        ),
+    )  # fmt: skip
+    whole[[kept[i] for i in skipped]] = False
+    # The place of each line's cells in the table; of a line that has none, an empty cell after it.
+    places = np.full(len(lines), len(table))
+    places[whole] = np.arange(len(table))
+    cells = {}
+    for name in names:
+        column = table.column(name).combine_chunks()
+        if not whole.all():
+            column = pa.concat_arrays([column, pa.array([""])]).take(pa.array(places))
+        cells[name] = column
+    return cells, whole
+
+
+def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
+    """A column's values, and which of its cells are not of its kind."""
+    text = pa.array(cells, pa.string())
+    wrong = np.zeros(len(text), dtype=bool)
+    if kind == "text":
+        return text.to_pandas(), wrong
+    text = compute.if_else(compute.equal(text, ""), pa.scalar(None, pa.string()), text)
+    if not _casts(text, kind):
+        different = compute.unique(text)
+        good = [
+            cell for cell in different.to_pylist() if _casts(pa.array([cell], pa.string()), kind)
+        ]
+        known = compute.is_in(text, value_set=pa.array(good, pa.string()))
+        wrong = ~known.to_numpy(zero_copy_only=False)
+        text = compute.if_else(known, text, pa.scalar(None, pa.string()))
+    return text.cast(_ARROW_TYPES[kind]).to_pandas(), wrong
+
+
+def _casts(text: pa.Array, kind: str) -> bool:
+    """Whether all cells are of a kind."""
+    if kind == "flag":
+        words = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
+        return bool(compute.all(words).as_py())
+    try:
+        text.cast(_ARROW_TYPES[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    note(sentence)
