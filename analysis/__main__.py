@@ -15,7 +15,6 @@ from analysis.commands import (  # noqa: F401
     record,
     report,
     rules,
-    ship,
     validate,
 )
 from analysis.commands.app import app as app

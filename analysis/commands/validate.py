@@ -81,20 +81,16 @@ def validate_command(
             "are measured first, such as 1,2,4.",
         ),
     ] = None,
-    baskets: Annotated[
-        bool, typer.Option("--baskets", help="Also intervals of whole steps, made of such rows.")
-    ] = False,
     plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the model on measured rows that it has not seen: ours, or others' tables."""
     from analysis.imports.public import read_source
     from analysis.validation.advice_value import judge_advice, judge_measured
-    from analysis.validation.baskets import judge_baskets
     from analysis.validation.holdout import HOLDOUTS, validate
     from analysis.validation.learning_curve import learning_curve, noise_floor
     from analysis.validation.prior import named_collections, validate_with_prior
-    from analysis.validation.report import advice_text, baskets_text, curve_text, validation_text
+    from analysis.validation.report import advice_text, curve_text, validation_text
 
     if holdout not in HOLDOUTS:
         raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
@@ -125,7 +121,6 @@ def validate_command(
             note(str(path))
     worth = judge_advice(validation) if advice else None
     by_measuring = judge_measured(validation, repeated, counts) if repeated and counts else {}
-    steps = judge_baskets(validation) if baskets else None
     judged = validation.tested
     tested = Query.each(judged.problems, judged.implementations, judged.warm)
     speed = _shapes_per_second(validation.model, tested)
@@ -134,15 +129,13 @@ def validate_command(
         if worth is not None:
             values = {str(count): asdict(value) for count, value in by_measuring.items()}
             extra = {"advice": {**worth.to_json(), **({"measured": values} if values else {})}}
-        if steps is not None:
-            extra["baskets"] = steps.to_json()
         print_json({**validation.to_json(), "shapes_per_second": speed, **extra})
         return
     physics, full = speed["physics"], speed["full"]
     print(validation_text(validation))
     print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
     told = advice_text(worth, by_measuring) if worth else ""
-    for text in (curve_text(points, floor), told, baskets_text(steps) if steps else ""):
+    for text in (curve_text(points, floor), told):
         if text:
             print(f"\n{text}")
 

@@ -52,9 +52,8 @@ class SoftwareRange:
     """Nine in ten log ratios of other software's times to predictions, over their spreads.
 
     A spread is the model's own error and :data:`SOFTWARE_ERROR` together: :meth:`Fit.for_software`.
-    Also of constants that are shipped, or carried over from another machine of the generation
-    (:mod:`analysis.validation.generation`). As in :class:`Fit`: ``pair_low`` and ``pair_high`` are
-    of the time ratios of two neighbours.
+    Also of constants that are shipped, or carried over from another machine of the generation. As
+    in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours.
     """
 
     low: float

@@ -12,7 +12,7 @@ known, and is replaced by that of own held-out errors as these become many
 (:mod:`analysis.model.calibrate`).
 
 A sibling is near enough only where both datasheets differ no more than those of the pairs of
-measured GPUs that its interval was learned from (:mod:`analysis.validation.generation`).
+measured GPUs that its interval was learned from.
 """
 
 from __future__ import annotations

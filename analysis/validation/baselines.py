@@ -12,7 +12,6 @@ from analysis.imports.public import Source
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.validation.errors import Errors
-from analysis.validation.nvmatmulheuristics import heuristic_seconds
 from kernels.machine import Machine
 from kernels.timemodel.estimate import Array
 
@@ -32,7 +31,6 @@ def baseline_errors(
         "three_constants": np.maximum(floors[0] / 0.75, floors[1] / 0.8) + 3e-6,
         "four_fitted": None,
         "physics": physics.predict(query).estimate.time,
-        "nvmatmulheuristics": heuristic_seconds(machine, tested.dtype, tested.problems),
     }
     if len(calibrated):
         law = _four_constants(_floors(calibrated, machine), calibrated.seconds)

@@ -23,7 +23,6 @@ from analysis.model.predict import Model, Prediction
 from analysis.model.prior import TWINS, UNKNOWN, Prior, Spread
 from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
-from analysis.validation.cliffs import cliffs
 from analysis.validation.design import choose_rows
 from analysis.validation.errors import Errors
 from kernels.common.errors import UserError
@@ -121,7 +120,6 @@ class Validation:
             "above_1e11": asdict(Errors.of(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
             "baselines": plain,
-            "cliffs": cliffs(self.tested, predicted),
             "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
             "tile_agreement": self.tile_agreement,
             "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},

@@ -9,7 +9,6 @@ import pandas as pd
 
 from analysis.model.prior import floor_sentences
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
-from analysis.validation.baskets import BasketsWorth
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import Point
@@ -37,7 +36,7 @@ def held_back_table(validation: Validation) -> pd.DataFrame:
 
 
 def validation_text(validation: Validation) -> str:
-    """Plain text: the question, errors and baselines, by limit, by M and by class, cliffs."""
+    """Plain text: the question, errors and baselines, by limit, by M and by class."""
     document = validation.to_json()
     skipped = ", ".join(
         f"{n} {why.replace('_', ' ')}" for why, n in validation.source.skipped.items()
@@ -66,14 +65,6 @@ def validation_text(validation: Validation) -> str:
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
     lines += ["", f"90% interval: {document['coverage_90']:.1%} of the held-back rows inside"]
-    edge = document["cliffs"]
-    if edge["pairs"]:
-        shown = {name: "–" if value is None else f"{value:.2f}" for name, value in edge.items()}
-        lines.append(
-            f"cliffs, {edge['pairs']} pairs M, M + 1: recall {shown['recall']}, precision "
-            f"{shown['precision']}, rank correlation {shown['rank_correlation']}, recall of steps "
-            f"down {shown['recall_down']}"
-        )
     if validation.tile_agreement is not None:
         lines.append(f"tile as in the kernel's name: {validation.tile_agreement:.1%} of the rows")
     return "\n".join(lines)
@@ -122,16 +113,6 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         for count, value in (measured or {}).items()
     ]
     return "\n".join(lines)
-
-
-def baskets_text(worth: BasketsWorth) -> str:
-    """The intervals of whole steps, in words."""
-    right = "–" if worth.sign_right is None else f"{worth.sign_right:.1%}"
-    return (
-        f"{worth.baskets:,} made-up steps: the 90 % interval holds {worth.step_coverage:.1%} of "
-        f"their times (median width {worth.step_width:.1%}) and {worth.gain_coverage:.1%} of what "
-        f"a change gains ({worth.gain_width:.1%}); of {worth.claims} claimed gains {right} gain."
-    )
 
 
 def _error_line(name: str, errors: Errors) -> str:

@@ -4,7 +4,7 @@ python -m tests.studies.every_m FILE --machine NAME [--results DIR] [--write FIL
 
 FILE has the times of some layers at every M in a row: columns m, n, k, dtype and time_us. The
 machine's answers rest on what is in DIR; without it on shipped constants, or on those of its
-generation. Cliffs are those of :func:`analysis.validation.cliffs.cliffs`: steps from M to M + 1 of
+generation. Cliffs are those of :func:`tests.studies.cliffs.cliffs`: steps from M to M + 1 of
 over 10%, foreseen if the predicted step at the same M is over 5%. The line that is written has
 errors, coverage and width of the predictions, too.
 """
@@ -21,9 +21,9 @@ import typer
 
 from analysis.imports.public import Source
 from analysis.model.basis import find_basis
-from analysis.validation.cliffs import cliffs
 from kernels.common.program import ROOT
 from kernels.problem import Gemm
+from tests.studies.cliffs import cliffs
 
 
 def judge(rows: pd.DataFrame, machine: str, results: Path) -> dict[str, Any]:

@@ -36,10 +36,10 @@ from analysis.model.nearby import Collection, fitted_all, sizes_of
 from analysis.model.predict import Model
 from analysis.model.prior import Prior, prior_from_tables, prior_without_tables
 from analysis.model.query import Query, group_of
-from analysis.validation.software import shipped_fit
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
+from tests.studies.shipping.learning import shipped_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("ROOFTILE_PUBLIC_DATA", ROOT.parent / "shared" / "data"))

@@ -13,7 +13,7 @@ that all probabilities occur. A gain is real if the collection's own times show 
 tests/recordings/reliability.json has, for each way, each question and each tenth of the stated
 probability, how many answers there were, the mean stated probability, the share that gained, and
 the stated and the real mean gain; and the same of whole steps, made of 3 to 12 such GEMMs, whose
-gain an audit would state (:mod:`analysis.validation.baskets`). tests/recordings/reliability.png
+gain an audit would state (:mod:`tests.studies.baskets`). tests/recordings/reliability.png
 draws the shares.
 """
 

@@ -16,16 +16,11 @@ from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.predict import model_from_json
 from analysis.model.prior import GROUP
-from analysis.validation.generation import carried_collections, judge_generation
-from analysis.validation.software import (
-    Collection,
-    Interval,
-    ShippedFit,
-    software_range,
-    warm_query,
-)
+from analysis.validation.software import Collection, Interval, warm_query
 from kernels.machine import known_machine, slug_of_device
 from kernels.timemodel.constants import shipped_fits
+from tests.studies.shipping.generation import carried_collections, judge_generation
+from tests.studies.shipping.learning import ShippedFit, software_range
 from tests.support.synthetic import random_sizes
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "generation.json"

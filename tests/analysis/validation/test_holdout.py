@@ -17,7 +17,6 @@ from analysis.plots.model_quality import (
     staircase_data,
     write_validation_plots,
 )
-from analysis.validation.cliffs import cliffs
 from analysis.validation.design import choose_rows
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation, validate
@@ -28,6 +27,7 @@ from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
 from kernels.timemodel.constants import default_constants, foreign_constants
 from kernels.timemodel.estimate import ALGORITHMS
+from tests.studies.cliffs import cliffs
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, random_sizes, record
 
 A100 = known_machine("nvidia-a100-pcie-80gb")
@@ -68,10 +68,10 @@ def test_the_document_has_what_was_promised(found: Validation) -> None:
     assert set(document) == {
         "machine", "source", "dtype", "rows", "skipped", "calibrated", "seed", "constants_from",
         "median", "mean", "p95", "coverage_90", "neighbours", "above_1e11", "holdout", "baselines",
-        "cliffs", "by_algorithm", "tile_agreement", "constants", "prior", "weights",
+        "by_algorithm", "tile_agreement", "constants", "prior", "weights",
     }  # fmt: skip
     assert set(document["baselines"]) == {
-        "datasheet", "three_constants", "four_fitted", "physics", "nvmatmulheuristics",
+        "datasheet", "three_constants", "four_fitted", "physics",
     }  # fmt: skip
     assert document["rows"] == len(found.tested)
     assert document["calibrated"] == 60

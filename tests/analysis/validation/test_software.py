@@ -14,9 +14,13 @@ from analysis.model.basis import find_basis
 from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from analysis.validation.software import (
+from analysis.validation.software import Collection
+from kernels.common.errors import UserError
+from kernels.machine import known_machine, known_machines
+from kernels.problem import Gemm
+from kernels.timemodel.constants import default_constants, physical_bounds, shipped_fits
+from tests.studies.shipping.learning import (
     FITTED_ROWS,
-    Collection,
     Move,
     ShippedFit,
     advised_moves,
@@ -29,10 +33,6 @@ from analysis.validation.software import (
     software_range,
     widened_by_others,
 )
-from kernels.common.errors import UserError
-from kernels.machine import known_machine, known_machines
-from kernels.problem import Gemm
-from kernels.timemodel.constants import default_constants, physical_bounds, shipped_fits
 from tests.support.synthetic import H100, model_law, random_sizes
 
 A, B, C, D = "nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-l40s", "nvidia-b300"

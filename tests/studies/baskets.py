@@ -3,25 +3,34 @@
 A basket is up to a dozen of a table's shapes, each so and so often, as the products of a model's
 step. Those of which a neighbour that pads them a little is predicted to take less are replaced by
 the one that is predicted to take least, as somebody would who looks for a better dimension.
+
+    python -m tests.studies.baskets TABLE --machine nvidia-h100-sxm
+
+prints how often the intervals of whole steps hold, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from analysis.advice.recommend import predicted_ratio
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LIKELY, PREDICTED, Gain, verdict
 from analysis.audit.sums import Change, gain_of_step, summed
+from analysis.imports.public import read_source
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
 from analysis.model.sums import MOST_PRODUCTS, made_up_counts
-from analysis.validation.holdout import Validation
+from analysis.validation.holdout import Validation, validate
 from kernels.common.errors import UserError
+from kernels.machine import known_machine
 
 _MIN_FLOPS = 1e9
 DRAWS = 6000
@@ -124,3 +133,14 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
 
 def _inside(real: float, gain: Gain) -> bool:
     return gain.lo <= real <= gain.hi and math.isfinite(real)
+
+
+def main(table: Path, machine: Annotated[str, typer.Option()], seed: int = 1) -> None:
+    """Judge the steps made of a table's rows, each predicted by a fit to four fifths of them."""
+    here = known_machine(machine)
+    validation = validate(read_source(table, here), here, None, seed, "folds")
+    print(json.dumps({"machine": here.slug, **judge_baskets(validation).to_json()}, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

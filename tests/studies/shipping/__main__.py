@@ -1,4 +1,7 @@
-"""What is shipped for those who measured and imported nothing: constants, and how sure they are."""
+"""Fit the shipped constants to the imported tables of all machines, and judge them.
+
+python -m tests.studies.shipping --narrow FILE --write kernels/timemodel/shipped.json
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from analysis.commands.app import ResultsOption, app
 from analysis.imports.tables import DTYPES, Table, choose_tables, find_tables, read_rows
 from analysis.model.prior import DTYPE
 from analysis.model.shift import Shift
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
-from kernels.cli import JsonOption, note, print_json
+from kernels.cli import note, print_json
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, target
 from kernels.machine import known_machine, known_machines
@@ -22,12 +24,12 @@ from sweeps.store import write_whole
 
 if TYPE_CHECKING:
     from analysis.model.fit import Fit
-    from analysis.validation.software import Collection, Move, ShippedFit
+    from analysis.validation.software import Collection
+    from tests.studies.shipping.learning import Move, ShippedFit
 
 
-@app.command("ship")
-def ship_command(
-    results: ResultsOption = RESULTS,
+def main(
+    results: Annotated[Path, typer.Option(help="Folder of the imported tables.")] = RESULTS,
     write: Annotated[
         Path | None,
         typer.Option("--write", help="File to write, such as kernels/timemodel/shipped.json."),
@@ -40,21 +42,21 @@ def ship_command(
             "machine, m, n, k and time_us. The intervals of such shapes are learned from it.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Fit the shipped constants to the imported tables, and judge answers on other frameworks."""
-    from analysis.validation.generation import (
+    from analysis.validation.software import other_collections
+    from tests.studies.shipping.generation import (
         averaged_collections,
         carried_collections,
         judge_generation,
     )
-    from analysis.validation.software import (
+    from tests.studies.shipping.learning import (
         advised_moves,
         judge_model,
         judge_moves,
         judge_shipped,
         narrow_collections,
-        other_collections,
         shipped_fit,
         sibling_shift,
         widened_by_others,
@@ -136,8 +138,8 @@ def _shipped_text(
     chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]], learned: _Learned
 ) -> str:
     """The document of shipped.json: see :func:`kernels.timemodel.constants.shipped_fits`."""
-    from analysis.validation.generation import averaged_pairs, carried_pairs
-    from analysis.validation.software import (
+    from tests.studies.shipping.generation import averaged_pairs, carried_pairs
+    from tests.studies.shipping.learning import (
         constants_spread,
         framework_floor,
         group_in,
@@ -201,3 +203,7 @@ def _errors_text(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['median_width']:9.1%}"
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)

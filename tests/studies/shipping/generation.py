@@ -23,17 +23,10 @@ from analysis.model.prior import (
     nearest_sibling,
     sibling_pairs,
 )
-from analysis.validation.software import (
-    Collection,
-    Interval,
-    ShippedFit,
-    judged_row,
-    software_range,
-    warm_query,
-    widened_by_others,
-)
+from analysis.validation.software import Collection, Interval, judged_row, warm_query
 from kernels.machine import Machine, known_machine
 from kernels.timemodel.constants import Constants, scaled_constants
+from tests.studies.shipping.learning import ShippedFit, software_range, widened_by_others
 
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
