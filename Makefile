@@ -38,7 +38,7 @@ help:  ## list the targets
 
 sweep:  ## measure this machine, then plots, table and page (BUDGET=10m SWEEPS="a b" FRESH=1 DEVICE=cpu THREADS=4 GPU=0 GPUS=all)
 	@$(call python,page?); "$$py" -m sweeps run $$SWEEPS $(budget) --leave 0.2 $(fresh) $(on_gpus) \
-	&& { "$$py" -m analysis confirm $(on_gpus) || test $$? -ne 130; } \
+	&& { "$$py" -m analysis recommend --measure $(on_gpus) || test $$? -ne 130; } \
 	&& "$$py" -m analysis report $(of_machine)
 
 test:  ## every test that is not slow, in four minutes (PYTEST="-k name" narrows it)
@@ -56,7 +56,7 @@ table:  ## write the recommendation table from recorded results (MACHINE=slug)
 families:  ## the Triton kernels against the library, by class of shape; needs a GPU (BUDGET=8m)
 	@$(call python); "$$py" -m sweeps run families families-conv candidates candidates-conv --add \
 		--budget "$${BUDGET:-8m}" $(fresh) $(on_device) --results results/families \
-	&& "$$py" -m analysis families --results results/families
+	&& "$$py" -m analysis compare --kernels --results results/families
 
 rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
 	@$(call python,page?); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \

@@ -7,7 +7,6 @@ from analysis.commands import (  # noqa: F401
     ask,
     audit,
     compare,
-    confirming,
     fleet,
     importing,
     page,

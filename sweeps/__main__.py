@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,15 +29,61 @@ from kernels.problem import TIMED_DTYPES
 from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.submitting.command import submit_command
 
+if TYPE_CHECKING:
+    from kernels.device import Device
+    from kernels.machine import Machine
+
 app = new_app("What is timed, and how.")
 app.command("submit")(submit_command)
 
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
 
 
-@app.command("list")
-def list_command(json: JsonOption = False) -> None:
-    """List the sweeps and the question that each answers."""
+@app.command("show")
+def show_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A sweep; none to list all. With --plan any number; none for the default sweeps."
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="How many cases a budget has room for, and seconds.")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="Measuring time of the plan, such as 90s, 10m or 2h.")
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", help="A GPU of machines.toml [default: this machine]."),
+    ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option("--cores", help="CPU cores that compile [default: this host's]."),
+    ] = None,
+    device: DeviceOption = "auto",
+    gpu: GpuOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """List the sweeps and their questions; show a sweep's cases, or what a plan would measure."""
+    from kernels.machine import known_machine
+    from sweeps.planning.ceilings import measured_device
+
+    if not plan and len(names or ()) > 1:
+        raise UserError("name one sweep, or give --plan for several.")
+    if not plan and (budget or cores):
+        raise UserError("--budget and --cores are for --plan.")
+    if not plan and not names:
+        _list_sweeps(json)
+        return
+    facts = known_machine(machine) if machine else measured_device(device, gpu).machine
+    if plan:
+        _show_plan(names or (), facts, budget, cores, json)
+    else:
+        _show_cases((names or [""])[0], facts, json)
+
+
+def _list_sweeps(json: bool) -> None:
     sweeps = all_sweeps().values()
     note_broken()
     if json:
@@ -46,20 +93,14 @@ def list_command(json: JsonOption = False) -> None:
         print(f"{sweep.name:14} {sweep.question}")
 
 
-@app.command("show")
-def show_command(
-    name: str, device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
-) -> None:
-    """Show a sweep's cases on this machine, their memory and the time they should take."""
-    from sweeps.planning.ceilings import measured_device
+def _show_cases(name: str, machine: Machine, json: bool) -> None:
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
     (sweep,) = choose_sweeps([name]).values()
-    selected = measured_device(device, gpu)
-    cases = sweep_cases(sweep, selected.machine)
-    seconds = expected_seconds([case.problem for case in cases], selected.machine)
-    total = sum(p.expected for p in make_plan({sweep.name: cases}, selected.machine, 1e9).planned)
+    cases = sweep_cases(sweep, machine)
+    seconds = expected_seconds([case.problem for case in cases], machine)
+    total = sum(p.expected for p in make_plan({sweep.name: cases}, machine, 1e9).planned)
     if json:
         rows: list[dict[str, Any]] = [
             {**case.columns(), "bytes": case.problem.bytes, "expected_us": each * 1e6}
@@ -72,33 +113,17 @@ def show_command(
     print(sweep.question)
     for case, each in zip(cases, seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {each * 1e6:12.1f} µs")
-    print(f"{len(cases)} cases on {selected.machine.name}, about {total:.0f} s to measure them all")
+    print(f"{len(cases)} cases on {machine.name}, about {total:.0f} s to measure them all")
 
 
-@app.command("plan")
-def plan_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Sweeps; all defaults if none.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="A GPU of machines.toml instead of this one.")
-    ] = None,
-    cores: Annotated[
-        int | None,
-        typer.Option("--cores", help="Of its host, which compile; as here if not given."),
-    ] = None,
-    device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
-    json: JsonOption = False,
+def _show_plan(
+    names: Sequence[str], machine: Machine, budget: str | None, cores: int | None, json: bool
 ) -> None:
-    """Say what sweeps should take here, or on a GPU that is not here: cases and seconds."""
-    from kernels.machine import known_machine
-    from sweeps.planning.ceilings import measured_device
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
 
-    facts = known_machine(machine) if machine else measured_device(device, gpu).machine
-    budget_s = parse_seconds(budget) or DEFAULT_BUDGET[facts.kind]
-    rows = plan_rows(names or (), facts, budget_s, cores)
+    seconds = parse_seconds(budget) or DEFAULT_BUDGET[machine.kind]
+    rows = plan_rows(names, machine, seconds, cores)
     if json:
         print_json(rows)
         return
@@ -112,18 +137,61 @@ def plan_command(
     print(f"{total:.0f} s in all{share}.")
 
 
-@app.command("machine")
-def machine_command(
+@app.command("doctor")
+def doctor_command(
+    name: Annotated[
+        bool, typer.Option("--name", help="Only this machine's name and its folder of results.")
+    ] = False,
+    clock: Annotated[
+        bool,
+        typer.Option(
+            "--clock", help="Compare the sampler with the usual timer; writes clock.json."
+        ),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Re-time recorded cases: still the same speed?")
+    ] = False,
+    cases: Annotated[
+        int | None,
+        typer.Option(
+            "--cases", help="Cases of --again [default: 8] or --clock [default: 60; 11 on a CPU]."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which machine this is and where its results go."""
-    from kernels.device import select_device, software
+    """Say what this machine is and what may spoil its timings. It changes no setting."""
+    from kernels.device import select_device
+    from sweeps.doctor.doctor import examine
+
+    if name + clock + again > 1:
+        raise UserError("give one of --name, --clock and --again.")
+    if clock:
+        _check_clock(cases, device, gpu, results, json)
+        return
+    selected = select_device(device, gpu)
+    if name:
+        _name_machine(selected, results, json)
+        return
+    if again:
+        _recheck(selected, cases or 8, results, json)
+        return
+    findings = examine(selected, results)
+    if json:
+        print_json([asdict(finding) for finding in findings])
+    for finding in [] if json else findings:
+        print(f"{'warning: ' if finding.warning else ''}{finding.text}")
+    if strict and any(finding.warning for finding in findings):
+        raise typer.Exit(1)
+
+
+def _name_machine(selected: Device, results: Path, json: bool) -> None:
+    from kernels.device import software
     from sweeps.store import folder_for
 
-    selected = select_device(device, gpu)
     facts = selected.machine
     folder = folder_for(results, facts.slug)
     if json:
@@ -135,15 +203,8 @@ def machine_command(
     print(f"{facts.name} ({facts.slug}): {folder}")
 
 
-@app.command("clock")
-def clock_command(
-    cases: Annotated[int | None, typer.Option("--cases", help="60 on a GPU, 11 on a CPU.")] = None,
-    device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
-    results: ResultsOption = RESULTS,
-    json: JsonOption = False,
-) -> None:
-    """Compare the sampler with the usual timer, two passes in two processes; writes clock.json."""
+def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
+    """Time some cases by the sampler and by the usual timer, two passes in two processes."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import folder_for, make_folder, write_json
@@ -163,46 +224,15 @@ def clock_command(
         )
 
 
-@app.command("anchors")
-def anchors_command(
-    cases: Annotated[int, typer.Option("--cases", help="How many.")] = 8,
-    device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
-    results: ResultsOption = RESULTS,
-    json: JsonOption = False,
-) -> None:
-    """Time a few recorded cases again: is this the same machine at the same speed?"""
-    from kernels.device import select_device
+def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
     from sweeps.doctor.recheck import time_again
     from sweeps.store import folder_for
 
-    selected = select_device(device, gpu)
     report = time_again(selected, folder_for(results, selected.machine.slug), cases)
     if json:
         print_json(report)
         return
     print(report["sentence"])
-
-
-@app.command("doctor")
-def doctor_command(
-    device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
-    results: ResultsOption = RESULTS,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Say what this machine is and what may spoil its timings. It changes nothing."""
-    from kernels.device import select_device
-    from sweeps.doctor.doctor import examine
-
-    findings = examine(select_device(device, gpu), results)
-    if json:
-        print_json([asdict(finding) for finding in findings])
-    for finding in [] if json else findings:
-        print(f"{'warning: ' if finding.warning else ''}{finding.text}")
-    if strict and any(finding.warning for finding in findings):
-        raise typer.Exit(1)
 
 
 @app.command("run")

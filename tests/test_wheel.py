@@ -130,10 +130,10 @@ def test_a_module_of_the_same_name_at_hand_is_not_ours(site: Path, tmp_path: Pat
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
     told = subprocess.run(
-        [sys.executable, "-c", code, "sweeps", "list", "--json"], cwd=tmp_path, env=environment,
+        [sys.executable, "-c", code, "sweeps", "show", "--json"], cwd=tmp_path, env=environment,
         capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    assert told == ["-P", "-m", "rooftile", "sweeps", "--json"]
+    assert told == ["-P", "-m", "rooftile", "show", "--json"]
     (tmp_path / "rooftile.py").write_text("print('mine')", encoding="utf-8")
     answer = subprocess.run([sys.executable, *told], cwd=tmp_path, env=environment,
                             capture_output=True, text=True, check=True)  # fmt: skip

@@ -22,6 +22,7 @@ from kernels.cli import (
     DeviceOption,
     GemmOption,
     GpuOption,
+    GpusOption,
     JsonOption,
     note,
     print_json,
@@ -93,8 +94,19 @@ def recommend_command(
     file: FileOption = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Time the best guesses here, and the best of them anew."),
+        typer.Option(
+            "--measure",
+            help="Time the best guesses here, and the best of them again. Without a shape: those "
+            "for the shapes that were measured on this machine, for the recommendation table.",
+        ),
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            help="Measuring time of --measure without a shape [default: what the sweep left].",
+        ),
+    ] = None,
     change: Annotated[
         str | None, typer.Option("--change", help="Only these sizes, such as N or M,K.")
     ] = None,
@@ -107,6 +119,7 @@ def recommend_command(
     ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
+    gpus: GpusOption = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
@@ -115,6 +128,15 @@ def recommend_command(
     from analysis.advice.options import question_of
     from analysis.advice.sizes import Wishes
 
+    if measure and not (gemm or conv or file):
+        if machine is not None or json:
+            raise UserError("--measure without a shape takes no --machine and no --json.")
+        from analysis.commands.confirming import measure_best_guesses
+
+        measure_best_guesses(budget, device, gpu, gpus, results)
+        return
+    if budget or gpus:
+        raise UserError("--budget and --gpus are for --measure without a shape.")
     wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
     question = question_of(pad, choose, wishes)
     asked = problems(gemm, conv, file)

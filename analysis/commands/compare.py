@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from analysis.commands.app import (
-    MachineOption,
     ResultsOption,
     app,
     load_machine,
@@ -15,13 +15,25 @@ from analysis.commands.app import (
 )
 from analysis.words import share_of
 from kernels.cli import JsonOption, print_json
+from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
 
 
 @app.command("compare")
 def compare_command(
-    old: Annotated[str, typer.Argument(help="Folder of the earlier recording, or its slug.")],
-    new: Annotated[str, typer.Argument(help="Folder of the later recording, or its slug.")],
+    old: Annotated[
+        str | None, typer.Argument(help="Folder of the earlier recording, or its slug.")
+    ] = None,
+    new: Annotated[
+        str | None, typer.Argument(help="Folder of the later recording, or its slug.")
+    ] = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Compare the hand-written kernels of one recording with the library instead.",
+        ),
+    ] = False,
     fail_ambiguous: Annotated[
         str | None,
         typer.Option("--fail-ambiguous", help="Exit 1, too, if more than this share is ambiguous."),
@@ -30,6 +42,19 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
+    if kernels:
+        if new is not None:
+            raise UserError("--kernels is about one recording.")
+        _compare_kernels(old, results, json)
+        return
+    if old is None or new is None:
+        raise UserError("give two recordings, or --kernels.")
+    _compare_recordings(old, new, fail_ambiguous, results, json)
+
+
+def _compare_recordings(
+    old: str, new: str, fail_ambiguous: str | None, results: Path, json: bool
+) -> None:
     from analysis.comparing.compare import compare, comparison_json, comparison_text
 
     share = 1.0 if fail_ambiguous is None else share_of(fail_ambiguous, "fail-ambiguous")
@@ -44,14 +69,11 @@ def compare_command(
         raise typer.Exit(1)
 
 
-@app.command("families")
-def families_command(
-    machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
-) -> None:
+def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
     """Compare the hand-written kernels with the library, by class of shape."""
     from analysis.comparing.families import compare_families, summarise, write_families
 
-    recording = load_machine(machine, results)
+    recording = load_machine(None, results) if place is None else recording_at(place, results)
     table = compare_families(recording)
     text = write_families(recording, table)
     if json:

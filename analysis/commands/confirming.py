@@ -6,14 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from analysis.commands.app import ResultsOption, app
-from kernels.cli import DeviceOption, GpuOption, GpusOption, note, parse_seconds
+from kernels.cli import note, parse_seconds
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, target
+from kernels.common.program import target
 from kernels.problem import Problem
 from sweeps.cases.case import CONFIRM
 
@@ -30,20 +27,23 @@ GUESSES = 2
 gain of padding from 1.2 to 1.3 % of all shapes (``measured`` in tests/recordings/advice.json)."""
 
 
-@app.command("confirm")
-def confirm_command(
-    budget: Annotated[
-        str | None, typer.Option(help="Measuring time; what the sweep left of its own.")
-    ] = None,
-    device: DeviceOption = "auto",
-    gpu: GpuOption = 0,
-    gpus: GpusOption = None,
-    results: ResultsOption = RESULTS,
+def measure_best_guesses(
+    budget: str | None, device: str, gpu: int, gpus: str | None, results: Path
 ) -> None:
-    """Measure the best guesses for this machine's problems anew. What promises most comes first.
+    """Measure the best guesses for the shapes that this machine's recording has.
 
-    The recommendation table then rests on measured gains. Goes on where it stopped. Of several GPUs
-    that shared a sweep, the first is used.
+    What promises most comes first. The recommendation table then rests on measured gains. The next
+    call resumes where this one stopped. Of several GPUs that shared a sweep, the first is used.
+
+    Args:
+        budget: measuring time, such as ``30s``; None: what the sweep left of its own.
+        device: ``gpu``, ``cpu`` or ``auto``.
+        gpu: number of the GPU.
+        gpus: numbers of several, or ``all``.
+        results: folder of all machines' results.
+
+    Raises:
+        UserError: there is no recording of this machine, or the device cannot be used.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials

@@ -99,7 +99,7 @@ def find_place(results: Path, where: Sequence[str]) -> Place:
     Raises:
         UserError: what that process says is wrong with the device.
     """
-    facts = _ask_json(["sweeps", "machine", "--json", "--results", str(results), *where])
+    facts = _ask_json(["sweeps", "doctor", "--name", "--json", "--results", str(results), *where])
     return Place(
         facts["slug"], facts["name"], facts["kind"], Path(facts["folder"]), results,
         facts["software"],
@@ -109,7 +109,7 @@ def find_place(results: Path, where: Sequence[str]) -> Place:
 def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[str]:
     """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
     names = [name for part in parts for step in part.steps for name in step.sweeps]
-    command = ["sweeps", "plan", *dict.fromkeys(names), "--json",
+    command = ["sweeps", "show", "--plan", *dict.fromkeys(names), "--json",
                "--machine", machine, "--budget", "24h",
                *(["--cores", str(cores)] if cores else [])]  # fmt: skip
     planned = {row["name"]: row for row in _ask_json(command)} if names else {}

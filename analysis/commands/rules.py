@@ -34,6 +34,18 @@ def rules_command(
     sweeps: Annotated[
         bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
     ] = False,
+    tensor_cores: Annotated[
+        bool,
+        typer.Option(
+            "--tensor-cores", help="Only who could use Tensor Cores, who does, and what is left."
+        ),
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep", help="With --tensor-cores: a sweep's cases [default: profiled models]."
+        ),
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Folder to draw that table's cheat sheet in.")
     ] = None,
@@ -47,6 +59,11 @@ def rules_command(
     if sweeps:
         print(" ".join(rule_sweeps()))
         return
+    if tensor_cores:
+        _show_steps(machine, sweep, results, json)
+        return
+    if sweep is not None:
+        raise UserError("--sweep is for --tensor-cores.")
     if imported:
         if machine is not None or table is not None:
             raise UserError("--imported shows all imported tables; give no --machine or --table.")
@@ -120,15 +137,7 @@ def _judge_table(
     return rows, [] if plots is None else write_table_sheet(rows, machine, source, plots)
 
 
-@app.command("tensor-cores")
-def tensor_cores_command(
-    machine: MachineOption = None,
-    sweep: Annotated[
-        str | None, typer.Option("--sweep", help="The cases of this sweep; else profiled models.")
-    ] = None,
-    results: ResultsOption = RESULTS,
-    json: JsonOption = False,
-) -> None:
+def _show_steps(machine: str | None, sweep: str | None, results: Path, json: bool) -> None:
     """Who could use Tensor Cores, who does, and what faster matrix work could still give."""
     from analysis.rules.inputs import rule_inputs
     from analysis.rules.tensor_cores import step_json, step_markdown, sweep_step

@@ -81,7 +81,7 @@ def all_parts() -> tuple[Part, ...]:
         Part(
             "clock",
             "can the clock be trusted",
-            (_command("clock", "sweeps clock --cases 30 --json", (60, 35)),),
+            (_command("clock", "sweeps doctor --clock --cases 30 --json", (60, 35)),),
         ),
         Part(
             "real-layers",
@@ -119,7 +119,7 @@ def all_parts() -> tuple[Part, ...]:
                     "rules", (*rule_sweeps(),), (240, 30), "rules", "--skip-recorded {results}"
                 ),
                 _command("profiles", "sweeps profile --results {results}/rules", (60, 15)),
-                _command("confirm", "analysis confirm --budget 30s", (60, None)),
+                _command("confirm", "analysis recommend --measure --budget 30s", (60, None)),
                 _analysis("report", (90, 40)),
                 _analysis("rules", (30, 10)),
             ),
@@ -134,7 +134,8 @@ def all_parts() -> tuple[Part, ...]:
                     (420, None),
                     "families",
                 ),
-                _analysis("families", (20, None), "families"),
+                Step("analysis-families", ("analysis", "compare", "{slug}", "--kernels"),
+                     (20, None), place="families", on_device=False),
                 _sweeps(
                     "warp-specialisation", ("warp-specialisation",), (120, None), "families"
                 ),

@@ -46,7 +46,7 @@ _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 
 @dataclass(frozen=True)
 class Place:
-    """The machine and where its results lie, as ``sweeps machine --json`` tells."""
+    """The machine and where its results lie, as ``sweeps doctor --name --json`` tells."""
 
     slug: str
     name: str
@@ -333,7 +333,7 @@ class Recorder:
 
     def _anchors(self) -> dict[str, Any] | None:
         """Whether this is still the machine of the earlier slices, at the same speed."""
-        command = ["sweeps", "anchors", "--json", "--results", str(self._place.results)]
+        command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
         code, output = self._run([*command, *self._device], limit)
         if code:

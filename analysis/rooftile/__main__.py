@@ -12,7 +12,7 @@ from kernels.common.program import INSTALLED, verb
 
 GROUPS = {
     "Ask": ("predict", "recommend", "audit", "machines"),
-    "Measure": ("doctor", "run", "confirm", "record", "import"),
+    "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
 """The verbs that most people need, for their help; the others are named below them."""

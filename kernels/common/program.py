@@ -28,8 +28,8 @@ USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "point PYTHON at a PyTorch"
 """How sentences say what to do about a GPU that cannot be used, or an old run in the way."""
 
-_VERBS = {"kernels list": "implementations", "sweeps list": "sweeps"}
-"""Verbs that two packages have, as the one command calls them."""
+_VERBS = {"kernels list": "implementations"}
+"""Verbs that say too little where all packages' verbs are in one list, as that calls them."""
 
 
 def extra(name: str) -> str:
@@ -48,8 +48,8 @@ def needs_extra(module: str, name: str = "measure") -> str:
 def verb(package: str, name: str) -> str:
     """What the one command calls a package's verb.
 
-    >>> verb("sweeps", "run"), verb("sweeps", "list")
-    ('run', 'sweeps')
+    >>> verb("sweeps", "run"), verb("kernels", "list")
+    ('run', 'implementations')
     """
     return _VERBS.get(f"{package} {name}", name)
 

@@ -113,7 +113,7 @@ def _reading(path: Path, draw: random.Random) -> Said:
     results = ("--results", str(path.parent / "none"))
     on = ("--machine", H100.slug)
     if path.suffix == ".toml":
-        return said(SWEEPS, "plan", str(path), *on, "--budget", "10m")
+        return said(SWEEPS, "show", "--plan", str(path), *on, "--budget", "10m")
     if path.suffix == ".csv":
         command = draw.choice(["predict", "recommend"])
         return said(ANALYSIS, command, "--file", str(path), *on, *results)

@@ -101,7 +101,7 @@ def plain_python(
 
 @pytest.mark.slow
 def test_a_terminal_without_unicode_gets_question_marks() -> None:
-    asked = "sweeps", "plan", "square", "--machine", "nvidia-h100-sxm"
+    asked = "sweeps", "show", "--plan", "square", "--machine", "nvidia-h100-sxm"
     done = plain_python(*asked, PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert done.stdout.isascii()

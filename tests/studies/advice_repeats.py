@@ -94,7 +94,7 @@ def one_run(place: Path, budget: str, leave: float) -> dict[str, Any]:
                              *where))  # fmt: skip
     folder = Path(ran["folder"])
     without = build_table(analyse(load_runs(folder)))
-    command("analysis", "confirm", *where)
+    command("analysis", "recommend", "--measure", *where)
     recording = load_runs(folder)
     table = build_table(analyse(recording))
     claims = [answer for answer in table if answer.verdict == DO_IT]

@@ -82,7 +82,9 @@ def main(
     write: Annotated[Path | None, typer.Option()] = None,
 ) -> None:
     commit = _said("git", "log", "-1", "--format=%h %cs", at=checkout)
-    machine = json.loads(_said(sys.executable, "-m", "sweeps", "machine", "--json"))["slug"]
+    machine = json.loads(_said(sys.executable, "-m", "sweeps", "doctor", "--name", "--json"))[
+        "slug"
+    ]
     wanted = {name: COMMANDS[name] for name in only.split(",")}
     print(f"{'rows':>9}  " + "".join(f"{name:>18}" for name in wanted))
     for count in map(int, rows.split(",")):

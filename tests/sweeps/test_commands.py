@@ -62,7 +62,7 @@ def test_a_run_tells_a_script_what_became_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_list_and_show_and_doctor() -> None:
-    listed = sweeps("list", "--json")
+    listed = sweeps("show", "--json")
     assert {row["name"] for row in json.loads(listed.stdout)} >= {"square", "alignment", "resnet50"}
     shown = json.loads(sweeps("show", "cache", "--device", "cpu", "--json").stdout)
     assert shown["cases"][0]["expected_us"] > 0

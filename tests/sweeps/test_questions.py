@@ -16,7 +16,7 @@ def answer(*arguments: object) -> str:
 
 
 def test_every_sweep_is_listed_with_its_question_and_can_be_shown() -> None:
-    listed = answer("list", "--json")
+    listed = answer("show", "--json")
     names = {row["name"] for row in json.loads(listed)}
     assert names == all_sweeps().keys()
     assert "cases" in answer("show", "alignment", "--device", "cpu")
@@ -24,9 +24,9 @@ def test_every_sweep_is_listed_with_its_question_and_can_be_shown() -> None:
 
 def test_the_machine_and_what_may_spoil_its_timings(tmp_path: Path) -> None:
     place = ("--device", "cpu", "--results", tmp_path)
-    machine = json.loads(answer("machine", "--json", *place))
+    machine = json.loads(answer("doctor", "--name", "--json", *place))
     assert machine["slug"].startswith("cpu-")
-    assert answer("machine", *place).rstrip().endswith(machine["slug"])
+    assert answer("doctor", "--name", *place).rstrip().endswith(machine["slug"])
     assert {"text", "warning"} <= json.loads(answer("doctor", "--json", *place))[0].keys()
     assert answer("doctor", *place).strip()
     assert not list(tmp_path.iterdir())
@@ -34,8 +34,8 @@ def test_the_machine_and_what_may_spoil_its_timings(tmp_path: Path) -> None:
 
 def test_what_sweeps_would_take_on_a_gpu_that_is_not_here() -> None:
     rows = json.loads(
-        answer("plan", "square", "alignment", "--machine", "nvidia-h200", "--budget", "10m",
-               "--cores", "16", "--json")
+        answer("show", "--plan", "square", "alignment", "--machine", "nvidia-h200",
+               "--budget", "10m", "--cores", "16", "--json")
     )  # fmt: skip
     assert [row["name"] for row in rows] == ["square", "alignment"]
     for row in rows:

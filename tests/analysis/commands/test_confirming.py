@@ -78,7 +78,7 @@ def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
     folder = tmp_path / HERE
     plan = read_run(folder)["plan"]
     assert (plan["budget_s"], plan["left_s"]) == pytest.approx((6.0, 4.0))
-    told = measured_or_unusable("confirm", "--device", "cpu", "--results", tmp_path)
+    told = measured_or_unusable("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
     asked = load_runs(folder).rows
     if "No guess is measured" in told.stderr:
         assert CONFIRM not in set(asked["sweep"])
@@ -134,7 +134,7 @@ def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Pat
 
 
 def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:
-    told = analysis("confirm", "--device", "cpu", "--results", tmp_path)
+    told = analysis("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
     assert told.returncode == 2
     assert "nothing is recorded yet; run `make sweep` first" in told.stderr
 

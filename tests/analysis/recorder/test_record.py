@@ -61,7 +61,7 @@ class Node:
 
     def run(self, command: Sequence[str], limit: float) -> tuple[int | None, str]:
         self.asked.append(list(command))
-        if command[:2] == ["sweeps", "anchors"]:
+        if command[:3] == ["sweeps", "doctor", "--again"]:
             self.clock += min(limit, START)
             return 0, json.dumps({"ratio": 1.01, "sentence": "8 cases take 1.010× the time."})
         if self.kill is not None and len(self.done) >= self.kill:
@@ -126,8 +126,10 @@ def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_pa
     assert node.done == ALL
     assert recorder.missing() == []
     assert node.clock <= 3000
-    assert not any("anchors" in command for command in node.asked)  # nothing to compare with yet
-    on_device = next(command for command in node.asked if command[:2] == ["sweeps", "clock"])
+    assert not any("--again" in command for command in node.asked)  # nothing to compare with yet
+    on_device = next(
+        command for command in node.asked if command[:3] == ["sweeps", "doctor", "--clock"]
+    )
     assert on_device[-4:] == ["--results", f"{tmp_path}", "--gpu", "0"]
     (rules,) = (c for c in node.asked if "--skip-recorded" in c)
     assert rules[rules.index("--results") + 1] == str(tmp_path / "rules")
@@ -188,7 +190,7 @@ def test_what_failed_is_named_and_tried_last_in_each_slice(tmp_path: Path) -> No
     assert not recorder.can_resume()
     assert set(node.done) == set(ALL) - {"clock"}
     recorder, _ = node.slice(3000)
-    assert sum(command[:2] == ["sweeps", "clock"] for command in node.asked) == 2
+    assert sum(command[:3] == ["sweeps", "doctor", "--clock"] for command in node.asked) == 2
     node.fails = ""
     recorder, _ = node.slice(3000)
     assert recorder.missing() == []
@@ -263,8 +265,8 @@ def test_beside_a_published_recording_everything_goes_to_the_machine_s_own_folde
     node.place = replace(node.place, folder=tmp_path / "machine-local")
     recorder, _ = node.slice(3000)
     assert recorder.missing() == []
-    families = next(c for c in node.asked if c[:2] == ["analysis", "families"])
-    assert families[families.index("--machine") + 1] == "machine"  # that folder is not published
+    families = next(c for c in node.asked if c[:2] == ["analysis", "compare"])
+    assert families[2] == "machine"  # that folder is not published
     with tarfile.open(tmp_path / "machine-local.tar.gz") as archive:
         assert {"machine-local/run.json", "families/machine/run.json"} <= set(archive.getnames())
 

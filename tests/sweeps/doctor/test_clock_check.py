@@ -44,7 +44,17 @@ def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
 @pytest.mark.slow
 def test_both_timers_agree_on_a_simulated_gpu(tmp_path: Path) -> None:
     """They see the same simulated kernels, so that any difference is a fault of the comparison."""
-    line = ["sweeps", "clock", "--device", "gpu", "--cases", "3", "--results", str(tmp_path)]
+    line = [
+        "sweeps",
+        "doctor",
+        "--clock",
+        "--device",
+        "gpu",
+        "--cases",
+        "3",
+        "--results",
+        str(tmp_path),
+    ]
     code, said = run_command(FAKE, line, 3600)
     assert code == 0, said
     report = json.loads((tmp_path / "nvidia-h200" / "clock.json").read_text(encoding="utf-8"))
