@@ -20,7 +20,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -139,7 +139,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise _write_error(path, error) from None
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> Path:
+def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
     """Write a JSON document whole; returns its path.
 
     Raises:
@@ -273,32 +273,37 @@ def parse_event(line: bytes) -> tuple[Event | None, str]:
 
 def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Fold rows into measurements.csv: floats by ``repr``, truth as true and false."""
-    _write_csv(folder / "measurements.csv", COLUMNS, rows)
+    write_csv(folder / "measurements.csv", COLUMNS, rows)
 
 
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rounds.csv: of each case, the samples behind its time and the rounds they are of."""
-    _write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
+    write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
 
 
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv: of each pair of cases and each process that timed it anew, the log time
     ratio of the first over the second in each block of samples.
     """
-    _write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
+    write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
 
 def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write anchors.csv: how long each GPU took for the same few cases."""
-    _write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
+    write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
 
 
 def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write steady.csv: the work without a pause, one row per batch."""
-    _write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
+    write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
 
 
-def _write_csv(path: Path, columns: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV file whole: None is empty, floats by ``repr``, truth as true and false.
+
+    Raises:
+        UserError: the disk is full.
+    """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(columns)

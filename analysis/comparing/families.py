@@ -8,7 +8,6 @@ with the best of them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from statistics import geometric_mean
 from typing import Any
@@ -25,7 +24,7 @@ from kernels.config import HAND_WRITTEN
 from kernels.operation import as_problem
 from kernels.problem import Gemm, Problem
 from sweeps.schema import problem_of
-from sweeps.store import write_whole
+from sweeps.store import write_json, write_whole
 
 BEST = "best of all"
 """The family that stands for the fastest one of each shape."""
@@ -126,8 +125,7 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
     text = _markdown(recording, summary)
     shapes = table.assign(problem=[problem.spec() for problem in table["problem"]])
     write_whole(recording.folder / "families.csv", shapes.to_csv(index=False))
-    document = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(recording.folder / "families.json", document)
+    write_json(recording.folder / "families.json", summary)
     write_whole(recording.folder / "families.md", text)
     return text
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +17,7 @@ from analysis.recordings.repetition import with_steady_times
 from kernels.common.errors import UserError
 from kernels.common.program import command, target
 from sweeps.schema import IDENTITY
-from sweeps.store import write_whole
+from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
 """Prefix of the columns of :meth:`analysis.model.predict.Prediction.frame` in the tidy table."""
@@ -121,15 +118,10 @@ def write_predictions(analysis: Analysis) -> None:
     frame = analysis.calibration.held_back.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     columns = pd.concat([identity, frame], axis=1)
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns.columns)
-    for row in columns.astype(object).where(columns.notna(), "").itertuples(index=False):
-        writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
+    records = columns.astype(object).where(columns.notna(), None).to_dict("records")
     folder = analysis.recording.folder
-    write_whole(folder / "predicted.csv", buffer.getvalue())
+    write_csv(folder / "predicted.csv", list(columns.columns), records)
     fitted = analysis.calibration.to_json()
     if analysis.sampled:
         fitted = {**fitted, "sample": analysis.sampled}
-    document = json.dumps(fitted, indent=1, allow_nan=False) + "\n"
-    write_whole(folder / "calibration.json", document)
+    write_json(folder / "calibration.json", fitted)

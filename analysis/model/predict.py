@@ -149,11 +149,7 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
         f"{limit}: {by}{tiles} of {row['tile']}{split} in {waves}, "
-        f"{_percent(row['tail_efficiency'])} of the {slots} used, "
-        f"{_percent(row['tile_efficiency'])} of the tiles' area useful, "
+        f"{row['tail_efficiency']:.0%} of the {slots} used, "
+        f"{row['tile_efficiency']:.0%} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweeps.store import write_whole
+from sweeps.store import write_csv, write_json
 
 
 def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]]) -> None:
@@ -17,11 +14,6 @@ def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]])
 
     The table has the columns of all records: a GEMM has other sizes than a convolution.
     """
-    document = json.dumps(list(records), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / f"{name}.json", document + "\n")
-    buffer = io.StringIO(newline="")
+    write_json(folder / f"{name}.json", list(records))
     columns = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    write_whole(folder / f"{name}.csv", buffer.getvalue())
+    write_csv(folder / f"{name}.csv", columns, records)

@@ -38,7 +38,7 @@ from analysis.recordings.imported import VALIDATION
 from analysis.validation.errors import Errors
 from kernels.machine import known_machine
 from kernels.timemodel.estimate import Array
-from sweeps.store import write_whole
+from sweeps.store import write_json
 
 _PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
 _SIZES = ["m", "n", "k"]
@@ -203,7 +203,7 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
         "other": [judged_row(one, Interval(software, factors)) for one in others],
     }
-    write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_json(folder / VALIDATION, document)
 
 
 def write_own_validation(folder: Path) -> None:
@@ -214,7 +214,7 @@ def write_own_validation(folder: Path) -> None:
         for group, fit in fits.items()
     }
     document: dict[str, Any] = {"software": None, "same": errors, "other": []}
-    write_whole(folder / VALIDATION, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_json(folder / VALIDATION, document)
 
 
 def judged_row(one: Collection, interval: Interval) -> dict[str, Any]:
