@@ -78,7 +78,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "grid": (_TEXT, "its grid of CTAs"),
     "kernels": (_TEXT, "every kernel of one launch with its share of the time, JSON"),
     "tensor_cores": (_FLAG, "whether the main kernel uses Tensor Cores, if its name says"),
-    "sm_mhz": (_REAL, "SM clock around the samples (NVML, 20 Hz), median; empty without NVML"),
+    "sm_mhz": (
+        _REAL,
+        "median of the samples' mean SM clock, by the SMs' cycle counters, else by NVML",
+    ),
     "power_w": (
         _REAL,
         "board power at the moment, of sustained rows alone (a burst is too short); watts",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -303,5 +304,6 @@ def test_the_table_is_written_by_repr(tmp_path: Path) -> None:
 
 def test_the_data_dictionary_describes_every_column() -> None:
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    first_cells = " ".join(re.findall(r"^\| (.*?) \|", text, re.MULTILINE))
     for name in COLUMNS:
-        assert f"`{name}`" in text, name
+        assert f"`{name}`" in first_cells, name

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.advice.reasons import why
 from kernels.problem import Gemm
+from kernels.timemodel.estimate import LIMITS as ALL_LIMITS
 
 PROBLEM = Gemm(1281, 768, 10240, "bf16")
 OPTION = Gemm(1280, 768, 10240, "bf16")
@@ -99,7 +100,7 @@ def test_a_cost_is_not_called_by_the_name_of_a_gain() -> None:
     assert "by alignment" not in why(odd, even, row(tile_efficiency=0.5), full, gain=0.2)
 
 
-LIMITS = st.sampled_from(["compute", "feed", "latency", "memory", "launch"])
+LIMITS = st.sampled_from(ALL_LIMITS)
 SHARES = st.floats(0.01, 1.0)
 
 

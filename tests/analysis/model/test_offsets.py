@@ -19,7 +19,7 @@ from analysis.model.features import Inputs
 from analysis.model.fitted import analyse, write_predictions
 from analysis.model.fitting import fit_collection, fit_group, unmeasured
 from analysis.model.nearby import Collection, priors_for, sizes_of
-from analysis.model.offsets import CollectionEstimates, CollectionTrees, Offsets
+from analysis.model.offsets import _KINDS, CollectionEstimates, CollectionTrees, Offsets
 from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import Prior, prior_from_tables
 from analysis.model.query import Query
@@ -28,6 +28,7 @@ from analysis.recordings.load import load
 from kernels.machine import Machine, known_machine
 from kernels.problem import Gemm
 from kernels.timemodel.constants import default_constants, scaled_constants
+from kernels.timemodel.estimate import LIMITS
 from sweeps.cases.case import Case
 from tests.support.synthetic import H100, model_law, random_sizes, record
 
@@ -317,3 +318,7 @@ def test_damaged_collections_are_named_and_left_out(
     place.write_bytes(b"no table")
     assert priors_for(recording, rows) == {}
     assert "`python -m analysis import` writes it again" in capsys.readouterr().err
+
+
+def test_every_limit_has_its_kind() -> None:
+    assert sorted(limit for kind in _KINDS for limit in kind) == sorted(LIMITS)

@@ -79,7 +79,8 @@ def test_a_gpu_s_rows_have_names_clocks_and_hidden_gaps(recorded: Any) -> None:
 @RECORDED
 def test_the_next_slice_recognises_the_machine(recorded: Any) -> None:
     folder, *_ = recorded
-    command = ["sweeps", "anchors", "--json", "--device", "gpu", "--results", str(folder.parent)]
+    command = ["sweeps", "doctor", "--again", "--json", "--device", "gpu"]
+    command += ["--results", str(folder.parent)]
     code, output = run_command(FAKE, command, 3600)
     assert code == 0
     report = json.loads(output)

@@ -12,6 +12,11 @@ import pytest
 
 from kernels.common.program import ROOT
 from kernels.config import HAND_WRITTEN
+from tests.support.launching.launch import PROBLEMS
+
+
+def test_every_kernel_has_shapes_to_be_launched_with() -> None:
+    assert set(PROBLEMS) == set(HAND_WRITTEN)
 
 
 @pytest.mark.slow
