@@ -22,6 +22,9 @@ the sizes in the command line's order. What runs over the batch (a GEMM's ``batc
 convolution's ``images``, a linear layer's ``tokens``) is never in the list: it stays an axis.
 ``vary = { n = [-1, 1, 8] }`` adds each listed shape again with its n one less, one more and eight
 more; of several sizes, one is changed at a time, so that each differs from the shape in one thing.
+
+``default = false`` at the top keeps a sweep of :file:`specs/` out of those that are measured where
+none is named. A default sweep has a block for a CPU, too.
 """
 
 from __future__ import annotations
