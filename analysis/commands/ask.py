@@ -129,8 +129,11 @@ def recommend_command(
     from analysis.advice.sizes import Wishes
 
     if measure and not (gemm or conv or file):
-        if machine is not None or json:
-            raise UserError("--measure without a shape takes no --machine and no --json.")
+        if machine is not None or json or pad or choose or change or fix:
+            raise UserError(
+                "give --gemm, --conv or --file; without a shape, --measure takes only --budget, "
+                "--device, --gpu, --gpus and --results."
+            )
         from analysis.commands.confirming import measure_best_guesses
 
         measure_best_guesses(budget, device, gpu, gpus, results)

@@ -43,8 +43,8 @@ def compare_command(
 ) -> None:
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
     if kernels:
-        if new is not None:
-            raise UserError("--kernels is about one recording.")
+        if new is not None or fail_ambiguous is not None:
+            raise UserError("--kernels is about one recording and takes no --fail-ambiguous.")
         _compare_kernels(old, results, json)
         return
     if old is None or new is None:

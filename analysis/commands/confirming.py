@@ -32,8 +32,9 @@ def measure_best_guesses(
 ) -> None:
     """Measure the best guesses for the shapes that this machine's recording has.
 
-    What promises most comes first. The recommendation table then rests on measured gains. The next
-    call resumes where this one stopped. Of several GPUs that shared a sweep, the first is used.
+    The most promising guesses come first. The recommendation table then rests on measured gains.
+    The next call resumes where this one stopped. If several GPUs shared a sweep, the first one is
+    used.
 
     Args:
         budget: measuring time, such as ``30s``; None: what the sweep left of its own.
@@ -43,7 +44,7 @@ def measure_best_guesses(
         results: folder of all machines' results.
 
     Raises:
-        UserError: there is no recording of this machine, or the device cannot be used.
+        UserError: this machine was not recorded yet, or the device cannot be used.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials

@@ -60,6 +60,8 @@ def rules_command(
         print(" ".join(rule_sweeps()))
         return
     if tensor_cores:
+        if imported or table is not None or plots is not None:
+            raise UserError("--tensor-cores takes only --machine, --sweep and --results.")
         _show_steps(machine, sweep, results, json)
         return
     if sweep is not None:

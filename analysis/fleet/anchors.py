@@ -144,7 +144,7 @@ def _written_by() -> str:
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
-    """The cases of a table, and the place of each row's in their list; -1 where it is no case."""
+    """The cases of a table, and for each row the place of its case in that list; -1 if invalid."""
     known: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
     places = []
@@ -170,16 +170,16 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     """The rows with printable names, once it is told what of them cannot be."""
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
-    faults.tell(rows["case"] < 0, "its columns are no case")
+    faults.tell(rows["case"] < 0, "its columns do not describe a case")
     faults.tell(~rows["phase"].isin(PHASES), f"phase is none of {', '.join(PHASES)}")
-    faults.tell(~rows["time_utc"].str.match(_MOMENT), "time_utc is no moment")
-    faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is no hash")
+    faults.tell(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
+    faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
     for name in _ORDINALS:
         value = rows[name]
         ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.tell(value.notna() & ~ordinal, f"{name} is no ordinal")
+        faults.tell(value.notna() & ~ordinal, f"{name} is not an ordinal")
     time, lo, hi = (rows[name] for name in _TIMES)
-    faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is no time")
+    faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     inside = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
     faults.tell((lo.notna() | hi.notna()) & ~inside, "its interval does not hold the time")
     faults.tell(~(rows["samples"] >= 1), "it has no samples")

@@ -33,7 +33,8 @@ _ALONE, _TOGETHER = range(len(PHASES))
 _ASSUMED = 0.005  # standard deviation of a log speed between two times, if none was measured
 _ASSUMED_AS = 2  # as many GPUs timed twice as that counts for
 _OF_MEDIANS = math.pi / 2  # variance of the median of normal values over that of their mean
-_FAR = 3.5  # standard deviations: what lies further out is no part of a spread
+_FAR = 3.5  # standard deviations: values further out do not count towards a spread
+_MAD = 1.4826  # standard deviations in the median of absolute values of a normal law
 _MANY = 6  # anchors of one GPU, of which a deviation says something of that GPU
 
 
@@ -148,15 +149,17 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Standard deviation of what values measure, without the variance that they are measured with.
 
-    Values beyond 3.5 standard deviations, by the median absolute deviation, are no part of it.
+    Values beyond 3.5 standard deviations, by the median absolute deviation, do not count.
     """
     known = np.isfinite(values) & np.isfinite(noise)
     if not known.any():
         return math.nan
     far = _FAR * max(deviation_of(values[known]), float(np.sqrt(np.median(noise[known]))))
     near = known & (np.abs(values - median_of(values)) <= far)
-    variance = float(np.var(values[near], ddof=1)) if near.sum() > 1 else math.nan
-    return math.sqrt(max(0.0, variance - float(np.mean(noise[near]))))
+    if near.sum() < 2:
+        return math.nan
+    variance = float(np.var(values[near], ddof=1)) - float(np.mean(noise[near]))
+    return math.sqrt(max(0.0, variance))
 
 
 @dataclass(frozen=True)
@@ -185,21 +188,18 @@ def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
         # A median lies nearer to few values than to the middle of their law.
         apart = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
     if several.any():
-        around = np.abs(apart[several])
-        scatter = float(median_abs_deviation(around[np.isfinite(around)], center=_zero,
-                                             scale="normal"))  # fmt: skip
+        scatter = _deviation_from_zero(apart[several])
     each = np.full(len(values), scatter)
     for i in np.flatnonzero(count >= _MANY):
-        row = apart[i][np.isfinite(apart[i])]
-        each[i] = max(scatter, float(median_abs_deviation(row, center=_zero, scale="normal")))
+        each[i] = max(scatter, _deviation_from_zero(apart[i]))
     own_each = np.sqrt(median_of(own**2, axis=1))
     share = np.where(count > 2, _OF_MEDIANS, 1.0) / count
     return _Medians(middle, np.fmax(each, own_each) ** 2 * share, scatter)
 
 
-def _zero(values: Array, axis: int | None = None) -> float:
-    """The centre of deviations."""
-    return 0.0
+def _deviation_from_zero(values: Array) -> float:
+    """Standard deviation of normal values around 0 with this median of absolute values."""
+    return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
@@ -308,7 +308,7 @@ def _between_times(fleet: Fleet) -> float:
 
 
 def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
-    """What each node whose devices timed anchors alone and together lost."""
+    """How much longer anchors take on each node while all of its devices work."""
     groups = _groups(fleet)
     counts = np.array([len(members) for members in groups.values()])
     tables = {}

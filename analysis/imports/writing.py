@@ -49,7 +49,7 @@ def write_imported(table: Table, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: Timings, path: Path, told: Told, machine: Machine, results: Path
 ) -> Path:
-    """Write what a file of the user's says, and the user of it; returns the folder.
+    """Write the times of a user's file, with what the user said about it; returns the folder.
 
     Raises:
         UserError: the folder cannot be made, or the disk is full.
@@ -81,7 +81,7 @@ def write_collections(tables: Sequence[Table], machine: Machine, results: Path) 
     parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
     folder = folder_of(results, machine.slug)
     make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # what rests on them is to be made anew
+    (folder / VALIDATION).unlink(missing_ok=True)  # it is out of date now
     write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(parts, ignore_index=True)))
 
 
@@ -90,7 +90,7 @@ def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results
         machine.peak(dtype)  # which refuses what the machine does not compute
     folder, data = folder_of(results, machine.slug), _as_parquet(rows)
     make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # until everything was written anew
+    (folder / VALIDATION).unlink(missing_ok=True)  # until everything is written again
     write_whole(folder / MEASUREMENTS, data)
     run = {
         "schema": SCHEMA,

@@ -234,7 +234,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
     found = [_rounds(run, row) for row in table.rows.to_dict("records")]
     table.faults.tell(
-        [rounds is None for rounds in found], "its rounds and times are no pairs of numbers"
+        [rounds is None for rounds in found], "its rounds and times are not pairs of numbers"
     )
     table.faults.leave_out()
     sound = table.faults.sound

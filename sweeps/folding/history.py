@@ -16,10 +16,10 @@ from sweeps.timing.statistics import finished
 CANARY = "canary"
 
 BLOCKS = 5
-"""Blocks of samples, A B B A, of a pair of cases in each process that times it anew. Their number
+"""Blocks of samples, A B B A, of a pair of cases in each process that re-times it. Their number
 is fixed beforehand: stopping once a gain looks certain would make it look larger than it is."""
 PROCESSES = 2
-"""Processes that time a pair anew: what the samples of one share shows by how far they differ."""
+"""Processes that re-time a pair: what the samples of one share shows by how far they differ."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class History:
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case. One that has ``moved`` begins anew, on another GPU."""
+        """Add an event of the case. One that has ``moved`` starts over, on another GPU."""
         match event["event"]:
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)

@@ -1,6 +1,6 @@
 """Time the anchors of a run on one GPU.
 
-They are timed before a run's cases. What that costs is no part of the budget. Where several GPUs of
+They are timed before a run's cases, which does not count towards the budget. Where several GPUs of
 a node are measured at the same time, each times them on its own first, and then all of them
 together: what that changes is what they do to one another, through the host or their power supply.
 """

@@ -153,3 +153,12 @@ def test_wishes_that_make_no_sense_get_a_sentence(arguments: tuple[str, ...], wo
     assert told.returncode == 2
     assert words in told.stderr
     assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize("words", [("--pad", "12.5%"), ("--json",), ("--machine", "h100")])
+def test_without_a_shape_measuring_takes_no_question(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    told = analysis("recommend", "--measure", *words, "--device", "cpu", "--results", tmp_path)
+    assert told.returncode == 2
+    assert "give --gemm, --conv or --file" in told.stderr

@@ -102,17 +102,20 @@ def test_run_json_may_say_nothing_of_the_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "cell", "why"),
     [
-        ("time_us", "", "time_us is no time"), ("time_us", "-1", "time_us is no time"),
-        ("time_us", "fast", "time_us is not a number"), ("time_us", "nan", "time_us is no time"),
+        ("time_us", "", "time_us is not a valid time"),
+        ("time_us", "-1", "time_us is not a valid time"),
+        ("time_us", "fast", "time_us is not a number"),
+        ("time_us", "nan", "time_us is not a valid time"),
         ("time_lo_us", "1e9", "its interval does not hold the time"),
         ("time_hi_us", "", "its interval does not hold the time"),
         ("phase", "later", "phase is none of alone, together"),
-        ("m", "", "its columns are no case"), ("op", "gem", "its columns are no case"),
-        ("mode", "sprint", "its columns are no case"),
-        ("gpu", "1.5", "gpu is no ordinal"), ("node", "-2", "node is no ordinal"),
-        ("gpu_id", "GPU-12", "gpu_id is no hash"), ("samples", "0", "it has no samples"),
+        ("m", "", "its columns do not describe a case"),
+        ("op", "gem", "its columns do not describe a case"),
+        ("mode", "sprint", "its columns do not describe a case"),
+        ("gpu", "1.5", "gpu is not an ordinal"), ("node", "-2", "node is not an ordinal"),
+        ("gpu_id", "GPU-12", "gpu_id is not a hash"), ("samples", "0", "it has no samples"),
         ("samples", "", "it has no samples"), ("sm_mhz", "-5", "sm_mhz is absurd"),
-        ("time_utc", "today", "time_utc is no moment"),
+        ("time_utc", "today", "time_utc is not a UTC time"),
     ],
 )  # fmt: skip
 def test_a_damaged_row_is_named_and_left_out(

@@ -185,7 +185,7 @@ def sibling_shift(table: Table, chosen: Mapping[str, Table], tables: Iterable[Ta
 
 @dataclass(frozen=True)
 class ShippedFit:
-    """Constants to be shipped; the first collection is of the rows beside those fitted to."""
+    """Constants to be shipped; the first collection is of the rows that they were not fitted to."""
 
     fit: Fit
     collections: Sequence[Collection]

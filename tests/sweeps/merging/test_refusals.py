@@ -27,6 +27,11 @@ LOG = Path("samples", "1-of-1.jsonl")
 GPU = {"gpu": 0, "node": 0, "sm_limit_mhz": None}
 
 
+SEEDS, MOST_SEEDS = 40, 400
+"""Damages that are tried, and at most where all ended alike: few places of a run.json are harmless,
+and which of them a seed hits depends on how long the recording took."""
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
@@ -220,8 +225,10 @@ def test_no_run_goes_on_with_a_merged_recording(tmp_path: Path) -> None:
 def test_a_file_with_one_thing_wrong_is_merged_or_refused(
     made: Path, tmp_path: Path, name: str
 ) -> None:
-    ends = set()
-    for seed in range(40):
+    ends: set[str] = set()
+    for seed in range(MOST_SEEDS):
+        if seed >= SEEDS and len(ends) == 2:
+            break
         folder = tmp_path / str(seed)
         shutil.copytree(made, folder)
         draw = random.Random(f"{name} {seed}")
@@ -237,5 +244,4 @@ def test_a_file_with_one_thing_wrong_is_merged_or_refused(
         else:
             ends.add("merged")
             assert load(result.folder).machine.slug == CPU.slug
-    # What a random place holds depends on how long the recording took: few of them are harmless.
-    assert "refused" in ends
+    assert ends == {"refused", "merged"}
