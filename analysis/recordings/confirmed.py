@@ -84,9 +84,7 @@ def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     records = table.rows.to_dict("records")
     found = [_pair(row, planned) for row in records]
-    table.faults.tell(
-        [pair is None for pair in found], "it does not hold two cases and their ratios"
-    )
+    table.faults.tell([pair is None for pair in found], "it lacks two cases and their ratios")
     table.faults.leave_out()
     for pair, sound in zip(found, table.faults.sound, strict=True):
         if pair is not None and sound:

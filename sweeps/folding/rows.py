@@ -72,8 +72,9 @@ def rounds_table(
 
 
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
-    """The log time ratio of the first case over the second, for each re-timed pair, each process that
-    did it, and each of its blocks, which has two samples of either case.
+    """The log time ratios of re-timed pairs, of the first case over the second.
+
+    There is one for each process and block; a block has two samples of either case.
 
     A process counts if it took all blocks, and a pair if so many processes did on one GPU; if there
     are more of them, the latest count. A pair with a case that failed does not count.
