@@ -353,21 +353,20 @@ def merge_command(
 
     merged = merge(folders, into, results)
     folder, record = merged.folder, merged.record
-    for sentence in merged.sentences:
-        note(sentence)
+    if merged.repeated:
+        note(
+            f"{len(merged.repeated)} cases were timed in several recordings. The table has each of "
+            "them from the recording with the most samples. To see whether times agree, run: "
+            f"{command('analysis compare')} {folders[0]} {folders[1]}"
+        )
     note(counts_sentence(record))
     note(health_sentence(record))
-    ask = f"{command('analysis report')} takes --machine {folder.name} --results {folder.parent}"
-    note(f"The merged recording is in {folder}, with merged.md; {ask}.")
+    ask = f"{command('analysis report')} --machine {folder.name} --results {folder.parent}"
+    note(f"The merged recording is in {folder}. For plots and advice, run: {ask}")
     if json:
         told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
-        comparisons = [
-            {"one": str(folders[c.one]), "other": str(folders[c.other]), "verdict": c.verdict,
-             **c.judged}
-            for c in merged.comparisons
-        ]  # fmt: skip
         told |= {"machine": record["machine"]["slug"], "folder": str(folder)}
-        print_json({**told, "comparisons": comparisons})
+        print_json({**told, "repeated": len(merged.repeated)})
 
 
 @app.command("profile")

@@ -70,21 +70,18 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """What the ratios of cases' times at one moment or place to those at another say.
+    """Judge the ratios of cases' times now to those recorded.
 
     Returns:
-        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95 % interval; None under six
-        cases), ``same`` (whether the ratio is within :data:`TOLERANCE`; None without cases) and
-        ``apart`` (whether it is beyond that, and the interval leaves no doubt that times differ).
+        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None under six
+        cases) and ``same`` (whether the ratio is within :data:`TOLERANCE`; None without cases).
     """
     if not ratios:
-        return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0, "apart": False}
+        return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
     ratio = median(ratios)
     lo, hi = median_interval(ratios) or (None, None)
     same = abs(math.log(ratio)) <= math.log1p(TOLERANCE)
-    certain = lo is not None and hi is not None and not lo <= 1 <= hi
-    return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same,
-            "apart": not same and certain}  # fmt: skip
+    return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same}
 
 
 def _sentence(ratios: Sequence[float]) -> str:

@@ -30,13 +30,13 @@ def write_merged(folder: Path, sources: Sequence[Source]) -> None:
     numbers = numbers_of_gpus(sources)
     make_folder(folder / "samples")
     for i, (source, own) in enumerate(zip(sources, numbers, strict=True), 1):
-        lines = _lines(source, worker_name(i, len(sources)), own)
+        lines = _lines(source, _worker_name(i, len(sources)), own)
         path = folder / "samples" / f"{i}-of-{len(sources)}.jsonl"
         write_whole(path, b"".join(lines))
     write_run(folder, _merged_record(sources, numbers))
 
 
-def worker_name(number: int, count: int) -> str:
+def _worker_name(number: int, count: int) -> str:
     """Of the recording with that number, from 1, among so many."""
     return f"{number}/{count}"
 
@@ -62,7 +62,7 @@ def _merged_record(
         "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _merged_machine(sources).to_json(),
         "merged": [
-            {"worker": worker_name(i, count), "run": source.record["run"],
+            {"worker": _worker_name(i, count), "run": source.record["run"],
              "health": source.record.get("health")}
             for i, source in enumerate(sources, 1)
         ],

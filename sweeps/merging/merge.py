@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,9 @@ from kernels.common.errors import UserError
 from sweeps.folding.fold import fold
 from sweeps.merging.belonging import refuse_strangers, refuse_twice
 from sweeps.merging.combining import write_merged
-from sweeps.merging.comparing import Comparison, compare, times_of_anchors, times_of_cases
-from sweeps.merging.report import FILE, duplicates_sentence, report_text
-from sweeps.merging.source import read_source
+from sweeps.merging.source import Source, read_source
 from sweeps.process import terminated_as_interrupt
-from sweeps.store import make_folder, write_whole
+from sweeps.store import make_folder
 
 MERGED = "merged"
 """Folder of merged recordings within the results, each by its machine's slug."""
@@ -25,18 +24,17 @@ MERGED = "merged"
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged recording: its folder, its run.json, how any two of those that it is of compare, and
-    all of that in sentences.
-    """
+    """A merged recording: its folder, its run.json, and the ids of cases in several recordings."""
 
     folder: Path
     record: dict[str, Any]
-    comparisons: Sequence[Comparison]
-    sentences: Sequence[str]
+    repeated: frozenset[str]
 
 
 def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     """Merge recordings that were made without shards. Their folders do not change.
+
+    Whether their times agree is for ``analysis compare`` to say.
 
     Args:
         folders: the recordings.
@@ -51,18 +49,22 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     refuse_strangers(sources)
     target = into or results / MERGED / sources[0].machine.slug
     _refuse_place(target, folders)
-    cases = [times_of_cases(source) for source in sources]
-    comparisons = compare([times_of_anchors(source) for source in sources], cases)
 
     def write(folder: Path) -> dict[str, Any]:
         write_merged(folder, sources)
-        write_whole(folder / FILE, report_text(sources, comparisons, cases))
         return fold(folder)
 
-    record = _made_whole(target, write)
-    names = [str(folder) for folder in folders]
-    sentences = [comparison.sentence(names) for comparison in comparisons]
-    return Merged(target, record, comparisons, [*sentences, duplicates_sentence(cases)])
+    return Merged(target, _made_whole(target, write), _repeated(sources))
+
+
+def _repeated(sources: Sequence[Source]) -> frozenset[str]:
+    """The planned cases of which more than one recording has samples."""
+    count: Counter[str] = Counter()
+    for source in sources:
+        planned = {entry.case.id for entry in source.planned}
+        sampled = {e["case"] for e in source.events if e["event"] == "sample"}
+        count.update(planned & sampled)
+    return frozenset(case for case, recordings in count.items() if recordings > 1)
 
 
 def _refuse_place(target: Path, folders: Sequence[Path]) -> None:

@@ -108,6 +108,29 @@ def test_a_case_that_both_timed_has_the_samples_of_one(two: Path) -> None:
     assert all(len({place for place, _ in of}) == 1 for of in rounds.values())
 
 
+def test_cases_in_several_recordings_are_counted(two: Path) -> None:
+    assert len(merged(two).repeated) == len(BOTH)
+
+
+def test_anchors_of_all_recordings_are_in_one_table(tmp_path: Path) -> None:
+    anchors = planned(16)[12:]
+    record(tmp_path / "a", planned(4), anchors=anchors)
+    record(tmp_path / "b", planned(8)[4:], anchors=anchors)
+    result = merged(tmp_path)
+    assert not result.repeated
+    with open(result.folder / "anchors.csv", encoding="utf-8") as file:
+        assert {row["worker"] for row in csv.DictReader(file)} == {"1/2", "2/2"}
+
+
+def test_three_recordings_become_one(tmp_path: Path) -> None:
+    for name in "abc":
+        record(tmp_path / name, planned(6))
+    result = merged(tmp_path, "a", "b", "c")
+    assert len(rows_of(result.folder)) == 6
+    assert {row["worker"] for row in rows_of(result.folder).values()} <= {"1/3", "2/3", "3/3"}
+    assert len(result.repeated) == 6
+
+
 def test_it_is_read_as_any_recording(two: Path) -> None:
     change(two / "b", run="2026-01-05T03:04:05Z")
     result = merged(two)
@@ -178,7 +201,6 @@ def test_a_disturbed_recording_does_not_hide_among_quiet_ones(two: Path) -> None
     health = merged(two).record["health"]
     assert health["verdict"] == "unusable"
     assert "a recording that it was merged from was unusable: 2/2" in health["reasons"]
-    assert reasons[0] in (two / "all" / "merged.md").read_text(encoding="utf-8")
 
 
 def test_without_into_it_goes_to_the_merged_results(two: Path) -> None:
