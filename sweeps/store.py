@@ -1,6 +1,7 @@
 """The files of a run: samples as they come, the plan, and the table that they fold into.
 
-    run.json            the plan and the circumstances, written whole and renamed into place
+    run.json            the circumstances and the budget, written whole and renamed into place
+    plan.jsonl          the planned cases, one per line, likewise
     samples/I-of-N.jsonl one line per event of shard I, only ever appended to
     measurements.csv    one row per case, folded from the samples, renamed into place
     rounds.csv          the samples behind each of its times, by the round that they were taken in
@@ -49,6 +50,8 @@ STEADY_COLUMNS = (
 
 Event = dict[str, Any]
 
+PLAN = "plan.jsonl"
+
 _PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
@@ -83,32 +86,61 @@ def make_folder(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The run.json of a folder.
+    """The run.json of a folder, with the cases of its plan.
 
     Raises:
         UserError: it cannot be read, or lacks what every version of it has.
     """
     path = folder / "run.json"
-    try:
-        run: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({why}); {_FRESH}") from None
+    run: Any = _parse_json(_read_text(path), path)
+    plan = run.get("plan") if isinstance(run, dict) else None
+    if isinstance(plan, dict) and "cases" not in plan:  # where older recordings have them
+        run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN)}}
     if fault := misfit(run, RUN, "the document"):
         raise UserError(f"{path} is damaged: {fault}; {_FRESH}")
     return dict(run)
 
 
+def _read_cases(path: Path) -> list[Any]:
+    """The planned cases of a plan.jsonl."""
+    lines = enumerate(_read_text(path).split("\n"), 1)
+    return [_parse_json(line, f"{path} line {number}") for number, line in lines if line]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({why}); {_FRESH}") from None
+
+
+def _parse_json(text: str, where: Path | str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} cannot be read ({error}); {_FRESH}") from None
+
+
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write run.json whole, the plan with one line per case."""
-    document = dict(run)
-    plan = dict(document.get("plan", {}))
-    cases = [json.dumps(case, ensure_ascii=False) for case in plan.pop("cases", [])]
-    document["plan"] = {**plan, "cases": ["@"]}
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    listing = "[\n   " + ",\n   ".join(cases) + "\n  ]" if cases else "[]"
-    head, tail = text.split('[\n   "@"\n  ]')
-    write_whole(folder / "run.json", head + listing + tail + "\n")
+    """Write run.json, and before it the cases of its plan, which only ever grow, to plan.jsonl.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    plan = dict(run["plan"])
+    if plan["cases"]:  # an imported table has no plan
+        lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in plan.pop("cases")]
+        _write_changed(folder / PLAN, "".join(lines))
+    write_json(folder / "run.json", {**run, "plan": plan})
+
+
+def _write_changed(path: Path, content: str) -> None:
+    """Write a file whole, unless that is its content."""
+    with suppress(OSError):
+        if path.read_bytes() == content.encode(errors="replace"):
+            return
+    write_whole(path, content)
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -369,9 +401,9 @@ def set_aside(folder: Path) -> Path:
         extra += 1
         target = folder / "runs" / f"{stamp}-{extra}"
     make_folder(target)
-    # The samples go first and the plan last: if this is interrupted, no samples are left behind
-    # that a new plan would count as its own.
-    last = {"samples": -1, "run.json": 1}
+    # The samples go first, run.json and the plan last: if this is interrupted, no samples are left
+    # behind that a new plan would count as its own.
+    last = {"samples": -1, "run.json": 1, PLAN: 2}
     for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
         if entry.name not in ("runs", _PLANNING + SUFFIX):  # whoever sets it aside has claimed it
             entry.rename(target / entry.name)

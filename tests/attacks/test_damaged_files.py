@@ -30,6 +30,7 @@ OF_MACHINE = {
 }  # fmt: skip
 RECORDED = {
     "run.json": "json",
+    "plan.jsonl": "jsonl",
     "measurements.csv": "csv",
     "rounds.csv": "csv",
     "confirmed.csv": "csv",
@@ -82,7 +83,7 @@ def test_a_damaged_recording_gets_an_answer_or_a_sentence(
     draw = random.Random(f"{name} {seed}")
     path = folder / name
     path.write_bytes(damaged(path.read_bytes(), RECORDED[name], draw))
-    if name.startswith("samples") or (name == "run.json" and draw.random() < 0.3):
+    if name.startswith("samples") or (name in ("run.json", "plan.jsonl") and draw.random() < 0.3):
         with suppress(UserError):
             fold(folder)
     faults = {}

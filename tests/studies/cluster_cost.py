@@ -31,7 +31,7 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import PlanEntry, make_plan, read_plan
 from sweeps.schema import PHASES, SCHEMA
 from sweeps.sharing.following import Follower
-from sweeps.store import Event, make_folder, samples_path, write_run
+from sweeps.store import Event, make_folder, read_run, samples_path, write_run
 from sweeps.timing.sampler import PROTOCOL
 
 BUDGET = 600.0
@@ -96,7 +96,7 @@ def look(folder: Path, gpus: int, per_node: int) -> dict[str, Any]:
         lines = (json.dumps(e, separators=(",", ":"))
                  for e in events_of(shard, gpus, anchors, planned))  # fmt: skip
         samples_path(folder, (shard, gpus)).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    follower = Follower(folder, read_plan(json.loads((folder / "run.json").read_text())["plan"]),
+    follower = Follower(folder, read_plan(read_run(folder)["plan"]),
                         range(1, gpus + 1), gpus)  # fmt: skip
     following, _ = timed(follower.look)
     again, _ = timed(follower.look)

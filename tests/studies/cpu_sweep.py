@@ -41,7 +41,7 @@ from analysis.advice.verdict import DO_IT, LIKELY, PREDICTED
 from analysis.model.fitted import analyse
 from analysis.recordings.runs import load_runs
 from sweeps.cases.case import CONFIRM
-from sweeps.store import read_events
+from sweeps.store import read_events, read_run
 from tests.studies.advice_repeats import gains_again
 from tests.studies.repeatability import busy
 
@@ -88,7 +88,7 @@ def run_sweep(clone: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], float]
     if process.returncode:
         raise SystemExit(f"`make sweep` ended with {process.returncode}.")
     (file,) = (clone / "results").glob("cpu-*/run.json")
-    record = json.loads(file.read_text(encoding="utf-8"))
+    record = read_run(file.parent)
     with open(file.with_name("measurements.csv"), encoding="utf-8", newline="") as table:
         rows = [row for row in csv.DictReader(table) if row["sweep"] != CONFIRM]
     ok = [row for row in rows if row["status"] == "ok"]

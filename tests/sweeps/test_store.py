@@ -156,7 +156,7 @@ def test_dev_full_is_a_full_disk(tmp_path: Path) -> None:
         SampleLog(tmp_path, (1, 1)).append({"n": 1})
 
 
-def test_run_json_reads_back_with_a_case_a_line(tmp_path: Path) -> None:
+def test_a_run_reads_back_with_its_cases_on_a_line_each(tmp_path: Path) -> None:
     cases = [entry.to_json() for entry in planned(3)]
     run = {
         **RUN,
@@ -165,8 +165,8 @@ def test_run_json_reads_back_with_a_case_a_line(tmp_path: Path) -> None:
     }
     write_run(tmp_path, run)
     assert read_run(tmp_path) == run
-    text = (tmp_path / "run.json").read_text()
-    assert sum('"id":' in line for line in text.splitlines()) == 3
+    assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 3
+    assert '"id":' not in (tmp_path / "run.json").read_text()
     write_run(tmp_path, {**run, "plan": {"cases": []}})
     assert read_run(tmp_path)["plan"] == {"cases": []}
     (tmp_path / "run.json").write_text("{")

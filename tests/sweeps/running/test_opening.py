@@ -20,7 +20,7 @@ from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.running import opening as start
 from sweeps.running.opening import begin
 from sweeps.running.request import DEFAULT_BUDGET, Request
-from sweeps.store import SampleLog, read_run, write_run, write_table
+from sweeps.store import SampleLog, read_run, write_json, write_run, write_table
 from sweeps.timing.sampler import PROTOCOL
 from tests.support.run_requests import NAMES, ids, quiet, request
 
@@ -248,6 +248,31 @@ def test_an_unreadable_plan_is_a_sentence_and_a_fresh_run_keeps_it(
     assert (first.folder / "run.json").read_text() == text
     begin(request(tmp_path, fresh=True), quiet)
     assert [path.read_text() for path in (first.folder / "runs").glob("*/run.json")] == [text]
+
+
+@pytest.mark.parametrize("text", [None, "{\n", '{"id": "x"}\n', "3\n"])
+def test_a_run_without_its_cases_is_a_sentence_and_a_fresh_run_keeps_it(
+    tmp_path: Path, text: str | None
+) -> None:
+    first = begin(request(tmp_path), quiet)
+    cases = first.folder / "plan.jsonl"
+    cases.unlink() if text is None else cases.write_text(text)
+    with pytest.raises(UserError, match="FRESH=1"):
+        begin(request(tmp_path), quiet)
+    begin(request(tmp_path, fresh=True), quiet)
+    assert len(read_run(first.folder)["plan"]["cases"]) > 0
+    assert len([*(first.folder / "runs").glob("*/run.json")]) == 1
+
+
+def test_a_plan_of_older_recordings_is_in_run_json(tmp_path: Path) -> None:
+    first = begin(request(tmp_path), quiet)
+    record = read_run(first.folder)
+    write_json(first.folder / "run.json", record)
+    (first.folder / "plan.jsonl").unlink()
+    assert read_run(first.folder) == record
+    assert [e.case for e in begin(request(tmp_path), quiet).planned] == [
+        e.case for e in first.planned
+    ]
 
 
 def test_a_fresh_run_that_cannot_be_planned_leaves_the_old_one(tmp_path: Path) -> None:
