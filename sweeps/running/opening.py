@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,18 @@ CasesOf = Callable[[Machine], Sequence[Case]]
 """The cases of a sweep on a machine."""
 
 
+@dataclass(frozen=True)
+class _Opening:
+    """What a run is opened with: what the user wants, where, and whose cases."""
+
+    request: Request
+    device: Device
+    folder: Path
+    sweeps: Mapping[str, CasesOf]
+    for_advice: bool
+    """Whether ``sweeps`` are the cases that advice asks for."""
+
+
 def begin(
     request: Request, note: Callable[[str], None], asked: Mapping[str, CasesOf] | None = None
 ) -> Run:
@@ -67,94 +79,79 @@ def begin(
     sweeps = asked or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
     folder = folder_for(request.results, device.machine.slug)
+    opening = _Opening(request, device, folder, sweeps, for_advice=bool(asked))
     make_folder(folder / "samples")
     with planning(folder):
-        record, why_not = _record_to_resume(folder, request, device, sweeps, asked)
+        record, why_not = _record_to_resume(opening)
         if record is None:
-            record = _start_over(folder, request, device, sweeps, why_not, note)
+            record = _start_over(opening, why_not, note)
         else:
-            extended = _extended_record(record, folder, request, device, sweeps, asked)
+            extended = _extended_record(record, opening)
             if extended is not record:
                 record = extended
                 write_run(folder, record)
         place = take_part(folder, request, device)
-    if asked:
-        return _run_for_advice(record, folder, request, device, place, asked)
-    return _run_of_sweeps(record, folder, request, device, place, sweeps)
+    return (_run_for_advice if asked else _run_of_sweeps)(record, opening, place)
 
 
-def _start_over(
-    folder: Path, request: Request, device: Device, sweeps: Mapping[str, CasesOf], why_not: str,
-    note: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) -> dict[str, Any]:
     """Write the record of a new run, after an old one was set aside for the reason ``why_not``."""
-    record = _new_record(request, sweeps, device, note)
+    record = _new_record(opening, note)
     if why_not:
-        note(f"{why_not}; the old run is kept in {set_aside(folder)}.")
-        make_folder(folder / "samples")
-    write_run(folder, record)
+        note(f"{why_not}; the old run is kept in {set_aside(opening.folder)}.")
+        make_folder(opening.folder / "samples")
+    write_run(opening.folder, record)
     return record
 
 
-def _extended_record(
-    record: dict[str, Any], folder: Path, request: Request, device: Device,
-    sweeps: Mapping[str, CasesOf], asked: Mapping[str, CasesOf] | None,
-) -> dict[str, Any]:  # fmt: skip
+def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """The record of a run that is resumed, with what this request adds; itself if it adds nothing.
 
     A request adds sweeps (or what advice asks for), or a larger budget, or time for advice.
     """
-    plan = record["plan"]
-    if _adds(request, sweeps, plan):
-        return _with_sweeps(record, folder, request, device, sweeps, asked)
+    plan, request = record["plan"], opening.request
+    if _adds(request, opening.sweeps, plan):
+        return _with_sweeps(record, opening)
     if request.measuring and request.measuring > plan["budget_s"]:
-        return _with_larger_budget(record, request, device, sweeps, request.measuring)
+        return _with_larger_budget(record, opening, request.measuring)
     if request.leave and not plan.get("left_s"):
         # The budget was planned without time for advice, which comes on top.
         return {**record, "plan": {**plan, "left_s": request.left(plan["budget_s"])}}
     return record
 
 
-def _with_sweeps(
-    record: dict[str, Any], folder: Path, request: Request, device: Device,
-    sweeps: Mapping[str, CasesOf], asked: Mapping[str, CasesOf] | None,
-) -> dict[str, Any]:  # fmt: skip
+def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """The record with the sweeps' cases in its plan, and a budget that counts from now on."""
-    more = request.measuring_on(device.machine.kind)
-    if asked:  # its budget is not the plan's
-        return _with_cases(record, sweeps, more, 0.0, request, device)
-    events = read_events(folder)[0]
+    request, sweeps = opening.request, opening.sweeps
+    more = request.measuring_on(opening.device.machine.kind)
+    if opening.for_advice:  # its budget is not the plan's
+        return _with_cases(record, opening, sweeps, more, 0.0)
+    events = read_events(opening.folder)[0]
     confirming = _confirming_seconds(record["plan"], events)
     budget = spent_seconds(events) - confirming + more
-    record = _with_cases(record, sweeps, more, budget, request, device)
+    record = _with_cases(record, opening, sweeps, more, budget)
     return {**record, "plan": {**record["plan"], "left_s": confirming + request.left(more)}}
 
 
-def _with_larger_budget(
-    record: dict[str, Any], request: Request, device: Device, sweeps: Mapping[str, CasesOf],
-    budget: float,
-) -> dict[str, Any]:  # fmt: skip
+def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
     """The record with those cases of its own sweeps that a larger budget has room for."""
     before = record["plan"]
     # A sweep of the user's own file is known only where it is named again.
-    known = {**cases_of(all_sweeps()), **sweeps}
+    known = {**cases_of(all_sweeps()), **opening.sweeps}
     same = {name: known[name] for name in before["sweeps"] if name in known}
     more = budget - before["budget_s"]
-    record = _with_cases(record, same, more, budget, request, device)
-    return {**record, "plan": {**record["plan"], "left_s": request.left(budget)}}
+    record = _with_cases(record, opening, same, more, budget)
+    return {**record, "plan": {**record["plan"], "left_s": opening.request.left(budget)}}
 
 
-def _run_of_sweeps(
-    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
-    sweeps: Mapping[str, CasesOf],
-) -> Run:  # fmt: skip
+def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
     """The run of a shard's cases; where sweeps are named, of theirs."""
-    plan = record["plan"]
+    plan, request = record["plan"], opening.request
     planned = every = read_plan(plan)
     if request.names:
-        planned = [entry for entry in planned if entry.case.sweep in sweeps]
-    run = _run(record, folder, request, device, place, planned, request.shard)
-    events = read_events(folder, request.shard)[0]
+        planned = [entry for entry in planned if entry.case.sweep in opening.sweeps]
+    run = _run(record, opening, place, planned, request.shard)
+    events = read_events(opening.folder, request.shard)[0]
     return replace(
         run,
         # Measuring for advice comes on top of the plan's budget.
@@ -164,33 +161,33 @@ def _run_of_sweeps(
     )
 
 
-def _run_for_advice(
-    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
-    asked: Mapping[str, CasesOf],
-) -> Run:  # fmt: skip
+def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
     """The run of the cases that advice asks for: by the first shard, with a budget of their own."""
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
-    ids = {case.id for cases in asked.values() for case in cases(machine)}
+    ids = {case.id for cases in opening.sweeps.values() for case in cases(machine)}
     every = read_plan(record["plan"])
     planned = [entry for entry in every if entry.case.id in ids]
-    spent = spent_seconds(read_events(folder, shard)[0])
-    run = _run(record, folder, request, device, place, planned, shard)
+    spent = spent_seconds(read_events(opening.folder, shard)[0])
+    run = _run(record, opening, place, planned, shard)
     return replace(
         run,
-        budget=spent + request.measuring_on(machine.kind),
+        budget=spent + opening.request.measuring_on(machine.kind),
         whole=len(_without_advice(planned)) == len(_without_advice(every)),
     )
 
 
 def _run(
-    record: Mapping[str, Any], folder: Path, request: Request, device: Device, place: int,
-    planned: Sequence[PlanEntry], shard: tuple[int, int],
-) -> Run:  # fmt: skip
+    record: Mapping[str, Any],
+    opening: _Opening,
+    place: int,
+    planned: Sequence[PlanEntry],
+    shard: tuple[int, int],
+) -> Run:
     """What a shard's run has whatever it is for."""
-    plan = record["plan"]
+    plan, device = record["plan"], opening.device
     return Run(
-        folder=folder,
+        folder=opening.folder,
         planned=[entry for entry in planned if entry.shard in (None, shard[0])],
         budget=plan["budget_s"],
         arguments={
@@ -204,7 +201,7 @@ def _run(
         anchor_options={"seconds": steady_seconds(plan["budget_s"])},
         compile_beside=device.gpu is not None and is_shared(device.gpu),
         names=device.gpu is not None,
-        stop_at=request.stop_at,
+        stop_at=opening.request.stop_at,
     )
 
 
@@ -236,14 +233,9 @@ def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> flo
     return spent_seconds(e for e in events if e["case"] in asked)
 
 
-def _record_to_resume(
-    folder: Path,
-    request: Request,
-    device: Device,
-    sweeps: Mapping[str, CasesOf],
-    asked: Mapping[str, CasesOf] | None,
-) -> tuple[dict[str, Any] | None, str]:
+def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
+    folder, request, sweeps = opening.folder, opening.request, opening.sweeps
     planned = (folder / "run.json").exists()
     if not planned and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
@@ -258,13 +250,13 @@ def _record_to_resume(
                 f"on with one of those and merge them again, or use {USE_FRESH} to keep it aside "
                 "and start anew."
             )
-        why = _why_outdated(record, device)
+        why = _why_outdated(record, opening.device)
         adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
-        if not why and asked is None and not adds:
+        if not why and not opening.for_advice and not adds:
             why = _why_again(folder, record)
         if not why:
             read_plan(record["plan"])  # refuses a damaged one before anything looks at it
-            if asked is None:
+            if not opening.for_advice:
                 _check_same_plan(record["plan"], request, sweeps)
             return record, ""
         if record["plan"].get("shards", 1) == request.shard[1] > 1:
@@ -354,11 +346,10 @@ def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, An
 
 def _with_cases(
     record: dict[str, Any],
+    opening: _Opening,
     sweeps: Mapping[str, CasesOf],
     more: float,
     budget: float,
-    request: Request,
-    device: Device,
 ) -> dict[str, Any]:
     """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
 
@@ -366,13 +357,14 @@ def _with_cases(
     keeps its own.
     """
     plan, machine = record["plan"], Machine.from_json(record["machine"])
+    request = opening.request
     there = {row["id"] for row in plan["cases"]}
     known = {row["sweep"] for row in plan["cases"]}
     cases = {name: of(machine) for name, of in sweeps.items()}
     # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
     elsewhere = {
         *plan["recorded_elsewhere"],
-        *_recorded_sweeps(cases, request, device),
+        *_recorded_sweeps(cases, request, opening.device),
     } - known
     lacking = {
         name: [case for case in wanted if case.id not in there]
@@ -399,9 +391,8 @@ def _with_cases(
     return {**record, "plan": plan}
 
 
-def _new_record(
-    request: Request, sweeps: Mapping[str, CasesOf], device: Device, note: Callable[[str], None]
-) -> dict[str, Any]:
+def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
+    request, device, sweeps = opening.request, opening.device, opening.sweeps
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = measure_ceilings(device)
