@@ -119,10 +119,10 @@ def compile_command(
     json: JsonOption = False,
 ) -> None:
     """Compile the Triton kernels for named architectures, without a GPU."""
-    from kernels.compiler.compilecheck import ARCHES, Row, compile_rows
+    from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
-    def show(row: Row) -> None:
+    def show(row: CompileRow) -> None:
         if not json:
             print(
                 f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"

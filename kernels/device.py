@@ -177,8 +177,10 @@ def software(device: Device) -> dict[str, str]:
         versions["cudnn"] = str(torch.backends.cudnn.version())
         versions["driver"] = nvidia_driver() or "unknown"
     else:
-        for name, pattern in (("mkl", r"Math Kernel Library Version (\S+)"),
-                              ("onednn", r"MKL-DNN v(\S+)")):  # fmt: skip
+        for name, pattern in (
+            ("mkl", r"Math Kernel Library Version (\S+)"),
+            ("onednn", r"MKL-DNN v(\S+)"),
+        ):
             match = re.search(pattern, torch.__config__.show())
             if match:
                 versions[name] = match.group(1)

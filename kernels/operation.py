@@ -109,9 +109,14 @@ class Layer(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Its columns in measurements.csv."""
         return {
-            "op": self.op, "batch": self.n, "c": self.c, "h": self.h, "w": self.w,
-            "dtype": self.dtype, "layout": self.layout,
-        }  # fmt: skip
+            "op": self.op,
+            "batch": self.n,
+            "c": self.c,
+            "h": self.h,
+            "w": self.w,
+            "dtype": self.dtype,
+            "layout": self.layout,
+        }
 
     @classmethod
     def of_columns(cls, row: Mapping[str, Any]) -> Layer:
@@ -178,9 +183,14 @@ class Series(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Its columns in measurements.csv: the GEMM of one product, ``batch`` of them."""
         return {
-            "op": self.op, "m": self.m, "n": self.n, "k": self.k, "batch": self.count,
-            "dtype": self.dtype, "layout": "nt",
-        }  # fmt: skip
+            "op": self.op,
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "batch": self.count,
+            "dtype": self.dtype,
+            "layout": "nt",
+        }
 
     @classmethod
     def of_columns(cls, row: Mapping[str, Any]) -> Series:
@@ -249,9 +259,13 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Its columns in measurements.csv: the gates' GEMM of one step, ``batch`` steps."""
         return {
-            "op": self.op, "m": self.minibatch, "n": GATES * self.hidden, "k": self.features,
-            "batch": self.steps, "dtype": self.dtype,
-        }  # fmt: skip
+            "op": self.op,
+            "m": self.minibatch,
+            "n": GATES * self.hidden,
+            "k": self.features,
+            "batch": self.steps,
+            "dtype": self.dtype,
+        }
 
     @classmethod
     def of_columns(cls, row: Mapping[str, Any]) -> Lstm:

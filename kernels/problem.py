@@ -340,8 +340,12 @@ class Conv:
             parse_pair(part, name)
             for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
         ]
-        return cls.build(sizes, pairs, _parse_whole(parts[10], "groups", form),
-                         *(part.lower() for part in parts[11:]))  # fmt: skip
+        return cls.build(
+            sizes,
+            pairs,
+            _parse_whole(parts[10], "groups", form),
+            *(part.lower() for part in parts[11:]),
+        )
 
     @classmethod
     def build(

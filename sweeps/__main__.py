@@ -196,9 +196,15 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
     folder = folder_for(results, facts.slug)
     if json:
         print_json(
-            {"slug": facts.slug, "name": facts.name, "kind": facts.kind, "gpu": selected.gpu,
-             "folder": str(folder), "software": software(selected)}
-        )  # fmt: skip
+            {
+                "slug": facts.slug,
+                "name": facts.name,
+                "kind": facts.kind,
+                "gpu": selected.gpu,
+                "folder": str(folder),
+                "software": software(selected),
+            }
+        )
         return
     print(f"{facts.name} ({facts.slug}): {folder}")
 
@@ -296,9 +302,20 @@ def run_command(
     for name in dtype or ():
         check_option("--dtype", name, TIMED_DTYPES)
     request = Request(
-        tuple(names or ()), parse_seconds(budget), results, parse_shard(shard), fresh, device, gpu,
-        tuple(dtype or ()), skip_recorded, add, stop_at, leave, gpu_ids,
-    )  # fmt: skip
+        tuple(names or ()),
+        parse_seconds(budget),
+        results,
+        parse_shard(shard),
+        fresh,
+        device,
+        gpu,
+        tuple(dtype or ()),
+        skip_recorded,
+        add,
+        stop_at,
+        leave,
+        gpu_ids,
+    )
     if gpus and gpu:
         raise UserError("--gpu names one GPU and --gpus several; give one of them.")
     if gpus and add:

@@ -121,8 +121,9 @@ def read_failed() -> dict[str, float]:
     """When each optional extra failed to install within the last day, in seconds since 1970."""
     try:
         failed = json.loads(FAILED.read_text(encoding="utf-8"))
-        return {str(group): float(at) for group, at in failed.items()
-                if time.time() - float(at) < _DAY}  # fmt: skip
+        return {
+            str(group): float(at) for group, at in failed.items() if time.time() - float(at) < _DAY
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -189,9 +190,11 @@ def requirements(groups: list[str]) -> list[str]:
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     """The requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
     answer = subprocess.run(
-        [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)], capture_output=True, text=True,
+        [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if answer.returncode:
         return wanted, False
     lacks, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
@@ -222,8 +225,9 @@ def make_venv(on_top_of: str | None = None) -> bool:
     if on_top_of is not None:
         # Not --system-site-packages: seen from inside another environment, that would skip the
         # environment and show the bare interpreter below it.
-        base = _ask(on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), "
-                    "sep='\\n')")  # fmt: skip
+        base = _ask(
+            on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), sep='\\n')"
+        )
         (Path(site) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
     return True
 
@@ -240,9 +244,19 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
     """
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
     # pip compiles bytecode on one core; compileall, below, does it on all.
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-compile",
-           "--disable-pip-version-check", "-c", str(pins),
-           *(["--retries", "0", "--timeout", "5"] if hurried else []), *lacks]  # fmt: skip
+    pip = [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+        "-c",
+        str(pins),
+        *(["--retries", "0", "--timeout", "5"] if hurried else []),
+        *lacks,
+    ]
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         compile_all = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]

@@ -19,7 +19,7 @@ class Timeout(Exception):  # noqa: N818 - filelock's name
 
 
 @dataclass(frozen=True)
-class Owner:
+class ClaimOwner:
     """Who has claimed a file."""
 
     pid: int
@@ -39,11 +39,11 @@ class PlainLease:
         self._held = False
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> ClaimOwner | None:
         """Who has claimed it; None if nobody has, or if its owner is writing this right now."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
-            return Owner(int(pid), hostname)
+            return ClaimOwner(int(pid), hostname)
         except (OSError, ValueError):
             return None
 

@@ -44,9 +44,14 @@ class LiveReporter:
         self._unit = unit
         self._console = Console(stderr=True)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _TimeLeft(),
-            console=self._console, transient=True, disable=not self._console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _TimeLeft(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
         self._last = time.monotonic()
 
     def __enter__(self) -> LiveReporter:
@@ -55,9 +60,11 @@ class LiveReporter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._bar.stop()
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
@@ -77,8 +84,10 @@ class LiveReporter:
             self._bar.update(task, completed=done, total=total, until=self._until)
         if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
             self._last = now
-            words = [f"  {self._phase}: {done} of {total} {self._unit}",
-                     seconds_left(self._until - now)]  # fmt: skip
+            words = [
+                f"  {self._phase}: {done} of {total} {self._unit}",
+                seconds_left(self._until - now),
+            ]
             print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
 
 

@@ -171,20 +171,37 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
     """A problem as columns; those that do not apply are left out."""
     if isinstance(problem, Gemm):
         return {
-            "op": "gemm", "m": problem.m, "n": problem.n, "k": problem.k,
-            "batch": problem.batch, "dtype": problem.dtype, "layout": problem.layout,
-        }  # fmt: skip
+            "op": "gemm",
+            "m": problem.m,
+            "n": problem.n,
+            "k": problem.k,
+            "batch": problem.batch,
+            "dtype": problem.dtype,
+            "layout": problem.layout,
+        }
     if isinstance(problem, Operation):
         return problem.columns()
     gemm = problem.implied_gemm
     return {
-        "op": "conv", "pass": problem.pass_, "m": gemm.m, "n": gemm.n, "k": gemm.k,
-        "batch": problem.n, "c": problem.c, "h": problem.h, "w": problem.w,
-        "kout": problem.kout, "r": problem.r, "s": problem.s,
-        "stride": pair_text(problem.stride), "padding": pair_text(problem.padding),
-        "dilation": pair_text(problem.dilation), "groups": problem.groups,
-        "dtype": problem.dtype, "layout": problem.layout,
-    }  # fmt: skip
+        "op": "conv",
+        "pass": problem.pass_,
+        "m": gemm.m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "batch": problem.n,
+        "c": problem.c,
+        "h": problem.h,
+        "w": problem.w,
+        "kout": problem.kout,
+        "r": problem.r,
+        "s": problem.s,
+        "stride": pair_text(problem.stride),
+        "padding": pair_text(problem.padding),
+        "dilation": pair_text(problem.dilation),
+        "groups": problem.groups,
+        "dtype": problem.dtype,
+        "layout": problem.layout,
+    }
 
 
 def problem_of(row: Mapping[str, Any]) -> Workload:

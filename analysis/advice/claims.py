@@ -32,7 +32,7 @@ _DEGREES = 10  # of freedom of an error that many pairs tell
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRatio:
     """The logarithm of a measured time ratio, its standard error, and how well that is known.
 
     The error is of Student's distribution with so many ``degrees`` of freedom.
@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedRatio:
     """A time ratio as it should be expected, and its 95 % interval."""
 
     ratio: float
@@ -54,7 +54,7 @@ class Expected:
 
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
-) -> list[Measured]:
+) -> list[MeasuredRatio]:
     """The ratios of pairs of cases, each from blocks of samples of two processes or more.
 
     What a process's samples share shows in how far the processes' means lie apart. From one pair
@@ -84,7 +84,7 @@ def from_processes(
     degrees = min(len(pairs) + weight, _DEGREES)
     errors = np.sqrt(scatter + max(more, 0.0))
     return [
-        Measured(float(np.mean(of)), float(error), degrees)
+        MeasuredRatio(float(np.mean(of)), float(error), degrees)
         for of, error in zip(means, errors, strict=True)
     ]
 
@@ -102,7 +102,7 @@ def _squared_error(blocks: Sequence[float]) -> float:
     return max(float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n), _LEAST_ERROR**2)
 
 
-def expect(measured: Sequence[Measured]) -> list[Expected]:
+def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """What is to be expected of each gain, all of which were measured on one machine."""
     if not measured:
         return []
@@ -114,7 +114,7 @@ def expect(measured: Sequence[Measured]) -> list[Expected]:
     ratios = np.exp(grid)
     below = posterior.cumsum(axis=1)
     return [
-        Expected(
+        ExpectedRatio(
             float(row @ ratios),
             *(float(np.exp(np.interp(level, sums, grid))) for level in (0.025, 0.975)),
         )
@@ -122,7 +122,7 @@ def expect(measured: Sequence[Measured]) -> list[Expected]:
     ]
 
 
-def _likelihood(measured: Measured, grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """How likely the measurement is for each true log ratio of the grid."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2

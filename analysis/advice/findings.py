@@ -18,7 +18,7 @@ _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # what sizes are said to be a mu
 
 
 @dataclass(frozen=True)
-class Finding:
+class AdviceFinding:
     """Shapes of which the same should be changed for the same reason."""
 
     advice: tuple[Advice, ...]
@@ -71,16 +71,23 @@ class Finding:
         return next((step for step in _STEPS if common % step == 0), None)
 
 
-def findings(advice: Sequence[Advice]) -> list[Finding]:
+def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
     """The advice that changes something, by what it shares; the surest first, then the largest."""
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
             who = answer.implementation if not answer.changed else ""
-            key = (answer.verdict, answer.question, answer.problem.op, answer.problem.dtype,
-                   _dimensions(answer), _cause(answer), who)  # fmt: skip
+            key = (
+                answer.verdict,
+                answer.question,
+                answer.problem.op,
+                answer.problem.dtype,
+                _dimensions(answer),
+                _cause(answer),
+                who,
+            )
             groups[key].append(answer)
-    grouped = [Finding(tuple(members)) for members in groups.values()]
+    grouped = [AdviceFinding(tuple(members)) for members in groups.values()]
     return sorted(grouped, key=lambda f: (VERDICTS.index(f.best.verdict), -f.weight))
 
 

@@ -67,9 +67,13 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
     if analysis.recording.unusable:
         return []
     facts = (
-        peak(analysis), steady(analysis), alignment(analysis.table), layout(analysis.table),
-        size(analysis.table), accuracy(analysis),
-    )  # fmt: skip
+        peak(analysis),
+        steady(analysis),
+        alignment(analysis.table),
+        layout(analysis.table),
+        size(analysis.table),
+        accuracy(analysis),
+    )
     found = [headline for headline in facts if headline is not None]
     return [*found, *changes(advice)][:_MOST]
 
@@ -112,18 +116,23 @@ def steady(analysis: Analysis) -> Headline | None:
     sensors = [
         text.format(entry[name])
         for name, text in (
-            ("sm_mhz", "{:,.0f} MHz"), ("power_w", "{:,.0f} W"), ("energy_j", "{:.3g} J per GEMM")
+            ("sm_mhz", "{:,.0f} MHz"),
+            ("power_w", "{:,.0f} W"),
+            ("energy_j", "{:.3g} J per GEMM"),
         )
         if entry[name]
-    ]  # fmt: skip
+    ]
     told = f" ({', '.join(sensors)})" if sensors else ""
     return Headline(
         "steady",
         f"Without a pause, {entry['problem']} settles at {rate(entry['tflops'])}, {value:.0%}"
         f"{about} of its burst's speed{told}. Times are "
         "of bursts unless their mode is sustained.",
-        value, lo, hi, len(held),
-    )  # fmt: skip
+        value,
+        lo,
+        hi,
+        len(held),
+    )
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
@@ -151,8 +160,9 @@ def alignment(table: pd.DataFrame) -> Headline | None:
         "alignment",
         f"Sizes that are not a multiple of {_WIDE} run at {', '.join(told)} of the speed of the "
         f"round size next to them; {_enough(affected)}.",
-        *means[worst], len(groups[worst]),
-    )  # fmt: skip
+        *means[worst],
+        len(groups[worst]),
+    )
 
 
 def _enough(rows: pd.DataFrame) -> str:
@@ -181,8 +191,11 @@ def layout(table: pd.DataFrame) -> Headline | None:
         "layout",
         f"NHWC against NCHW: {value:.2f}× the speed in geometric mean ({lo:.2f}–{hi:.2f}) over "
         f"{len(pairs)} pairs; clearly faster in {faster}, clearly slower in {slower}.",
-        value, lo, hi, len(pairs),
-    )  # fmt: skip
+        value,
+        lo,
+        hi,
+        len(pairs),
+    )
 
 
 def size(table: pd.DataFrame) -> Headline | None:
@@ -202,8 +215,11 @@ def size(table: pd.DataFrame) -> Headline | None:
         found.append((value, lo, hi, len(group)))
     if not parts:
         return None
-    return Headline("size", f"Square GEMMs reach {NEARLY:.0%} of their best speed "
-                    f"{', '.join(parts)}.", *found[0])  # fmt: skip
+    return Headline(
+        "size",
+        f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(parts)}.",
+        *found[0],
+    )
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
@@ -222,8 +238,10 @@ def accuracy(analysis: Analysis) -> Headline | None:
         f"Predictions of {len(errors):,} held-out cases: median error {value:.1%} "
         f"({100 * interval[0]:.1f}–{interval[1]:.1%}), 95th percentile {errors.quantile(0.95):.0%}"
         f"{steady}.",
-        value, *interval, len(errors),
-    )  # fmt: skip
+        value,
+        *interval,
+        len(errors),
+    )
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
@@ -234,12 +252,17 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
         what = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain
-        found.append(Headline(
-            "change",
-            f"{_sureness(best)}: {best.problem} {what} gains "
-            f"{gain.value:.0%}{per_flop} ({_percent(gain.lo, gain.hi)}).",
-            gain.value, gain.lo, gain.hi, 1,
-        ))  # fmt: skip
+        found.append(
+            Headline(
+                "change",
+                f"{_sureness(best)}: {best.problem} {what} gains "
+                f"{gain.value:.0%}{per_flop} ({_percent(gain.lo, gain.hi)}).",
+                gain.value,
+                gain.lo,
+                gain.hi,
+                1,
+            )
+        )
     return found
 
 

@@ -215,8 +215,13 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     again: dict[Way, list[MeasuredTime]] = {}
     runs = rows["run"].fillna("")
     columns = (
-        problems_of(rows), rows["implementation"], runs, places_of(rows), samples, *times_s,
-    )  # fmt: skip
+        problems_of(rows),
+        rows["implementation"],
+        runs,
+        places_of(rows),
+        samples,
+        *times_s,
+    )
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
         apart = between.get(run, 0.0), of_cases.get(run, 0.0)
         if math.isnan(lo) and recording.public and not recording.by_others:

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.advice.measurements import Measurements
 from analysis.advice.sizes import (
     ANY_DIMENSION,
-    Wishes,
+    SizeConstraints,
     changed,
     dimensions,
     sizes_near,
@@ -41,7 +41,7 @@ class Question:
 
     kind: str = "pad"
     allowance: float = 0.125
-    wishes: Wishes = ANY_DIMENSION
+    wishes: SizeConstraints = ANY_DIMENSION
 
     @property
     def choose(self) -> bool:
@@ -60,7 +60,9 @@ class Question:
         return option.flops / problem.flops if self.choose else 1.0
 
 
-def question_of(pad: str | float | None, choose: str | float | None, wishes: Wishes) -> Question:
+def question_of(
+    pad: str | float | None, choose: str | float | None, wishes: SizeConstraints
+) -> Question:
     """The question of whoever gave one of two allowances, or neither: to pad by an eighth.
 
     Raises:
@@ -130,12 +132,19 @@ def _first_options(
 ) -> tuple[list[Problem], bool]:
     """All options where they are few, else those that change one size; and whether that is all."""
     near = [
-        option for option in measured.near(problem, -question.allowance if question.choose else 0.0,
-                                           question.allowance)
+        option
+        for option in measured.near(
+            problem, -question.allowance if question.choose else 0.0, question.allowance
+        )
         if question.wishes.allow(problem, option) and question.holds(problem, option)
-    ]  # fmt: skip
-    sizes = sizes_near(problem, question.allowance, question.choose,
-                       _tile_edges(model, problem.dtype), question.wishes)  # fmt: skip
+    ]
+    sizes = sizes_near(
+        problem,
+        question.allowance,
+        question.choose,
+        _tile_edges(model, problem.dtype),
+        question.wishes,
+    )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
         combined = (o for o in _combined(problem, sizes) if question.holds(problem, o))
         return _ordered(problem, [*near, *combined]), True

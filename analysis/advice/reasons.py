@@ -25,10 +25,16 @@ def change_text(problem: Problem, option: Problem) -> str:
 
 
 def why(
-    problem: Problem, option: Problem, before: Mapping[str, Any], after: Mapping[str, Any],
-    gain: float, choose: bool = False, assumed: bool = False, measured: bool = False,
+    problem: Problem,
+    option: Problem,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    gain: float,
+    choose: bool = False,
+    assumed: bool = False,
+    measured: bool = False,
     kind: str = "gpu",
-) -> str:  # fmt: skip
+) -> str:
     """Account for a gain: how many of its percentage points what the model knows explains.
 
     The logarithm of the gain is a sum. By the model, tiles, waves and bytes have their parts in it;

@@ -103,19 +103,23 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """Flat, for JSON and CSV: sizes as in measurements.csv, ``new_m`` those of ``instead``."""
         shapes = {
-            "problem": self.problem.spec(), "instead": self.instead.spec(),
+            "problem": self.problem.spec(),
+            "instead": self.instead.spec(),
             **problem_columns(self.problem),
             **{f"new_{d}": getattr(self.instead, d) for d in dimensions(self.instead)},
-        }  # fmt: skip
+        }
         rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
         sureness = {"probability": self.probability, "expected_gain": self.expected_gain}
         return {**shapes, "change": self.change, "roles": self.roles, **rest, **sureness}
 
 
 def advise(
-    problem: Problem, model: Model, measured: Measurements, library: str,
+    problem: Problem,
+    model: Model,
+    measured: Measurements,
+    library: str,
     question: Question | None = None,
-) -> Advice:  # fmt: skip
+) -> Advice:
     """The best other sizes of a problem, or to leave it.
 
     Args:
@@ -206,9 +210,20 @@ def _otherwise(
     if what_to_do == LEAVE_IT:
         return None
     return Advice(
-        problem, problem, question.kind, what_to_do, CONFIRMED, name, 0.0, 0.0, 0.0, *gains[name],
-        0.0, 0.0, f"{name} is faster than {library} for this shape",
-    )  # fmt: skip
+        problem,
+        problem,
+        question.kind,
+        what_to_do,
+        CONFIRMED,
+        name,
+        0.0,
+        0.0,
+        0.0,
+        *gains[name],
+        0.0,
+        0.0,
+        f"{name} is faster than {library} for this shape",
+    )
 
 
 def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
@@ -238,9 +253,13 @@ class Choice:
 
 
 def weigh(
-    problem: Problem, options: Sequence[Problem], frame: pd.DataFrame, fit: Fit,
-    measured: Measurements, question: Question,
-) -> list[Choice]:  # fmt: skip
+    problem: Problem,
+    options: Sequence[Problem],
+    frame: pd.DataFrame,
+    fit: Fit,
+    measured: Measurements,
+    question: Question,
+) -> list[Choice]:
     """What each option would bring instead of the problem, which is the first of them.
 
     Args:
@@ -337,9 +356,12 @@ def _error(
 
 
 def predicted_ratio(
-    problem: Problem, option: Problem, times: tuple[float, float], spreads: tuple[float, float],
+    problem: Problem,
+    option: Problem,
+    times: tuple[float, float],
+    spreads: tuple[float, float],
     fit: Fit,
-) -> tuple[float, float, float]:  # fmt: skip
+) -> tuple[float, float, float]:
     """The problem's predicted time over the option's, and the 90 % interval of that.
 
     Args:

@@ -25,7 +25,7 @@ _MIN_VOCABULARY = 30_000  # so many output features are taken for a vocabulary
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SizeConstraints:
     """Which sizes a recommendation may name.
 
     ``change`` are the only dimensions that it may change (all if empty), ``fix`` those that it may
@@ -59,17 +59,17 @@ class Wishes:
     def free(self, problem: Problem) -> list[str]:
         """The dimensions that may be changed."""
         return [
-            name for name in dimensions(problem)
+            name
+            for name in dimensions(problem)
             if name not in self.fix and (not self.change or name in self.change)
-        ]  # fmt: skip
+        ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
         """Whether every size that differs may be changed, and to that."""
         free = self.free(problem)
         return all(
-            name in free and self.fits(getattr(option, name))
-            for name in changed(problem, option)
-        )  # fmt: skip
+            name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
+        )
 
     def fits(self, size: int) -> bool:
         """Whether a size may be named."""
@@ -77,7 +77,7 @@ class Wishes:
         return size % step == 0 and size % self.multiple == 0
 
 
-ANY_DIMENSION = Wishes()
+ANY_DIMENSION = SizeConstraints()
 
 
 def changed(problem: Problem, option: Problem) -> list[str]:
@@ -127,9 +127,12 @@ class SizeIndex:
 
 
 def sizes_near(
-    problem: Problem, allowance: float, choose: bool, tiles: Sequence[int] = (),
-    wishes: Wishes = ANY_DIMENSION,
-) -> dict[str, list[int]]:  # fmt: skip
+    problem: Problem,
+    allowance: float,
+    choose: bool,
+    tiles: Sequence[int] = (),
+    wishes: SizeConstraints = ANY_DIMENSION,
+) -> dict[str, list[int]]:
     """Sizes of each dimension within the allowance that may be named, and the problem's own.
 
     To pad, the nearest multiples above; to choose, also those below, and some across the window.
@@ -160,7 +163,7 @@ def sizes_near(
     return sizes
 
 
-def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: Wishes) -> set[int]:
+def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: SizeConstraints) -> set[int]:
     """What a dimension's sizes may be multiples of."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:

@@ -67,16 +67,22 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
         fit = basis.model.fit(group_of(library, problem))
         time = _predicted(row) if known is None else _measured(known, row, fit)
         kind, source = basis.of(problem, measured=known is not None)
-        rows.append({
-            "problem": problem.spec(), **problem_columns(problem),
-            "machine": basis.model.machine.slug,
-            "time_us": time.time * 1e6, "tflops": problem.flops / time.time / 1e12,
-            **{name: row[name] for name in _PREDICTED},
-            "lo_us": time.lo * 1e6, "hi_us": time.hi * 1e6,
-            "explanation": explain(row, basis.model.machine.kind) + _also(problem, basis),
-            "evidence": "predicted" if known is None else "measured",
-            "basis": kind, "source": source,
-        })  # fmt: skip
+        rows.append(
+            {
+                "problem": problem.spec(),
+                **problem_columns(problem),
+                "machine": basis.model.machine.slug,
+                "time_us": time.time * 1e6,
+                "tflops": problem.flops / time.time / 1e12,
+                **{name: row[name] for name in _PREDICTED},
+                "lo_us": time.lo * 1e6,
+                "hi_us": time.hi * 1e6,
+                "explanation": explain(row, basis.model.machine.kind) + _also(problem, basis),
+                "evidence": "predicted" if known is None else "measured",
+                "basis": kind,
+                "source": source,
+            }
+        )
     return rows
 
 

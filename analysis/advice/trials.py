@@ -42,9 +42,14 @@ class Trial:
 
 
 def trial_of(
-    problem: Problem, model: Model, measured: Measurements, library: str, question: Question,
-    count: int, others: Collection[str] = (),
-) -> Trial | None:  # fmt: skip
+    problem: Problem,
+    model: Model,
+    measured: Measurements,
+    library: str,
+    question: Question,
+    count: int,
+    others: Collection[str] = (),
+) -> Trial | None:
     """The best guesses of a problem, to be timed; None where nothing might gain, or is known.
 
     Args:
@@ -65,9 +70,15 @@ def trial_of(
 
 
 def trial_among(
-    options: Sequence[Problem], frame: pd.DataFrame, model: Model, measured: Measurements,
-    library: str, question: Question, count: int, others: Collection[str] = (),
-) -> Trial | None:  # fmt: skip
+    options: Sequence[Problem],
+    frame: pd.DataFrame,
+    model: Model,
+    measured: Measurements,
+    library: str,
+    question: Question,
+    count: int,
+    others: Collection[str] = (),
+) -> Trial | None:
     """As :func:`trial_of`, among given options, of which the first is the problem.
 
     Args:
@@ -117,8 +128,11 @@ def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterato
         asked = (trial.problem, trial.library)
         gains = {way: _explored_gain(trial, way, explored) for way in trial.ways[1:]}
         for same_shape in (False, True):
-            group = {way: gain for way, gain in gains.items()
-                     if (way[0] == trial.problem) == same_shape and gain is not None}  # fmt: skip
+            group = {
+                way: gain
+                for way, gain in gains.items()
+                if (way[0] == trial.problem) == same_shape and gain is not None
+            }
             best = max(group, key=lambda way: group[way] or 0.0, default=None)
             if best is None or (group[best] or 0.0) < MIN_GAIN or (asked, best) in seen:
                 continue

@@ -15,7 +15,15 @@ from analysis.model.query import group_of
 from kernels.common.errors import UserError
 from kernels.config import ceil_div
 from kernels.problem import Gemm, Problem
-from sweeps.capture.captured import WGRAD, Attention, Captured, Grouped, Moved, Product, Work
+from sweeps.capture.captured import (
+    WGRAD,
+    Attention,
+    Captured,
+    GroupedGemm,
+    MovedBytes,
+    Product,
+    Work,
+)
 
 ATTENTION_RANGE = 1.5
 """What the assumed time of attention may be wrong by, either way."""
@@ -28,7 +36,7 @@ NO_PRODUCT = "no product"
 
 
 @dataclass(frozen=True)
-class Line:
+class AccountLine:
     """One product of the account, its times of one instance in µs; NaN where it is not counted.
 
     ``in_sums`` are by how much its interval is wider in a sum, below and above: a model's errors
@@ -60,7 +68,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Other:
+class OtherOperations:
     """What is no product: the bytes that it moves and how long that takes at least."""
 
     what: str
@@ -73,16 +81,16 @@ class Account:
     """What a step takes on a machine. Times in µs, the interval holds nine in ten."""
 
     machine: str
-    lines: tuple[Line, ...]
-    other: tuple[Other, ...]
+    lines: tuple[AccountLine, ...]
+    other: tuple[OtherOperations, ...]
     parameters: int
     not_counted: tuple[str, ...]
 
     @property
-    def rows(self) -> list[Line]:
+    def rows(self) -> list[AccountLine]:
         """Lines of the same product, role, place and pass as one, those that take most first."""
         counts: dict[tuple[object, ...], int] = {}
-        first: dict[tuple[object, ...], Line] = {}
+        first: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
             product = line.product
             key = (product.role, product.path, product.pass_, product.work)
@@ -100,7 +108,7 @@ class Account:
         return sum(line.total_us for line in self.counted)
 
     @property
-    def counted(self) -> list[Line]:
+    def counted(self) -> list[AccountLine]:
         """Lines that have a time."""
         return [line for line in self.lines if not math.isnan(line.time_us)]
 
@@ -133,7 +141,7 @@ class Account:
         high = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
         return max(self.step_us - low, 0.0), self.step_us + high
 
-    def share(self, line: Line) -> float:
+    def share(self, line: AccountLine) -> float:
         """Of the step."""
         return line.total_us / self.step_us
 
@@ -142,7 +150,7 @@ def as_problem(work: Work) -> Problem | None:
     """What the model predicts of it: experts as a batch, each with the same share of the rows."""
     if isinstance(work, Attention):
         return None
-    if not isinstance(work, Grouped):
+    if not isinstance(work, GroupedGemm):
         return work
     active = min(work.experts, work.m)
     rows = int(ceil_div(work.m, active))
@@ -173,41 +181,51 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     if any(p.pass_ not in ("forward", "recompute") for p in products):
         moved = (
             *moved,
-            Moved(f"optimizer ({runtime.optimizer})", optimizer_bytes(captured, runtime)),
+            MovedBytes(f"optimizer ({runtime.optimizer})", optimizer_bytes(captured, runtime)),
         )
     bandwidth = reached_bandwidth(basis)
     other = tuple(
-        Other(each.what, each.bytes, each.bytes / bandwidth * 1e6) for each in moved if each.bytes
+        OtherOperations(each.what, each.bytes, each.bytes / bandwidth * 1e6)
+        for each in moved
+        if each.bytes
     )
     missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
     return Account(
-        basis.model.machine.slug, tuple(lines), other, captured.parameters,
+        basis.model.machine.slug,
+        tuple(lines),
+        other,
+        captured.parameters,
         tuple(dict.fromkeys((*captured.uncounted, *missing))),
-    )  # fmt: skip
+    )
 
 
-def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis) -> Line:
+def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis) -> AccountLine:
     peak = basis.model.machine.peak(product.work.dtype)
     share = product.work.flops / (row["time_us"] * 1e-6) / peak
     times = row["time_us"], row["lo_us"], row["hi_us"]
     if row["evidence"] == "measured":
-        return Line(product, *times, "measured", row["limit"], share)
+        return AccountLine(product, *times, "measured", row["limit"], share)
     fit = basis.model.fit(group_of(basis.library(problem), problem))
     in_sums = (fit.sum_low, fit.sum_high) if fit.has_like(problem) else (1.0, 1.0)
-    return Line(product, *times, row["basis"], row["limit"], share, in_sums)
+    return AccountLine(product, *times, row["basis"], row["limit"], share, in_sums)
 
 
-def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis) -> Line:
+def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis) -> AccountLine:
     """By its FLOPs at an assumed share of the peak; a few queries are not bound by those."""
     nothing = math.nan
     if work.queries < 128:
-        return Line(product, nothing, nothing, nothing, "not counted", "", nothing)
+        return AccountLine(product, nothing, nothing, nothing, "not counted", "", nothing)
     peak = basis.model.machine.peak(work.dtype)
     time = work.flops / (runtime.attention * peak) * 1e6
-    return Line(
-        product, time, time / ATTENTION_RANGE, time * ATTENTION_RANGE, "assumed", "compute",
+    return AccountLine(
+        product,
+        time,
+        time / ATTENTION_RANGE,
+        time * ATTENTION_RANGE,
+        "assumed",
+        "compute",
         runtime.attention,
-    )  # fmt: skip
+    )
 
 
 def reached_bandwidth(basis: Basis) -> float:

@@ -17,7 +17,7 @@ from kernels.common.errors import UserError
 from sweeps.capture.captured import Captured, Dimension, with_names
 
 if TYPE_CHECKING:
-    from sweeps.capture.step import Source, Step
+    from sweeps.capture.step import ModelSource, ModelStep
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Audit:
     account: Account
     levers: list[Lever]
     basis: Basis
-    step: Step
+    step: ModelStep
     assumptions: tuple[str, ...]
 
     @property
@@ -59,9 +59,13 @@ class Audit:
 
 
 def audit(
-    source: Source, step: Step, runtime: Runtime, bases: list[Basis],
-    vary: tuple[str, ...] = (), more_parameters: float = 0.01,
-) -> list[Audit]:  # fmt: skip
+    source: ModelSource,
+    step: ModelStep,
+    runtime: Runtime,
+    bases: list[Basis],
+    vary: tuple[str, ...] = (),
+    more_parameters: float = 0.01,
+) -> list[Audit]:
     """An audit for each machine.
 
     Args:
@@ -109,7 +113,7 @@ def audit(
 
 
 def _assumptions(
-    captured: Captured, named: list[Dimension], step: Step, runtime: Runtime
+    captured: Captured, named: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
     """What the figures rest on beside the machine's times."""
     how = "each operation reads and writes memory"

@@ -23,13 +23,13 @@ from analysis.audit.account import (
     ATTENTION_RANGE,
     MOVED_RANGE,
     Account,
-    Line,
+    AccountLine,
     account_of,
     as_problem,
 )
 from analysis.audit.candidates import REACH, candidates, pairs_of
 from analysis.audit.runtime import Runtime
-from analysis.audit.sums import Change, gain_of_step
+from analysis.audit.sums import SumChange, gain_of_step
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError
@@ -88,9 +88,14 @@ class Lever:
 
 
 def find_levers(
-    captured: Captured, dimensions: Sequence[Dimension], capture: Capture, runtime: Runtime,
-    basis: Basis, account: Account, more_parameters: float = 0.01,
-) -> list[Lever]:  # fmt: skip
+    captured: Captured,
+    dimensions: Sequence[Dimension],
+    capture: Capture,
+    runtime: Runtime,
+    basis: Basis,
+    account: Account,
+    more_parameters: float = 0.01,
+) -> list[Lever]:
     """The best change of each dimension, of two that belong together, and of all that pay.
 
     Those that are worth most come first; where none is worth a change, the best one that there is
@@ -163,7 +168,11 @@ class _Question:
         worth = _worth(gain, more)
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
         return Lever(
-            changes, _problems(pairs), gain, products, share,
+            changes,
+            _problems(pairs),
+            gain,
+            products,
+            share,
             parameters=changed.parameters / self.captured.parameters - 1,
             flops=more,
             bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
@@ -171,10 +180,10 @@ class _Question:
             evidence=evidence,
             reason=_reason(changes, pairs, products, share, more)
             + ("; attention is not counted" if uncounted else ""),
-        )  # fmt: skip
+        )
 
     def _gain(
-        self, pairs: Sequence[tuple[Line, Line]], changed: Account
+        self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed: Account
     ) -> tuple[Gain, float, str]:
         """The step's gain with its interval, that of the products that change, alone, and what both
         rest on: the weakest evidence of any product of weight.
@@ -182,19 +191,19 @@ class _Question:
         ratios = ratios_of(
             [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
         )
-        changes: list[Change] = []
+        changes: list[SumChange] = []
         unsure = 0.0
         weight = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)
         for (old, new), predicted in zip(pairs, ratios, strict=True):
             evidence = PREDICTED
             if predicted is None:  # attention, whose time is proportional to its FLOPs
                 unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
-                change = Change(old.total_us, (old.time_us / new.time_us,) * 3)
+                change = SumChange(old.total_us, (old.time_us / new.time_us,) * 3)
             elif (known := self._known(old, new)) is not None:
                 ratio, evidence = known
-                change = Change(old.total_us, ratio)
+                change = SumChange(old.total_us, ratio)
             else:
-                change = Change(old.total_us, *predicted)
+                change = SumChange(old.total_us, *predicted)
             weight[evidence] += old.total_us
             changes.append(change)
         moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
@@ -206,7 +215,9 @@ class _Question:
         evidence = next(name for name, total in weight.items() if total > small)
         return gain, before / after - 1, evidence
 
-    def _known(self, old: Line, new: Line) -> tuple[tuple[float, float, float], str] | None:
+    def _known(
+        self, old: AccountLine, new: AccountLine
+    ) -> tuple[tuple[float, float, float], str] | None:
         """The measured ratio of a product's times, from samples taken anew if there are any."""
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         assert before is not None
@@ -338,7 +349,9 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
     return replace(chosen, reason=f"the changes below that pay, at once: {chosen.reason}")
 
 
-def _problems(pairs: Sequence[tuple[Line, Line]]) -> tuple[tuple[Problem, Problem], ...]:
+def _problems(
+    pairs: Sequence[tuple[AccountLine, AccountLine]],
+) -> tuple[tuple[Problem, Problem], ...]:
     """What is to be measured of a change, each pair once, those that take most first."""
     found: dict[tuple[Problem, Problem], None] = {}
     for old, new in sorted(pairs, key=lambda pair: -pair[0].total_us):
@@ -348,16 +361,19 @@ def _problems(pairs: Sequence[tuple[Line, Line]]) -> tuple[tuple[Problem, Proble
     return tuple(found)
 
 
-def _aligns(pairs: Sequence[tuple[Line, Line]]) -> bool:
+def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
     """Whether rows of any product become multiples of 16 bytes, or nearer to it."""
     both = [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs]
     return any(a is not None and b is not None and b.alignment > a.alignment for a, b in both)
 
 
 def _reason(
-    changes: Mapping[str, tuple[int, int]], pairs: Sequence[tuple[Line, Line]], products: float,
-    share: float, more_flops: float,
-) -> str:  # fmt: skip
+    changes: Mapping[str, tuple[int, int]],
+    pairs: Sequence[tuple[AccountLine, AccountLine]],
+    products: float,
+    share: float,
+    more_flops: float,
+) -> str:
     """Why, and what it is for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")

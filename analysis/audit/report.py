@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.advice.verdict import LEAVE_IT, verdict_text
-from analysis.audit.account import NO_PRODUCT, Account, Line
+from analysis.audit.account import NO_PRODUCT, Account, AccountLine
 from analysis.audit.levers import Lever
 from analysis.markdown import table_row
 
@@ -34,18 +34,25 @@ def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
-def _product(account: Account, row: Line) -> dict[str, Any]:
+def _product(account: Account, row: AccountLine) -> dict[str, Any]:
     product = row.product
     counted = not math.isnan(row.time_us)
     return {
-        "role": product.role, "path": product.path, "pass": product.pass_, "count": product.count,
-        "problem": product.work.spec(), "flops": product.work.flops,
-        "time_us": row.time_us if counted else None, "lo_us": row.lo_us if counted else None,
+        "role": product.role,
+        "path": product.path,
+        "pass": product.pass_,
+        "count": product.count,
+        "problem": product.work.spec(),
+        "flops": product.work.flops,
+        "time_us": row.time_us if counted else None,
+        "lo_us": row.lo_us if counted else None,
         "hi_us": row.hi_us if counted else None,
         "share": account.share(row) if counted else None,
         "peak_share": row.peak_share if counted else None,
-        "limit": row.limit, "basis": row.basis, "names": dict(product.names),
-    }  # fmt: skip
+        "limit": row.limit,
+        "basis": row.basis,
+        "names": dict(product.names),
+    }
 
 
 def lever_json(lever: Lever) -> dict[str, Any]:
@@ -57,12 +64,20 @@ def lever_json(lever: Lever) -> dict[str, Any]:
         "dimension": lever.name,
         "from": before if many else next(iter(before.values())),
         "to": after if many else next(iter(after.values())),
-        "gain": lever.gain.value, "lo": lever.gain.lo, "hi": lever.gain.hi,
-        "products_gain": lever.products, "share": lever.share,
-        "parameters": lever.parameters, "flops": lever.flops,
-        "bytes": lever.bytes, "verdict": lever.verdict, "probability": lever.probability,
-        "expected_gain": lever.expected_gain, "evidence": lever.evidence, "reason": lever.reason,
-    }  # fmt: skip
+        "gain": lever.gain.value,
+        "lo": lever.gain.lo,
+        "hi": lever.gain.hi,
+        "products_gain": lever.products,
+        "share": lever.share,
+        "parameters": lever.parameters,
+        "flops": lever.flops,
+        "bytes": lever.bytes,
+        "verdict": lever.verdict,
+        "probability": lever.probability,
+        "expected_gain": lever.expected_gain,
+        "evidence": lever.evidence,
+        "reason": lever.reason,
+    }
 
 
 def audit_json(
@@ -71,37 +86,67 @@ def audit_json(
     """The whole audit as one document."""
     low, high = account.interval_us
     return {
-        "machine": account.machine, "mode": mode, "source": source,
-        "assumptions": list(assumptions), "not_counted": list(account.not_counted),
+        "machine": account.machine,
+        "mode": mode,
+        "source": source,
+        "assumptions": list(assumptions),
+        "not_counted": list(account.not_counted),
         "products": [_product(account, row) for row in account.rows],
         "other": [{"what": o.what, "bytes": o.bytes, "time_us": o.time_us} for o in account.other],
-        "step_us": account.step_us, "lo_us": low, "hi_us": high, "flops": account.flops,
-        "parameters": account.parameters, "levers": [lever_json(lever) for lever in levers],
-    }  # fmt: skip
+        "step_us": account.step_us,
+        "lo_us": low,
+        "hi_us": high,
+        "flops": account.flops,
+        "parameters": account.parameters,
+        "levers": [lever_json(lever) for lever in levers],
+    }
 
 
 _HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit", "basis")
 
 
-def _cells(account: Account, row: Line) -> list[str]:
+def _cells(account: Account, row: AccountLine) -> list[str]:
     product = row.product
     if math.isnan(row.time_us):
-        return [product.role, product.pass_, str(product.count), str(product.work), "–", "–", "–",
-                "", row.basis]  # fmt: skip
+        return [
+            product.role,
+            product.pass_,
+            str(product.count),
+            str(product.work),
+            "–",
+            "–",
+            "–",
+            "",
+            row.basis,
+        ]
     return [
-        product.role, product.pass_, str(product.count), str(product.work),
-        duration(row.time_us), f"{account.share(row):.1%}", f"{row.peak_share:.0%}", row.limit,
+        product.role,
+        product.pass_,
+        str(product.count),
+        str(product.work),
+        duration(row.time_us),
+        f"{account.share(row):.1%}",
+        f"{row.peak_share:.0%}",
+        row.limit,
         row.basis,
-    ]  # fmt: skip
+    ]
 
 
 def _other_rows(account: Account) -> list[list[str]]:
     return [
-        [NO_PRODUCT, "", "", f"{other.what}, {other.bytes / 1e9:.3g} GB",
-         duration(other.time_us), f"{other.time_us / account.step_us:.1%}", "", "memory",
-         "estimate"]
+        [
+            NO_PRODUCT,
+            "",
+            "",
+            f"{other.what}, {other.bytes / 1e9:.3g} GB",
+            duration(other.time_us),
+            f"{other.time_us / account.step_us:.1%}",
+            "",
+            "memory",
+            "estimate",
+        ]
         for other in account.other
-    ]  # fmt: skip
+    ]
 
 
 def lever_line(lever: Lever) -> str:
@@ -122,9 +167,7 @@ def summary(account: Account, levers: Sequence[Lever]) -> str:
     largest = [(role, time) for role, time in account.by_role.items() if role != NO_PRODUCT][:3]
     told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
     worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
-    advice = (
-        f"What promises most: {worth[0].words}." if worth else "Nothing to gain here."
-    )  # fmt: skip
+    advice = f"What promises most: {worth[0].words}." if worth else "Nothing to gain here."
     return (
         f"On {account.machine} a step should take {duration(account.step_us)} "
         f"({duration(low)} to {duration(high)}), {products:.0%} of it in products: {told}. "

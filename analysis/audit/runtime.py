@@ -15,7 +15,7 @@ from sweeps.capture.captured import (
     WGRAD,
     Attention,
     Captured,
-    Grouped,
+    GroupedGemm,
     Product,
     in_size,
     out_size,
@@ -162,7 +162,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         return _named(
             product.resized({"heads": heads, "kv_heads": keys}), ("heads", "kv_heads"), tp
         )
-    if isinstance(work, Grouped):  # experts are dealt out, and their tokens with them
+    if isinstance(work, GroupedGemm):  # experts are dealt out, and their tokens with them
         experts = _divided(work.experts, tp, "experts")
         return _named(
             product.resized({"experts": experts, "m": max(1, work.m // tp)}), ("experts",), tp
@@ -218,7 +218,7 @@ def _twice(product: Product) -> list[Product]:
 
 def _skewed(product: Product, skew: float) -> Product:
     """Tokens go to fewer experts, of which each has more of them."""
-    if not isinstance(product.work, Grouped):
+    if not isinstance(product.work, GroupedGemm):
         return product
     fewer = {"experts": math.ceil(product.work.experts / skew)}
     return _named(product.resized(fewer), ("experts",), skew)

@@ -12,7 +12,7 @@ from analysis.advice.verdict import Gain
 from analysis.model.sums import CHANGE_CORRELATION, LEVEL_CORRELATION, together
 
 
-class Sum(NamedTuple):
+class TimeSum(NamedTuple):
     """A sum of times and the 90 % interval of it."""
 
     time: float
@@ -20,7 +20,7 @@ class Sum(NamedTuple):
     hi: float
 
 
-class Change(NamedTuple):
+class SumChange(NamedTuple):
     """What products of one kind take in all before a change, and the ratio to what they take
     after it, with the 90 % interval of that.
 
@@ -33,16 +33,16 @@ class Change(NamedTuple):
     in_sums: tuple[float, float] = (1.0, 1.0)
 
 
-def summed(parts: Sequence[tuple[float, float, float]]) -> Sum:
+def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
     """The sum of times, each with its interval: (time, lo, hi)."""
     time = math.fsum(part[0] for part in parts)
     below = together(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
     above = together(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
-    return Sum(time, max(time - float(below), 0.0), time + float(above))
+    return TimeSum(time, max(time - float(below), 0.0), time + float(above))
 
 
 def gain_of_step(
-    step: float, changes: Sequence[Change], more: float = 0.0, unsure: float = 0.0
+    step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
 ) -> Gain:
     """What a step gains by a change of some of its products.
 

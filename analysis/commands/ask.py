@@ -26,7 +26,7 @@ from kernels.cli import (
     JsonOption,
     note,
     print_json,
-)  # fmt: skip
+)
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
 from kernels.problem import TIMED_DTYPES
@@ -126,7 +126,7 @@ def recommend_command(
     """Say what sizes to pad or to choose, or to leave them."""
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
-    from analysis.advice.sizes import Wishes
+    from analysis.advice.sizes import SizeConstraints
 
     if measure and not (gemm or conv or file):
         if machine is not None or json or pad or choose or change or fix:
@@ -140,7 +140,7 @@ def recommend_command(
         return
     if budget or gpus:
         raise UserError("--budget and --gpus are for --measure without a shape.")
-    wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
+    wishes = SizeConstraints(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
     question = question_of(pad, choose, wishes)
     asked = problems(gemm, conv, file)
     if measure:

@@ -85,7 +85,7 @@ def audit_command(
     from analysis.audit.report import as_comparison
     from analysis.audit.runtime import Runtime
     from sweeps.capture.sources import find_source
-    from sweeps.capture.step import Step
+    from sweeps.capture.step import ModelStep
     from sweeps.running.request import Request
 
     check_option("--causal", causal, ("half", "full"))
@@ -93,10 +93,17 @@ def audit_command(
         if file is not None and not file.parent.is_dir():
             raise UserError(f"{file.parent} is no folder to write {file.name} into.")
     how = Runtime(
-        runtime, names_in(fuse or None, "fuse"), tp, recompute, loss_chunks, optimizer,
-        share_of(attention, "attention"), causal == "half", skew,
-    )  # fmt: skip
-    step = Step(mode, batch, seq, tokens, dtype, autocast)
+        runtime,
+        names_in(fuse or None, "fuse"),
+        tp,
+        recompute,
+        loss_chunks,
+        optimizer,
+        share_of(attention, "attention"),
+        causal == "half",
+        skew,
+    )
+    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     source = find_source(model, _sizes(arg or []), inputs or [])
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     more = share_of(parameters, "parameters")
@@ -162,9 +169,10 @@ def measured_audit(
     (second,) = on(usable(run.folder, request))
     pairs = [
         ((before, basis.library(before)), (after, basis.library(after)))
-        for lever in second.levers[:1] if lever.gain.value > 0
+        for lever in second.levers[:1]
+        if lever.gain.value > 0
         for before, after in lever.pairs[:_CONFIRMED_PAIRS]
-    ]  # fmt: skip
+    ]
     known = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     pairs = [pair for pair in pairs if known >= set(pair)]
     if not pairs:

@@ -115,10 +115,17 @@ def measure_questions(
     here = basis.model.machine
     near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
     trials = [
-        trial_of(problem, basis.model, near, basis.library(problem), question, _CANDIDATES,
-                 other_implementations(problem, here))
+        trial_of(
+            problem,
+            basis.model,
+            near,
+            basis.library(problem),
+            question,
+            _CANDIDATES,
+            other_implementations(problem, here),
+        )
         for problem in asked
-    ]  # fmt: skip
+    ]
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
         note("Nothing is left to be measured.")
@@ -167,8 +174,9 @@ def usable(folder: Path, request: Request) -> Basis:
     if recording.unusable:
         raise UserError(
             f"What was measured says nothing: {' '.join(health_lines(recording))} Try again when "
-            "the machine is quiet.", exit_code=1,
-        )  # fmt: skip
+            "the machine is quiet.",
+            exit_code=1,
+        )
     return find_basis(recording.machine.slug, request.results)
 
 
@@ -196,8 +204,9 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         if quickly and not {problem for problem, _ in ways}.intersection(problems_of(tried)):
             raise UserError(
                 f"What was measured says nothing: no case was timed in {request.budget:.0f} s. "
-                "Try again when the machine is quiet.", exit_code=1,
-            )  # fmt: skip
+                "Try again when the machine is quiet.",
+                exit_code=1,
+            )
         explored = read_measurements(tried, recording)
         pairs = list(pairs_to_confirm(trials, explored))
         if pairs:

@@ -13,7 +13,7 @@ from kernels.cli import JsonOption, note, print_json
 from kernels.common.program import RESULTS
 
 if TYPE_CHECKING:
-    from analysis.fleet.report import Report
+    from analysis.fleet.report import FleetReport
 
 
 @app.command("fleet")
@@ -53,7 +53,7 @@ def fleet_command(
         print_json(documents[0] if alone else documents)
 
 
-def report_on(folder: Path, margin: float) -> tuple[Report, Path | None]:
+def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """The report on a recording, after it is written there; and its plot, if it has one."""
     from analysis.fleet.report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot

@@ -14,8 +14,8 @@ import typer
 
 from analysis.commands.app import ResultsOption, app
 from analysis.imports.public import read_public
-from analysis.imports.tables import Table, choose_tables, find_tables, read_table
-from analysis.imports.timings import Told, read_timings
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_table
+from analysis.imports.timings import FileDefaults, read_timings
 from analysis.imports.writing import is_same_file, write_collections, write_imported, write_timings
 from analysis.model.basis import machine_rows
 from analysis.model.prior import floor_sentences, software_of
@@ -63,7 +63,7 @@ def import_command(
     if tabular:
         if len(files or ()) > 1:
             raise UserError("give one file of times at a time: each is a recording of its machine.")
-        _import_file(tabular[0], machine, Told(dtype, layout), results)
+        _import_file(tabular[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError("--dtype and --layout are for CSV files that do not say them.")
@@ -85,7 +85,7 @@ def import_command(
         _import_all(todo, tables, results)
 
 
-def _import_file(path: Path, machine: str, told: Told, results: Path) -> None:
+def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) -> None:
     """Make a recording of a file of the user's."""
     if machine == _ALL:
         raise UserError(f"say which machine {path} was measured on: --machine SLUG.")
@@ -113,7 +113,7 @@ def _import_file(path: Path, machine: str, told: Told, results: Path) -> None:
     note(f"{here.slug}: {timings.how}, {timings.cache}; {folder}.")
 
 
-def _is_imported(table: Table, folder: Path) -> bool:
+def _is_imported(table: PublicTable, folder: Path) -> bool:
     """Whether the folder was made to the end, of this very table, for the intervals of today.
 
     Where a file of the user's is imported, the table need only be there to be its prior.
@@ -132,7 +132,9 @@ def _is_imported(table: Table, folder: Path) -> bool:
     return same and judged["software"] == software_of(table.slug).to_json()
 
 
-def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Path) -> None:
+def _import_all(
+    tables: Mapping[str, PublicTable], every: Sequence[PublicTable], results: Path
+) -> None:
     """As many at a time as there are cores: growing the trees of one keeps one busy."""
     note(f"Calibrating on others' rows of {len(tables)} machines, a minute or two each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
@@ -144,7 +146,7 @@ def _import_all(tables: Mapping[str, Table], every: Sequence[Table], results: Pa
             print(f"{jobs[job]}: {job.result()}")
 
 
-def _import_one(table: Table, tables: Sequence[Table], results: Path) -> str:
+def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path) -> str:
     """Write a table's recording and everything that follows from it; returns what came of it.
 
     A file of the user's stays what the machine's recording is of; the table becomes its prior.
@@ -158,7 +160,7 @@ def _import_one(table: Table, tables: Sequence[Table], results: Path) -> str:
     return _finish(folder, None, ())
 
 
-def _finish(folder: Path, table: Table | None, tables: Sequence[Table]) -> str:
+def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTable]) -> str:
     """Calibrate an imported recording, and all that follows; returns what came of it.
 
     Args:

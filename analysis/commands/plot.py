@@ -73,9 +73,13 @@ def plot_command(
 
 
 def _draw_recording(
-    names: list[str], machine: str | None, dtype: str | None, sweep: str | None,
-    kinds: tuple[str, ...], results: Path,
-) -> None:  # fmt: skip
+    names: list[str],
+    machine: str | None,
+    dtype: str | None,
+    sweep: str | None,
+    kinds: tuple[str, ...],
+    results: Path,
+) -> None:
     from analysis.plots import PLOTS, write_plots
 
     for name in names:
@@ -95,9 +99,13 @@ def _draw_recording(
 
 
 def _draw_lesson(
-    basis: Basis, gemm: Gemm, size: int | None, kinds: tuple[str, ...], output: Path | None,
+    basis: Basis,
+    gemm: Gemm,
+    size: int | None,
+    kinds: tuple[str, ...],
+    output: Path | None,
     results: Path,
-) -> Path:  # fmt: skip
+) -> Path:
     from analysis.plots.style import save
     from analysis.plots.wave import draw_wave, lesson
 

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from analysis.recorder.parts import Part, all_parts
+from analysis.recorder.parts import RecorderPart, all_parts
 from analysis.recorder.recorder import (
-    Place,
     Recorder,
+    RecorderPlace,
     part_seconds,
     run_command,
     select_parts,
@@ -93,25 +93,38 @@ def record_command(
     print(archive)
 
 
-def find_place(results: Path, where: Sequence[str]) -> Place:
+def find_place(results: Path, where: Sequence[str]) -> RecorderPlace:
     """Which machine this is, asked of a process that may import PyTorch.
 
     Raises:
         UserError: what that process says is wrong with the device.
     """
     facts = _ask_json(["sweeps", "doctor", "--name", "--json", "--results", str(results), *where])
-    return Place(
-        facts["slug"], facts["name"], facts["kind"], Path(facts["folder"]), results,
+    return RecorderPlace(
+        facts["slug"],
+        facts["name"],
+        facts["kind"],
+        Path(facts["folder"]),
+        results,
         facts["software"],
-    )  # fmt: skip
+    )
 
 
-def plan_lines(parts: Sequence[Part], machine: str, cores: int | None) -> list[str]:
+def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
     """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
     names = [name for part in parts for step in part.steps for name in step.sweeps]
-    command = ["sweeps", "show", "--plan", *dict.fromkeys(names), "--json",
-               "--machine", machine, "--budget", "24h",
-               *(["--cores", str(cores)] if cores else [])]  # fmt: skip
+    command = [
+        "sweeps",
+        "show",
+        "--plan",
+        *dict.fromkeys(names),
+        "--json",
+        "--machine",
+        machine,
+        "--budget",
+        "24h",
+        *(["--cores", str(cores)] if cores else []),
+    ]
     planned = {row["name"]: row for row in _ask_json(command)} if names else {}
     lines = []
     for part in parts:

@@ -137,8 +137,10 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per class of shape, dtype and implementation, and one for all."""
     table = comparison.table
     groups = table.groupby(["op", "class", "dtype", "implementation"], sort=True)
-    parts = [(dict(zip(("op", "class", "dtype", "implementation"), key, strict=True)), rows)
-             for key, rows in groups]  # fmt: skip
+    parts = [
+        (dict(zip(("op", "class", "dtype", "implementation"), key, strict=True)), rows)
+        for key, rows in groups
+    ]
     every = dict.fromkeys(("op", "class", "dtype", "implementation"), "all")
     return [
         {
@@ -197,8 +199,11 @@ def comparison_text(comparison: Comparison) -> str:
         f"({row['status']}: {row['message']})"
         for row in comparison.lost.head(_MAX_LISTED).to_dict("records")
     ]
-    lines += ["", f"{'class':24}{'dtype':6}{'by':20}{'cases':>6}{'slower':>8}{'faster':>8}"
-              f"{'same':>6}{'ratio':>8}{'worst':>8}"]  # fmt: skip
+    lines += [
+        "",
+        f"{'class':24}{'dtype':6}{'by':20}{'cases':>6}{'slower':>8}{'faster':>8}"
+        f"{'same':>6}{'ratio':>8}{'worst':>8}",
+    ]
     for row in summarise(comparison):
         lines.append(
             f"{row['class']:24}{row['dtype']:6}{row['implementation']:20}{row['cases']:6}"

@@ -192,8 +192,14 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
 def _row(row: dict[str, Any]) -> str:
     share = "–" if row["found"] is None else f"{row['found']:.1%} of {row['searched']}"
     cells = [
-        row["family"], row["class"], str(row["shapes"]), f"{row['ratio']:.2f}",
-        f"{row['wins']:.0%}", f"{row['clear_wins']:.0%}", f"{row['worst']:.2f}",
-        row["worst_shape"], share,
-    ]  # fmt: skip
+        row["family"],
+        row["class"],
+        str(row["shapes"]),
+        f"{row['ratio']:.2f}",
+        f"{row['wins']:.0%}",
+        f"{row['clear_wins']:.0%}",
+        f"{row['worst']:.2f}",
+        row["worst_shape"],
+        share,
+    ]
     return table_row(cells)

@@ -51,7 +51,7 @@ _ANEW = "Restore the file, or move it away and measure the anchors again."
 
 
 @dataclass(frozen=True)
-class Device:
+class FleetDevice:
     """A GPU as the recording names it; of a CPU's recording ``gpu`` is None."""
 
     gpu: int | None
@@ -72,7 +72,7 @@ class Fleet:
     ever reported. ``kinds`` is the kind of each anchor.
     """
 
-    devices: tuple[Device, ...]
+    devices: tuple[FleetDevice, ...]
     kinds: NDArray[np.str_]
     log_time: Array
     error: Array
@@ -237,7 +237,7 @@ def standard_error(log_lo: Array, log_hi: Array) -> Array:
     return (log_hi - log_lo) / (2 * Z95)
 
 
-def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[Device, ...]:
+def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
     """The devices of the latest rows, with what run.json says of them."""
     places = run.get("gpus", [])
     by_id = {place["id"]: place for place in places if place.get("id")}
@@ -249,5 +249,5 @@ def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[Device, ...]:
         if not row["gpu_id"] and row["run"] == run["run"]:
             facts = by_place.get((node, gpu), {})
         limits = {name: facts.get(name) or math.nan for name in ("power_limit_w", "sm_limit_mhz")}
-        devices.append(Device(gpu, row["gpu_id"], node, row["worker"], **limits))
+        devices.append(FleetDevice(gpu, row["gpu_id"], node, row["worker"], **limits))
     return tuple(devices)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.fleet.anchors import Array, Fleet
-from analysis.fleet.speeds import Speeds, deviation_of, median_of
+from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
@@ -29,7 +29,7 @@ _ORDINARY = 2.0  # standard deviations
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlowCause:
     """What explains a slow GPU: ``code`` for programs, empty if nothing does; the words for people
     complete the sentence that says that it is slow.
     """
@@ -38,7 +38,7 @@ class Cause:
     words: str
 
 
-def clock_cause(fleet: Fleet, speeds: Speeds, i: int, margin: float) -> Cause:
+def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
     """What the clock of a device says of its compute.
 
     Args:
@@ -49,28 +49,28 @@ def clock_cause(fleet: Fleet, speeds: Speeds, i: int, margin: float) -> Cause:
     """
     clock, log = float(speeds.clock[i]), float(speeds.log[i])
     if math.isnan(clock):
-        return Cause("", "No clock was read, so that nothing says why.")
+        return SlowCause("", "No clock was read, so that nothing says why.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
     if clock >= math.log1p(-_SAME_CLOCK):
         but = f", though it reported {', '.join(reported)}" if reported else ""
-        return Cause(
+        return SlowCause(
             "", f"Its clock is as high as the others'{but}, so that clocks do not explain it."
         )
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     found = list(_held_back_by(fleet, speeds, i))
     why = "; ".join(words for _, words in found) or "no reason for that is reported"
     if log - clock < math.log1p(-margin) or clock > _MOST * log:
-        return Cause("", f"{lower}, which explains only a part; {why}.")
+        return SlowCause("", f"{lower}, which explains only a part; {why}.")
     codes = ", ".join(code for code, _ in found) or "no reason reported"
-    return Cause(f"clock: {codes}", f"{lower}, which explains it; {why}.")
+    return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {why}.")
 
 
-def reasons(speeds: Speeds, i: int) -> list[str]:
+def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
     """Why the clock of a device was held back while it timed a kind's anchors, as it reported."""
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 
-def _held_back_by(fleet: Fleet, speeds: Speeds, i: int) -> Iterator[tuple[str, str]]:
+def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
     """Each thing that lowers the device's clock, as a code and in words."""
     device = fleet.devices[i]
     limit, usual = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
@@ -102,6 +102,6 @@ def _usual_limit(fleet: Fleet, name: str) -> float:
     return float(median_of(limits))
 
 
-def _alone_capped(speeds: Speeds, i: int) -> bool:
+def _alone_capped(speeds: AnchorSpeeds, i: int) -> bool:
     capped = speeds.throttled.get(POWER_CAP)
     return capped is not None and bool(capped[i]) and float(capped.mean()) < _MOST

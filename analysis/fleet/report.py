@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from analysis.fleet.anchors import Anchors, read_anchors
-from analysis.fleet.speeds import MIN_GPUS, Change, FleetSpeeds, Interference, fleet_speeds
-from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, Verdict, judge
+from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
+from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, DeviceVerdict, judge
 from sweeps.store import write_json
 
 _LISTED = 20  # GPUs of the table, and sentences about single ones
@@ -23,13 +23,13 @@ _UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
-class Report:
+class FleetReport:
     """A fleet, its speeds, and the verdict on each device in the devices' order."""
 
     anchors: Anchors
     speeds: FleetSpeeds
     margin: float
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[DeviceVerdict, ...]
 
     @property
     def slowest_first(self) -> list[int]:
@@ -39,7 +39,7 @@ class Report:
         return [int(i) for i in np.argsort(self.speeds.kinds[self.speeds.overall].log)]
 
 
-def make_report(folder: Path, margin: float) -> Report:
+def make_report(folder: Path, margin: float) -> FleetReport:
     """The report on a recording's fleet.
 
     Args:
@@ -51,15 +51,15 @@ def make_report(folder: Path, margin: float) -> Report:
     """
     anchors = read_anchors(folder)
     speeds = fleet_speeds(anchors.fleet)
-    return Report(anchors, speeds, margin, tuple(judge(anchors.fleet, speeds, margin)))
+    return FleetReport(anchors, speeds, margin, tuple(judge(anchors.fleet, speeds, margin)))
 
 
-def write_report(report: Report) -> Path:
+def write_report(report: FleetReport) -> Path:
     """Write fleet.json into the recording's folder; returns its path."""
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: FleetReport) -> dict[str, Any]:
     """Everything, the slowest GPU first; fractions, and null where something is not known.
 
     ``speed`` is that of the kind of anchors in ``speed_of``: sustained compute where there is some.
@@ -72,17 +72,20 @@ def report_json(report: Report) -> dict[str, Any]:
         "spread": _known(speeds.spread),
         "margin": report.margin,
         "interference": [
-            {"node": one.node, **_change_json(one.all),
-             "kinds": {kind: _change_json(change) for kind, change in one.kinds.items()}}
+            {
+                "node": one.node,
+                **_change_json(one.all),
+                "kinds": {kind: _change_json(change) for kind, change in one.kinds.items()},
+            }
             for one in speeds.interference
         ],
         "turns": report.anchors.recording.run.get("turns", []),
         "findings": findings(report),
         "damaged": len(report.anchors.damaged),
-    }  # fmt: skip
+    }
 
 
-def _gpu_json(report: Report, i: int) -> dict[str, Any]:
+def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
     device, verdict = report.anchors.fleet.devices[i], report.verdicts[i]
     speeds = report.speeds
     kinds = {
@@ -91,28 +94,43 @@ def _gpu_json(report: Report, i: int) -> dict[str, Any]:
     }
     nothing = {"speed": None, "lo": None, "hi": None}
     overall = speeds.kinds.get(speeds.overall)
-    sensors = {name: None if overall is None else _known(overall.sensors[name][i])
-               for name in _SENSOR_HEADS}  # fmt: skip
+    sensors = {
+        name: None if overall is None else _known(overall.sensors[name][i])
+        for name in _SENSOR_HEADS
+    }
     return {
-        "gpu": device.gpu, "id": device.id or None, "node": device.node, "worker": device.worker,
-        "name": verdict.name, **kinds.get(speeds.overall, nothing), "kinds": kinds, **sensors,
+        "gpu": device.gpu,
+        "id": device.id or None,
+        "node": device.node,
+        "worker": device.worker,
+        "name": verdict.name,
+        **kinds.get(speeds.overall, nothing),
+        "kinds": kinds,
+        **sensors,
         "clock": None if overall is None else _known(np.exp(overall.clock[i])),
-        "throttled": list(verdict.throttled), "verdict": verdict.verdict,
-        "slow": list(verdict.slow), "explained": verdict.explained or None,
-        "in_spread": verdict.in_spread, "sentence": verdict.sentence,
-    }  # fmt: skip
+        "throttled": list(verdict.throttled),
+        "verdict": verdict.verdict,
+        "slow": list(verdict.slow),
+        "explained": verdict.explained or None,
+        "in_spread": verdict.in_spread,
+        "sentence": verdict.sentence,
+    }
 
 
-def _change_json(change: Change) -> dict[str, Any]:
-    return {"ratio": change.ratio, "lo": _known(change.lo), "hi": _known(change.hi),
-            "slowed": change.slowed}  # fmt: skip
+def _change_json(change: SpeedChange) -> dict[str, Any]:
+    return {
+        "ratio": change.ratio,
+        "lo": _known(change.lo),
+        "hi": _known(change.hi),
+        "slowed": change.slowed,
+    }
 
 
 def _known(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def findings(report: Report) -> list[str]:
+def findings(report: FleetReport) -> list[str]:
     """What is said of the fleet as a whole, in sentences."""
     speeds, count = report.speeds, len(report.verdicts)
     said = []
@@ -138,19 +156,23 @@ def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _summary(report: Report) -> str:
+def _summary(report: FleetReport) -> str:
     speeds, count = report.speeds, len(report.verdicts)
     counts = Counter(verdict.verdict for verdict in report.verdicts)
     what = KIND_WORDS[speeds.overall]
-    spread = "" if math.isnan(speeds.spread) else (
-        f" GPUs differ by {speeds.spread:.1%} in {what} (standard deviation between GPUs, without "
-        "the noise of measuring)."
-    )  # fmt: skip
+    spread = (
+        ""
+        if math.isnan(speeds.spread)
+        else (
+            f" GPUs differ by {speeds.spread:.1%} in {what} (standard deviation between GPUs, "
+            "without the noise of measuring)."
+        )
+    )
     told = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
     return f"{told}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
 
 
-def _pair(report: Report) -> list[str]:
+def _pair(report: FleetReport) -> list[str]:
     """Of two GPUs, which is slower, and that nobody knows which is as it should be."""
     if not report.speeds.overall:
         return []
@@ -162,13 +184,16 @@ def _pair(report: Report) -> list[str]:
     what = KIND_WORDS[report.speeds.overall]
     ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
     if not ends[0] > 0:  # the ends are NaN where they are not known
-        return [f"{names[0]} and {names[1]} are as fast as each other in {what}, as far as can be "
-                "told."]  # fmt: skip
-    return [f"{names[0]} is {1 - ratio:.1%} slower than {names[1]} in {what} ({ends[0]:.1%} to "
-            f"{ends[1]:.1%}); of two GPUs, nothing says which is as it should be."]  # fmt: skip
+        return [
+            f"{names[0]} and {names[1]} are as fast as each other in {what}, as far as can be told."
+        ]
+    return [
+        f"{names[0]} is {1 - ratio:.1%} slower than {names[1]} in {what} ({ends[0]:.1%} to "
+        f"{ends[1]:.1%}); of two GPUs, nothing says which is as it should be."
+    ]
 
 
-def _nodes(report: Report) -> Iterator[str]:
+def _nodes(report: FleetReport) -> Iterator[str]:
     """Nodes all of whose GPUs are slow."""
     slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
@@ -180,16 +205,21 @@ def _nodes(report: Report) -> Iterator[str]:
 
 def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
     """Whether GPUs of a node slow each other down."""
+    if not interference and count == 1:
+        return []
     if not interference:
-        return [] if count == 1 else [
-            "No node's GPUs were timed both alone and together, so that nothing says whether they "
-            "disturb one another."
-        ]  # fmt: skip
+        return [
+            "No node's GPUs were timed both alone and together, so nothing shows whether they "
+            "disturb each other."
+        ]
     said, quiet = [], []
     for one in interference:
-        slowed = [f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
-                  f"{change.hi - 1:.1%})"
-                  for kind, change in one.kinds.items() if change.slowed]  # fmt: skip
+        slowed = [
+            f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
+            f"{change.hi - 1:.1%})"
+            for kind, change in one.kinds.items()
+            if change.slowed
+        ]
         where = "the node" if len(interference) == 1 else f"node {one.node}"
         if slowed:
             said.append(f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}.")
@@ -201,23 +231,28 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         several = f"{len(quiet)} of {len(interference)} nodes"
         where = several if len(interference) > 1 else "the node"
         ratio = float(np.median([interfered.all.ratio for interfered in quiet]))
-        said.append(f"Working together does not slow the GPUs of {where} beyond 1% and the "
-                    f"interval: anchors take {ratio:.3f} times as long as alone.")  # fmt: skip
+        said.append(
+            f"Working together does not slow the GPUs of {where} beyond 1% and the "
+            f"interval: anchors take {ratio:.3f} times as long as alone."
+        )
     return said
 
 
-def report_text(report: Report) -> str:
+def report_text(report: FleetReport) -> str:
     """For reading: a line a GPU from the slowest, then what is said of it."""
     recording, speeds = report.anchors.recording, report.speeds
     nodes = len({device.node for device in report.anchors.fleet.devices})
-    lines = [f"{recording.machine.name}: {_counted(len(report.verdicts), 'GPU')} of "
-             f"{_counted(nodes, 'node')}, {_counted(_anchors(report), 'anchor')}, measured "
-             f"{recording.run['run'][:10]}"]  # fmt: skip
+    lines = [
+        f"{recording.machine.name}: {_counted(len(report.verdicts), 'GPU')} of "
+        f"{_counted(nodes, 'node')}, {_counted(_anchors(report), 'anchor')}, measured "
+        f"{recording.run['run'][:10]}"
+    ]
     if speeds.overall:
         lines += [
             f"speed: of the fleet's median in {KIND_WORDS[speeds.overall]}, with its 95 % interval",
-            "", *_table(report),
-        ]  # fmt: skip
+            "",
+            *_table(report),
+        ]
     told = [report.verdicts[i] for i in report.slowest_first]
     told = [verdict for verdict in told if verdict.verdict != ORDINARY]
     told.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
@@ -227,7 +262,7 @@ def report_text(report: Report) -> str:
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 
-def _anchors(report: Report) -> int:
+def _anchors(report: FleetReport) -> int:
     return int(report.anchors.fleet.log_time.shape[2])
 
 
@@ -235,7 +270,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _table(report: Report) -> Iterator[str]:
+def _table(report: FleetReport) -> Iterator[str]:
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
     others = [kind for kind in speeds.kinds if kind != speeds.overall]
@@ -250,8 +285,10 @@ def _table(report: Report) -> Iterator[str]:
         cells = [_percent(speeds.kinds[kind].speed[i]) for kind in others]
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
         row = "".join(f"{cell:>8}" for cell in cells)
-        yield (f"{verdict.name:{width}}{_percent(overall.speed[i]):>8}  {ends:15}{row}  "
-               f"{verdict.verdict}")  # fmt: skip
+        yield (
+            f"{verdict.name:{width}}{_percent(overall.speed[i]):>8}  {ends:15}{row}  "
+            f"{verdict.verdict}"
+        )
     if rest := order[_LISTED:]:
         known = overall.speed[rest][np.isfinite(overall.speed[rest])]
         ends = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""

@@ -39,7 +39,7 @@ _MANY = 6  # anchors of one GPU, of which a deviation says something of that GPU
 
 
 @dataclass(frozen=True)
-class Speeds:
+class AnchorSpeeds:
     """Of one kind of anchor, a value for each device; NaN where it is not known.
 
     ``log`` is the logarithm of the speed over the fleet's median, ``half`` the half width of its
@@ -75,7 +75,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Change:
+class SpeedChange:
     """A ratio of times with its 95 % interval, and whether they are longer beyond that and by more
     than 1 %.
     """
@@ -93,8 +93,8 @@ class Interference:
     """
 
     node: int | None
-    all: Change
-    kinds: Mapping[str, Change]
+    all: SpeedChange
+    kinds: Mapping[str, SpeedChange]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class FleetSpeeds:
     of few GPUs.
     """
 
-    kinds: Mapping[str, Speeds]
+    kinds: Mapping[str, AnchorSpeeds]
     overall: str
     spread: float
     interference: tuple[Interference, ...]
@@ -116,7 +116,7 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """The speeds of all devices; of two, relative to the middle between them."""
     again = _between_times(fleet)
     phase = _phases(fleet)
-    kinds: dict[str, Speeds] = {}
+    kinds: dict[str, AnchorSpeeds] = {}
     scatter = math.nan
     for kind in sorted(KINDS, key=lambda kind: kind != "burst"):  # whose scatter single anchors use
         found = _speeds(fleet, kind, phase, again, scatter)
@@ -219,7 +219,7 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 
 def _speeds(
     fleet: Fleet, kind: str, phase: NDArray[np.intp], again: float, scatter: float
-) -> tuple[Speeds, float] | None:
+) -> tuple[AnchorSpeeds, float] | None:
     """The speeds of a kind, and the scatter of its anchors; None if it has none.
 
     A kind of a single anchor, which has no scatter of its own, takes ``scatter``.
@@ -248,7 +248,7 @@ def _speeds(
         halves = Z95 * np.sqrt(variance + _median_variance(log, variance))
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
     clocks = np.log(sensors["sm_mhz"])
-    return Speeds(
+    return AnchorSpeeds(
         log=log,
         half=halves,
         variance=variance,
@@ -279,8 +279,10 @@ def _changes(fleet: Fleet, of: NDArray[np.bool_]) -> tuple[Array, Array]:
 def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
     """The devices of each node, in the nodes' order."""
     nodes = [device.node for device in fleet.devices]
-    return {node: np.array([i for i, other in enumerate(nodes) if other == node])
-            for node in dict.fromkeys(nodes)}  # fmt: skip
+    return {
+        node: np.array([i for i, other in enumerate(nodes) if other == node])
+        for node in dict.fromkeys(nodes)
+    }
 
 
 def _between_times(fleet: Fleet) -> float:
@@ -323,15 +325,22 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
         ratio, lo, hi = (np.exp(found.median + sign * half) for sign in (0, -1, 1))
         slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
         columns = (array.tolist() for array in (ratio, lo, hi, slowed))
-        tables[kind] = [Change(*row) for row in zip(*columns, strict=True)]
+        tables[kind] = [SpeedChange(*row) for row in zip(*columns, strict=True)]
     if "" not in tables:
         return ()
     return tuple(
-        Interference(node, tables[""][i],
-                     {kind: rows[i] for kind, rows in tables.items()
-                      if kind and not math.isnan(rows[i].ratio)})
-        for i, node in enumerate(groups) if not math.isnan(tables[""][i].ratio)
-    )  # fmt: skip
+        Interference(
+            node,
+            tables[""][i],
+            {
+                kind: rows[i]
+                for kind, rows in tables.items()
+                if kind and not math.isnan(rows[i].ratio)
+            },
+        )
+        for i, node in enumerate(groups)
+        if not math.isnan(tables[""][i].ratio)
+    )
 
 
 def _error_of_median(own: Array) -> Array:

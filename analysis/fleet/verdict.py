@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from analysis.fleet.anchors import Device, Fleet
-from analysis.fleet.causes import Cause, clock_cause
+from analysis.fleet.anchors import Fleet, FleetDevice
+from analysis.fleet.causes import SlowCause, clock_cause
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds
 from sweeps.timing.telemetry import RETRY
 
@@ -32,7 +32,7 @@ _CHANCE = 0.05  # that one GPU or more of an ordinary fleet is as slow: below it
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeviceVerdict:
     """What is said of a device.
 
     ``slow`` has the kinds of anchor in which it is slow, ``throttled`` the abnormal reasons that it
@@ -49,7 +49,7 @@ class Verdict:
     sentence: str
 
 
-def name_of(device: Device, several_nodes: bool) -> str:
+def name_of(device: FleetDevice, several_nodes: bool) -> str:
     """What people call a device: ``GPU 3 (ab12cd34) of node 1``; of a CPU, who measured there."""
     node = "" if device.node is None else f"node {device.node}"
     if device.gpu is None:
@@ -64,7 +64,7 @@ def names_of(fleet: Fleet) -> list[str]:
     return [name_of(device, several) for device in fleet.devices]
 
 
-def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[Verdict]:
+def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdict]:
     """The verdict on each device, in their order.
 
     Args:
@@ -74,24 +74,38 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[Verdict]:
     """
     enough = len(fleet.devices) >= MIN_GPUS
     slow = {kind: of.beyond(margin) for kind, of in speeds.kinds.items() if enough}
-    abnormal = {reason: np.asarray(seen.any(axis=(0, 2)))
-                for reason, seen in fleet.throttled.items() if reason in RETRY}  # fmt: skip
+    abnormal = {
+        reason: np.asarray(seen.any(axis=(0, 2)))
+        for reason, seen in fleet.throttled.items()
+        if reason in RETRY
+    }
     return [
-        _verdict(fleet, speeds, margin, i, name,
-                 tuple(kind for kind in slow if slow[kind][i]),
-                 tuple(reason for reason in abnormal if abnormal[reason][i]))
+        _verdict(
+            fleet,
+            speeds,
+            margin,
+            i,
+            name,
+            tuple(kind for kind in slow if slow[kind][i]),
+            tuple(reason for reason in abnormal if abnormal[reason][i]),
+        )
         for i, name in enumerate(names_of(fleet))
-    ]  # fmt: skip
+    ]
 
 
 def _verdict(
-    fleet: Fleet, speeds: FleetSpeeds, margin: float, i: int, name: str, slow: tuple[str, ...],
+    fleet: Fleet,
+    speeds: FleetSpeeds,
+    margin: float,
+    i: int,
+    name: str,
+    slow: tuple[str, ...],
     throttled: tuple[str, ...],
-) -> Verdict:  # fmt: skip
+) -> DeviceVerdict:
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
         sentence = _not_slow(speeds, i, name, len(fleet.devices) >= MIN_GPUS, throttled)
-        return Verdict(name, verdict, slow, "", throttled, None, sentence)
+        return DeviceVerdict(name, verdict, slow, "", throttled, None, sentence)
     cause = _cause(fleet, speeds, i, slow, margin)
     first = speeds.kinds[slow[0]]
     others = (f", {1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in slow[1:])
@@ -105,27 +119,33 @@ def _verdict(
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
             f"With a spread of {speeds.spread:.1%} between GPUs, one of {count} is ordinarily so "
-            "slow." if in_spread
+            "slow."
+            if in_spread
             else f"The fleet's spread of {speeds.spread:.1%} between GPUs does not reach so far."
-        )  # fmt: skip
-    return Verdict(name, SLOW, slow, cause.code, throttled, in_spread, " ".join(sentences))
+        )
+    return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, " ".join(sentences))
 
 
 def _cause(
     fleet: Fleet, speeds: FleetSpeeds, i: int, slow: tuple[str, ...], margin: float
-) -> Cause:
+) -> SlowCause:
     """Why a device is slow: by its clock where its compute is; otherwise by what alone is slow."""
     compute = [kind for kind in slow if kind in COMPUTE]
     if compute:
         return clock_cause(fleet, speeds.kinds[compute[0]], i, margin)
     known = [kind for kind, of in speeds.kinds.items() if math.isfinite(of.half[i])]
     if not set(known) & set(COMPUTE):
-        return Cause("", "")
+        return SlowCause("", "")
     if slow == ("small",):
-        return Cause("launches: the host", "Only its launches are slow, which points to its host.")
+        return SlowCause(
+            "launches: the host", "Only its launches are slow, which points to its host."
+        )
     only = " and ".join(KIND_WORDS[kind] for kind in slow)
-    return Cause("", f"Only its {only} {'are' if 'small' in slow else 'is'} slow, its compute is "
-                     "not, so that SM clocks do not explain it.")  # fmt: skip
+    return SlowCause(
+        "",
+        f"Only its {only} {'are' if 'small' in slow else 'is'} slow, its compute is "
+        "not, so that SM clocks do not explain it.",
+    )
 
 
 def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
@@ -148,6 +168,8 @@ def _not_slow(
     if not math.isfinite(of.half[i]):
         how = f"is not known to be slow: no interval of its {KIND_WORDS[speeds.overall]} is known."
     else:
-        how = (f"is not slow beyond doubt: {of.speed[i]:.1%} of the fleet's median in "
-               f"{KIND_WORDS[speeds.overall]} ({of.lo[i]:.1%} to {of.hi[i]:.1%}).")  # fmt: skip
+        how = (
+            f"is not slow beyond doubt: {of.speed[i]:.1%} of the fleet's median in "
+            f"{KIND_WORDS[speeds.overall]} ({of.lo[i]:.1%} to {of.hi[i]:.1%})."
+        )
     return f"{held}, but {how}" if held else f"{name} {how}"

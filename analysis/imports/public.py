@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.imports.timings import HEADER, Timings, Told, read_timings
+from analysis.imports.timings import HEADER, FileDefaults, FileTimings, read_timings
 from analysis.recordings.load import (
     algorithms_of,
     bursts,
@@ -32,12 +32,12 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 from sweeps.schema import problem_columns, problem_of
 
-_NOTHING = Told()
+_NOTHING = FileDefaults()
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
-class Source:
+class PublicRows:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
     ``seconds`` is the time of a launch; ``kernels`` has the names of all its kernels, empty where
@@ -69,7 +69,7 @@ class Source:
         first = (next((tile for tile in row if tile), "") for row in tiles)
         return ["x".join(tile.split("x")[:2]) for tile in first]
 
-    def by_algorithm(self, algorithm: str) -> Source:
+    def by_algorithm(self, algorithm: str) -> PublicRows:
         """The rows that were computed so, by their kernels' names.
 
         Raises:
@@ -82,7 +82,7 @@ class Source:
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
     @classmethod
-    def joined(cls, parts: Sequence[Source]) -> Source:
+    def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
         """The rows of several parts of one source, one part after another."""
         first = parts[0]
         return replace(
@@ -93,10 +93,10 @@ class Source:
             kernels=[names for part in parts for names in part.kernels],
         )
 
-    def take(self, where: Any) -> Source:
+    def take(self, where: Any) -> PublicRows:
         """The rows at an index array or a mask."""
         index = [int(i) for i in np.arange(len(self))[where]]
-        return Source(
+        return PublicRows(
             self.name,
             self.dtype,
             [self.problems[i] for i in index],
@@ -109,7 +109,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _FileRows:
     """A file's rows, one sequence per column, before any row is left out."""
 
     devices: Sequence[str | None]  # None: the file does not say
@@ -122,7 +122,7 @@ class _Rows:
     name: str = ""  # the file's where empty
 
 
-def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Source:
+def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
     """Read a table, or a folder of our results, for one machine and dtype.
 
     Args:
@@ -133,7 +133,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     Raises:
         UserError: the file is unreadable, of no known format, or has no such row.
     """
-    rows = _read(path, Told(dtype or ""))
+    rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
     here = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
@@ -150,7 +150,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
         raise UserError(f"{path} has no {chosen or 'single'} dtype; {hint}")
     of_dtype = dtypes == chosen
     keep = [int(i) for i in np.flatnonzero(here & readable & of_dtype)]
-    return Source(
+    return PublicRows(
         name=rows.name or path.name,
         dtype=chosen,
         problems=[rows.problems[i] for i in keep],  # type: ignore[misc]
@@ -166,7 +166,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Sourc
     )
 
 
-def read_public(path: Path, machine: Machine) -> Timings:
+def read_public(path: Path, machine: Machine) -> FileTimings:
     """A machine's rows of our results, or of one of the public formats, whatever their dtype.
 
     Raises:
@@ -178,9 +178,10 @@ def read_public(path: Path, machine: Machine) -> Timings:
         for device, problem, name, seconds in zip(
             rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
         )
-        if problem is not None and seconds > 0  # which NaN is not
+        if problem is not None
+        and seconds > 0  # which NaN is not
         and (device is None or slug_of_device(device) == machine.slug)
-    ]  # fmt: skip
+    ]
     if not here:
         raise UserError(f"{path} has no row of {machine.slug}.")
     cells = pd.DataFrame([columns for columns, _ in here])
@@ -188,10 +189,10 @@ def read_public(path: Path, machine: Machine) -> Timings:
     cells = cells.assign(
         time_us=[seconds * 1e6 for _, seconds in here], cache=cache, mode="burst", config=""
     )
-    return Timings(cells, "as its publishers measured it", cache)
+    return FileTimings(cells, "as its publishers measured it", cache)
 
 
-def _read(path: Path, told: Told = _NOTHING) -> _Rows:
+def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
     if path.is_dir() or path.name == "measurements.csv":
         return _ours(path if path.is_dir() else path.parent)
     if path.suffix != ".parquet" and (timings := read_timings(path, told)):
@@ -215,13 +216,13 @@ def _read(path: Path, told: Told = _NOTHING) -> _Rows:
     )
 
 
-def _of_timings(timings: Timings) -> _Rows:
+def _of_timings(timings: FileTimings) -> _FileRows:
     """A CSV file's times: the library's where it has some, as in others' tables."""
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError("the file has no row of a library, which is what is judged.")
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
-    return _Rows(
+    return _FileRows(
         devices=[None] * len(rows),
         dtypes=rows["dtype"].tolist(),
         problems=[as_problem(problem_of(row)) for row in rows.to_dict("records")],
@@ -232,11 +233,11 @@ def _of_timings(timings: Timings) -> _Rows:
     )
 
 
-def _ours(folder: Path) -> _Rows:
+def _ours(folder: Path) -> _FileRows:
     """Bursts of the library, which is what others' tables have too."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
-    return _Rows(
+    return _FileRows(
         devices=[None] * len(rows),
         dtypes=rows["dtype"].tolist(),
         problems=problems_of(rows),
@@ -248,7 +249,7 @@ def _ours(folder: Path) -> _Rows:
     )
 
 
-def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
+def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds.
 
     Nothing is flushed between its replays. An import reads it so, as warm; here it is read as
@@ -259,7 +260,7 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
         Gemm(int(m), int(n), int(k), dtype) if dtype in DTYPE_BYTES else None
         for m, n, k, dtype in zip(frame["m"], frame["n"], frame["k"], dtypes, strict=True)
     ]
-    return _Rows(
+    return _FileRows(
         devices=frame["device"].tolist(),
         dtypes=dtypes,
         problems=problems,
@@ -269,10 +270,10 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _Rows:
     )
 
 
-def _neusight_linear(frame: pd.DataFrame, path: Path) -> _Rows:
+def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """FP32 without TF32. The output is M×K and the contraction runs over N. Milliseconds."""
     sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
-    return _Rows(
+    return _FileRows(
         devices=frame["Device"].tolist(),
         dtypes=["fp32"] * len(frame),
         problems=[Gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
@@ -282,15 +283,22 @@ def _neusight_linear(frame: pd.DataFrame, path: Path) -> _Rows:
     )
 
 
-def _neusight_conv(frame: pd.DataFrame, path: Path) -> _Rows:
+def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     """FP32 forward convolutions, NCHW. The filter's size is in "Kernel_Szie", so spelt."""
-    names = ["B", "Input_Channel", "Input_Size", "Output_Channel", "Kernel_Szie", "Stride",
-             "Padding"]  # fmt: skip
+    names = [
+        "B",
+        "Input_Channel",
+        "Input_Size",
+        "Output_Channel",
+        "Kernel_Szie",
+        "Stride",
+        "Padding",
+    ]
     problems: list[Problem | None] = []
     for n, c, size, kout, r, stride, padding in frame[names].astype(int).itertuples(index=False):
         pairs = [(stride, stride), (padding, padding), (1, 1)]
         problems.append(_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
-    return _Rows(
+    return _FileRows(
         devices=frame["Device"].tolist(),
         dtypes=["fp32"] * len(frame),
         problems=problems,
@@ -306,7 +314,7 @@ def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     return [tuple(name for name in text.split(";") if name) for text in lists]
 
 
-def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _Rows:
+def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Column-major: its M, N, tA, tB are our n, m and the layout tB tA. Milliseconds."""
     dtype = _deepbench_dtype(path)
     problems = [
@@ -315,7 +323,7 @@ def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _Rows:
             frame["M"], frame["N"], frame["K"], frame["transA"], frame["transB"], strict=True
         )
     ]
-    return _Rows(
+    return _FileRows(
         devices=[None] * len(frame),
         dtypes=[dtype] * len(frame),
         problems=problems,
@@ -330,13 +338,24 @@ _DEEPBENCH_PASSES = {
 }  # fmt: skip
 
 
-def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _Rows:
+def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Three times per row, one per pass, NCHW; ``N/A`` where a pass was not run. Milliseconds."""
     dtype = _deepbench_dtype(path)
     problems: list[Problem | None] = []
     seconds: list[float] = []
-    names = ["N", "C", "H", "W", "K", "R (Filter height)", "S (Filter width)", "Vertical stride",
-             "Horizontal stride", "pad_h", "pad_w"]  # fmt: skip
+    names = [
+        "N",
+        "C",
+        "H",
+        "W",
+        "K",
+        "R (Filter height)",
+        "S (Filter width)",
+        "Vertical stride",
+        "Horizontal stride",
+        "pad_h",
+        "pad_w",
+    ]
     shapes = frame[names].astype(int).itertuples(index=False, name=None)
     for shape, (_, times) in zip(shapes, frame.iterrows(), strict=True):
         pairs = [(shape[7], shape[8]), (shape[9], shape[10]), (1, 1)]
@@ -344,7 +363,7 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _Rows:
             problems.append(_conv(shape[:7], pairs, dtype, pass_))
             time = pd.to_numeric(times[column], errors="coerce")
             seconds.append(float(time) * 1e-3)
-    return _Rows(
+    return _FileRows(
         devices=[None] * len(problems),
         dtypes=[dtype] * len(problems),
         problems=problems,
@@ -374,7 +393,7 @@ def _conv(
         return None
 
 
-_FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _Rows]], ...] = (
+_FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...] = (
     ({"device", "gemm_dtype", "m", "n", "k", "latency"}, _aiconfigurator),
     ({"OPName", "Latency", "Device", "Kernels", "B", "M", "N", "K"}, _neusight_linear),
     ({"Latency", "Device", "Kernels", "Input_Channel", "Kernel_Szie"}, _neusight_conv),

@@ -40,7 +40,7 @@ DTYPES = {BF16: "bf16", "fp8": "fp8"}
 
 
 @dataclass(frozen=True)
-class Table:
+class PublicTable:
     """One collection: the GEMMs of one GPU as one version of one framework ran them.
 
     ``rows`` counts those in bf16. ``package`` is the name and version of the package that the file
@@ -70,7 +70,7 @@ class Table:
         return f"{_NAMES.get(self.framework.lower(), self.framework)} {self.version}"
 
 
-def find_tables() -> list[Table]:
+def find_tables() -> list[PublicTable]:
     """Every table of the installed package.
 
     Raises:
@@ -91,7 +91,7 @@ def find_tables() -> list[Table]:
     return tables
 
 
-def read_table(path: Path, package: str = "", licence: str = "") -> Table:
+def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     """What a file says of itself.
 
     Raises:
@@ -111,7 +111,7 @@ def read_table(path: Path, package: str = "", licence: str = "") -> Table:
         reason = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({reason}).") from None
     first = table.slice(0, 1).to_pylist()[0]
-    return Table(
+    return PublicTable(
         path=path,
         device=first["device"],
         framework=first["framework"],
@@ -160,19 +160,19 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def choose_tables(tables: Sequence[Table]) -> dict[str, Table]:
+def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """The table of each machine that its recording is made of, by slug.
 
     TensorRT-LLM's latest where it has as many shapes as others, else SGLang's, else vLLM's.
     """
-    by_slug: dict[str, list[Table]] = {}
+    by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
         if table.rows:
             by_slug.setdefault(table.slug, []).append(table)
     return {slug: max(group, key=lambda t: _rank(t, group)) for slug, group in by_slug.items()}
 
 
-def _rank(table: Table, group: Sequence[Table]) -> tuple[Any, ...]:
+def _rank(table: PublicTable, group: Sequence[PublicTable]) -> tuple[Any, ...]:
     enough = table.rows >= _ENOUGH * max(other.rows for other in group)
     name = table.framework.lower()
     order = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
@@ -184,7 +184,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def read_rows(table: Table, *dtypes: str) -> pd.DataFrame:
+def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
     """Rows of a table: m, n, k, dtype and time_us, without those that are no time.
 
     Args:

@@ -33,7 +33,7 @@ _TAKEN = (
 
 
 @dataclass(frozen=True)
-class Timings:
+class FileTimings:
     """Times out of a file.
 
     ``rows`` has the columns that identify a case, but ``sweep`` and ``fill``, with ``time_us`` and,
@@ -47,14 +47,14 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Told:
+class FileDefaults:
     """What the user says because the file does not: the dtype and the layout of all rows."""
 
     dtype: str = ""
     layout: str = ""
 
 
-def read_timings(path: Path, told: Told) -> Timings | None:
+def read_timings(path: Path, told: FileDefaults) -> FileTimings | None:
     """The times of a CSV file; None if it is none of the three kinds.
 
     Raises:
@@ -85,9 +85,15 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
-                skipinitialspace=True, skip_blank_lines=False, index_col=False,
-            )  # fmt: skip
+                path,
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                skipinitialspace=True,
+                skip_blank_lines=False,
+                index_col=False,
+            )
     except pd.errors.ParserWarning:
         raise UserError(f"{path} has lines of more cells than its header.") from None
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
@@ -106,7 +112,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 # --- A plain file ---------------------------------------------------------------------------------
 
 
-def _of_plain(path: Path, told: Told) -> Timings:
+def _of_plain(path: Path, told: FileDefaults) -> FileTimings:
     frame = _read(path, lower=True)
     # What the file lacks and the user says is as if it were there.
     for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
@@ -126,7 +132,7 @@ def _of_plain(path: Path, told: Told) -> Timings:
             "you like, layout, batch, implementation, cache and a convolution's columns."
         )
     rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
-    return Timings(middle(rows), "as its file says", _usual(rows["cache"]))
+    return FileTimings(middle(rows), "as its file says", _usual(rows["cache"]))
 
 
 # --- The CUTLASS profiler's -----------------------------------------------------------------------
@@ -140,7 +146,7 @@ _CUTLASS_CONV = (
 )  # fmt: skip
 
 
-def _of_cutlass(path: Path) -> Timings:
+def _of_cutlass(path: Path) -> FileTimings:
     """One row per kernel and problem, of which the fastest kernel of each provider is kept.
 
     A and B are ``bf16:row`` or ``bf16:column``; of a column-major C the transposed product is
@@ -172,26 +178,30 @@ def _of_cutlass(path: Path) -> Timings:
     rows = rows.sort_values("time_us", kind="stable")
     rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
     rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
-    return Timings(rows, "the CUTLASS profiler's Runtime, the fastest kernel of each", "warm")
+    return FileTimings(rows, "the CUTLASS profiler's Runtime, the fastest kernel of each", "warm")
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
     (a, a_order), (b, b_order), (_, c_order) = (_typed(frame[name]) for name in "ABC")
     by_column = c_order == "column"
-    letters = pd.DataFrame({
-        # Of Cᵀ = Bᵀ Aᵀ the first operand is Bᵀ: stored as named where B is by columns.
-        "first": _letter(a_order).mask(by_column, _letter(b_order, "column")),
-        "second": _letter(b_order).mask(by_column, _letter(a_order, "column")),
-    })  # fmt: skip
+    letters = pd.DataFrame(
+        {
+            # Of Cᵀ = Bᵀ Aᵀ the first operand is Bᵀ: stored as named where B is by columns.
+            "first": _letter(a_order).mask(by_column, _letter(b_order, "column")),
+            "second": _letter(b_order).mask(by_column, _letter(a_order, "column")),
+        }
+    )
     return pd.DataFrame(
         {
-            "op": "gemm", "m": frame["m"].mask(by_column, frame["n"]),
-            "n": frame["n"].mask(by_column, frame["m"]), "k": frame["k"],
+            "op": "gemm",
+            "m": frame["m"].mask(by_column, frame["n"]),
+            "n": frame["n"].mask(by_column, frame["m"]),
+            "k": frame["k"],
             "batch": _given(frame, "batch_count"),
             "dtype": a.map(_CUTLASS_DTYPES).where(a == b, ""),
             "layout": letters["first"] + letters["second"],
         }
-    ).fillna({"dtype": ""})  # fmt: skip
+    ).fillna({"dtype": ""})
 
 
 def _given(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -219,12 +229,21 @@ def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
     }
     return pd.DataFrame(
         {
-            "op": "conv", "pass": frame["conv_kind"], "batch": frame["n"], "c": frame["c"],
-            "h": frame["h"], "w": frame["w"], "kout": frame["k"], "r": frame["r"],
-            "s": frame["s"], **pairs, "groups": _given(frame, "groups"),
-            "dtype": dtype.map(_CUTLASS_DTYPES).fillna(""), "layout": layout,
+            "op": "conv",
+            "pass": frame["conv_kind"],
+            "batch": frame["n"],
+            "c": frame["c"],
+            "h": frame["h"],
+            "w": frame["w"],
+            "kout": frame["k"],
+            "r": frame["r"],
+            "s": frame["s"],
+            **pairs,
+            "groups": _given(frame, "groups"),
+            "dtype": dtype.map(_CUTLASS_DTYPES).fillna(""),
+            "layout": layout,
         }
-    )  # fmt: skip
+    )
 
 
 # --- TritonBench's --------------------------------------------------------------------------------
@@ -240,7 +259,7 @@ def _is_tritonbench(header: str) -> bool:
     return first.strip('"') in _TRITONBENCH_SHAPES and any(m.endswith(_LATENCY) for m in metrics)
 
 
-def _of_tritonbench(path: Path, told: Told) -> Timings:
+def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
     """One row per shape, ``name-latency`` for each implementation, in milliseconds.
 
     Its benchmarks flush the cache before each launch, and both operands lie as named unless it was
@@ -264,15 +283,20 @@ def _of_tritonbench(path: Path, told: Told) -> Timings:
         milliseconds = frame[metric].str.extract(_MILLISECONDS, expand=False)
         part = pd.DataFrame(
             {
-                **base, "dtype": told.dtype, "layout": told.layout or "nn",
+                **base,
+                "dtype": told.dtype,
+                "layout": told.layout or "nn",
                 "implementation": "cublas" if name in _ATEN else name,
                 "time_us": pd.to_numeric(milliseconds, errors="coerce") * 1e3,
-                "cache": "cold", "mode": "burst", "config": "", "line": frame["line"],
+                "cache": "cold",
+                "mode": "burst",
+                "config": "",
+                "line": frame["line"],
             }
-        )  # fmt: skip
+        )
         parts.append(part[milliseconds.notna()])
     rows = middle(checked(path, pd.concat(parts), "cublas"))
-    return Timings(rows, "TritonBench's latency, the cache flushed before each launch", "cold")
+    return FileTimings(rows, "TritonBench's latency, the cache flushed before each launch", "cold")
 
 
 def _usual(words: pd.Series) -> str:

@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from analysis.imports.tables import DTYPES, Table, read_rows
-from analysis.imports.timings import Timings, Told
+from analysis.imports.tables import DTYPES, PublicTable, read_rows
+from analysis.imports.timings import FileDefaults, FileTimings
 from analysis.recordings.imported import (
     CACHE,
     COLLECTIONS,
@@ -30,7 +30,7 @@ from sweeps.store import make_folder, read_run, write_run, write_whole
 _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks as they are"
 
 
-def write_imported(table: Table, machine: Machine, results: Path) -> Path:
+def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a table's rows and what they are; returns the folder.
 
     Raises:
@@ -38,16 +38,23 @@ def write_imported(table: Table, machine: Machine, results: Path) -> Path:
     """
     rows = read_rows(table, *DTYPES.values())
     public = {
-        "source": table.source, "package": table.package, "framework": table.framework,
-        "version": table.version, "also_for": list(table.also_for), "complete": table.complete,
-        "device": table.device, "file": table.path.name, "licence": table.licence, "how": _HOW,
+        "source": table.source,
+        "package": table.package,
+        "framework": table.framework,
+        "version": table.version,
+        "also_for": list(table.also_for),
+        "complete": table.complete,
+        "device": table.device,
+        "file": table.path.name,
+        "licence": table.licence,
+        "how": _HOW,
         "cache": CACHE,
-    }  # fmt: skip
+    }
     return _write(rows, public, machine, results)
 
 
 def write_timings(
-    timings: Timings, path: Path, told: Told, machine: Machine, results: Path
+    timings: FileTimings, path: Path, told: FileDefaults, machine: Machine, results: Path
 ) -> Path:
     """Write the times of a user's file, with what the user said about it; returns the folder.
 
@@ -55,24 +62,30 @@ def write_timings(
         UserError: the folder cannot be made, or the disk is full.
     """
     public = {
-        "source": path.name, "package": "", "framework": FILE, "version": _digest(path, told),
-        "file": path.name, "licence": "", "how": timings.how, "cache": timings.cache,
-    }  # fmt: skip
+        "source": path.name,
+        "package": "",
+        "framework": FILE,
+        "version": _digest(path, told),
+        "file": path.name,
+        "licence": "",
+        "how": timings.how,
+        "cache": timings.cache,
+    }
     return _write(timings.rows, public, machine, results)
 
 
-def is_same_file(folder: Path, path: Path, told: Told) -> bool:
+def is_same_file(folder: Path, path: Path, told: FileDefaults) -> bool:
     """Whether an imported recording was made of this very file, of which the same was told."""
     public = read_run(folder).get("public") or {}
     return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
 
 
-def _digest(path: Path, told: Told) -> str:
+def _digest(path: Path, told: FileDefaults) -> str:
     data = (path if path.is_file() else path / "measurements.csv").read_bytes()
     return hashlib.sha256(data + repr(told).encode()).hexdigest()[:16]
 
 
-def write_collections(tables: Sequence[Table], machine: Machine, results: Path) -> None:
+def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
     """Keep all collections of a machine, the one that its recording is made of first.
 
     Raises:

@@ -193,10 +193,15 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
     fit = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
     return {
-        "slug": slug, "name": basis.model.machine.name, "basis": basis.kind,
-        "rows": (fit and fit.rows) or None, "source": basis.source, "median": fit and fit.median,
-        "mean": fit and fit.mean, "p95": fit and fit.p95,
-    }  # fmt: skip
+        "slug": slug,
+        "name": basis.model.machine.name,
+        "basis": basis.kind,
+        "rows": (fit and fit.rows) or None,
+        "source": basis.source,
+        "median": fit and fit.median,
+        "mean": fit and fit.mean,
+        "p95": fit and fit.p95,
+    }
 
 
 def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:

@@ -22,7 +22,7 @@ from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fit import NEAR, Fit
 from analysis.model.fitting import Fitted, fit_group
-from analysis.model.predict import Model, Part, Prediction
+from analysis.model.predict import Model, PartialPrediction, Prediction
 from analysis.model.prior import Prior, prior_without_tables
 from analysis.model.query import Query
 from analysis.model.residual import MANY_ROWS
@@ -99,7 +99,7 @@ def calibrate_query(
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
     fits: dict[str, Fit] = {}
-    parts: list[Part] = []
+    parts: list[PartialPrediction] = []
     for group in dict.fromkeys(groups):
         rows = np.flatnonzero(groups == group)
         prior = (priors or {}).get(group) or prior_without_tables(machine, group)
@@ -141,7 +141,7 @@ def calibrate_query(
         ranges = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
         ends = (np.split(end * spread, cuts) for end in ranges)
         parts += [
-            Part(at, guess, low, high)
+            PartialPrediction(at, guess, low, high)
             for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
         ]
     held_back = Prediction.joined(len(seconds), parts)

@@ -64,9 +64,11 @@ class SoftwareRange:
     def joined(self, other: SoftwareRange) -> SoftwareRange:
         """The range that contains both."""
         return SoftwareRange(
-            min(self.low, other.low), max(self.high, other.high),
-            min(self.pair_low, other.pair_low), max(self.pair_high, other.pair_high),
-        )  # fmt: skip
+            min(self.low, other.low),
+            max(self.high, other.high),
+            min(self.pair_low, other.pair_low),
+            max(self.pair_high, other.pair_high),
+        )
 
     def to_json(self) -> dict[str, float]:
         """By name; the same names as a fit's."""

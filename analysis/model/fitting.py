@@ -108,7 +108,7 @@ def fit_group(
             regressors = seen.regressors(is_own)
             origin = Offsets.for_regression(is_own, prior.weights)
             sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(seen))
-        rows = _Rows(inputs, seconds[modelled], regressors, sureness)
+        rows = _FitRows(inputs, seconds[modelled], regressors, sureness)
         constants, weights = _solved(rows, constants, origin, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, is_own, weights)
@@ -162,11 +162,11 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         seconds: their measured times.
         start: where to begin.
     """
-    rows = _Rows(inputs, seconds, np.empty((len(seconds), 0)), np.ones(len(seconds)))
+    rows = _FitRows(inputs, seconds, np.empty((len(seconds), 0)), np.ones(len(seconds)))
     return _solved(rows, start, [], _FREE)[0]
 
 
-class _Rows(NamedTuple):
+class _FitRows(NamedTuple):
     """What a fit is made to.
 
     ``regressors`` is what each collection's weight (columns) is multiplied by in each case.
@@ -186,7 +186,7 @@ class _Rows(NamedTuple):
 
 
 def _solved(
-    rows: _Rows, start: Constants, origin: Sequence[float], spread: Spread
+    rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
     """Constants, and the weights of public tables, that make the log ratios small together.
 
@@ -207,7 +207,7 @@ def _solved(
 
 
 def _solved_with(
-    misfit: float, rows: _Rows, start: Constants, origin: Sequence[float], spread: Spread
+    misfit: float, rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
     """Solve once, for a given standard deviation of what the best constants leave."""
     inputs, seconds, regressors, sureness = rows
@@ -243,9 +243,14 @@ def _solved_with(
     inside = np.clip(begin, low + 1e-6, high - 1e-6)
     with _one_blas_thread():
         solved = least_squares(
-            residuals, inside, slopes, bounds=(low, high), loss="soft_l1",
-            f_scale=_OUTLIER * misfit, max_nfev=60,
-        )  # fmt: skip
+            residuals,
+            inside,
+            slopes,
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=_OUTLIER * misfit,
+            max_nfev=60,
+        )
     constants = as_constants([float(value) for value in solved.x[:count]])
     constants = Constants(**{name: float(value) for name, value in constants.to_json().items()})
     return constants, solved.x[count:].tolist()

@@ -66,9 +66,13 @@ class Forest:
         # Handing a few rows to other cores takes longer than to grow their trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
-            trees, min_samples_leaf=leaf, max_features=share, bootstrap=False, random_state=0,
+            trees,
+            min_samples_leaf=leaf,
+            max_features=share,
+            bootstrap=False,
+            random_state=0,
             n_jobs=cores,
-        )  # fmt: skip
+        )
         regressor.fit(features.astype(np.float32), values)
         grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
         feature, number = (np.concatenate(parts) for parts in zip(*grown, strict=True))

@@ -122,10 +122,13 @@ class CollectionTrees:
     def to_json(self) -> dict[str, Any]:
         """For calibration.json."""
         return {
-            "source": self.source, "dtype": self.dtype, "rows": self.rows,
-            "machine": self.machine.to_json(), "constants": self.constants.to_json(),
+            "source": self.source,
+            "dtype": self.dtype,
+            "rows": self.rows,
+            "machine": self.machine.to_json(),
+            "constants": self.constants.to_json(),
             "trees": self.trees.to_json(),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -137,9 +140,13 @@ class CollectionTrees:
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
         return cls(
-            Machine.from_json(data["machine"]), data["source"], data["dtype"], data["rows"],
-            Constants.from_json(data["constants"]), Forest.from_json(data["trees"]),
-        )  # fmt: skip
+            Machine.from_json(data["machine"]),
+            data["source"],
+            data["dtype"],
+            data["rows"],
+            Constants.from_json(data["constants"]),
+            Forest.from_json(data["trees"]),
+        )
 
 
 class CollectionEstimates(NamedTuple):

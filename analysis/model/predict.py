@@ -59,7 +59,7 @@ class Model:
             low, high = fit.low * spread * below, fit.high * spread * above
             low = np.where(like, low, np.minimum(low, UNCALIBRATED[0]))
             high = np.where(like, high, np.maximum(high, UNCALIBRATED[1]))
-            parts.append(Part(where, guess, low, high))
+            parts.append(PartialPrediction(where, guess, low, high))
         return Prediction.joined(len(groups), parts)
 
 
@@ -69,7 +69,7 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialPrediction:
     """The estimate of some of a query's cases, and the 90 % range of its log ratios."""
 
     where: NDArray[np.intp]
@@ -87,7 +87,7 @@ class Prediction:
     hi: Array
 
     @classmethod
-    def joined(cls, count: int, parts: Sequence[Part]) -> Prediction:
+    def joined(cls, count: int, parts: Sequence[PartialPrediction]) -> Prediction:
         """Put the groups' estimates back into the order of the query."""
         columns = {f.name: np.empty(count) for f in fields(Estimate)}
         lo, hi = np.empty(count), np.empty(count)

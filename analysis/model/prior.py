@@ -160,18 +160,30 @@ def prior_from_tables(
     """
     leading = leaders(machine, [one.machine for one in collections])
     prior = Prior(
-        Fit(collections[0].constants_on(machine, dtype)), "public",
-        "public tables", Spread.from_shipped("public"), True, tuple(collections), tuple(leading),
-    )  # fmt: skip
+        Fit(collections[0].constants_on(machine, dtype)),
+        "public",
+        "public tables",
+        Spread.from_shipped("public"),
+        True,
+        tuple(collections),
+        tuple(leading),
+    )
     offsets = Offsets.from_weights(collections, prior.weights)
     usual = float(np.median(offsets.spread(offsets.at(Inputs.of(machine, query)))))
     software = software_of(machine.slug, dtype)
     fit = Fit(
-        prior.fit.constants, offsets=offsets, aligned_only=True, layout="nt", low=software.low,
-        high=software.high, pair_low=software.pair_low, pair_high=software.pair_high,
-        scale=_TREES_ERROR / usual, beside=SOFTWARE_ERROR,
+        prior.fit.constants,
+        offsets=offsets,
+        aligned_only=True,
+        layout="nt",
+        low=software.low,
+        high=software.high,
+        pair_low=software.pair_low,
+        pair_high=software.pair_high,
+        scale=_TREES_ERROR / usual,
+        beside=SOFTWARE_ERROR,
         groups=factors_of_prior("public", machine.generation) if dtype in TWINS else {},
-    )  # fmt: skip
+    )
     return replace(prior, fit=fit, source=offsets.source)
 
 

@@ -22,7 +22,7 @@ _DOUBT = 3.0  # as if so many more siblings had shown no difference: of one, a q
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
 
-class Differing(NamedTuple):
+class CollectionPair(NamedTuple):
     """Two collections of one machine: seconds of shapes in its table, and the log of the other
     collection's over them.
     """
@@ -30,10 +30,10 @@ class Differing(NamedTuple):
     seconds: Array
     log_ratios: Array
 
-    def between(self, low: float, high: float) -> Differing:
+    def between(self, low: float, high: float) -> CollectionPair:
         """Of those shapes that take so many microseconds."""
         rows = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
-        return Differing(self.seconds[rows], self.log_ratios[rows])
+        return CollectionPair(self.seconds[rows], self.log_ratios[rows])
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shift:
         return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
 
     @classmethod
-    def learned(cls, siblings: Sequence[Sequence[Differing]]) -> Self:
+    def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
         """From what siblings show; the fewer there are, the less of it is believed.
 
         Args:
@@ -88,7 +88,7 @@ class Shift:
         return shift
 
 
-def _knot(siblings: Sequence[Sequence[Differing]]) -> tuple[float, float]:
+def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     """The median log of seconds in one range of times, and the log ratio that is believed there.
 
     That is a median in which every sibling weighs as much, and every collection of one.

@@ -44,18 +44,33 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     peaks = [m.peak(d) / 1e12 for m in machines for d in m.peaks if d in used]
     left, right = _around(points["intensity"])
     chart = _figure(
-        "roofline", "FLOP per byte of least traffic", "TFLOP/s", height=460, log_x=True, log_y=True,
-        x_range=(left, _FOR_NAMES * right), y_range=_around(pd.concat([speed, pd.Series(peaks)])),
-    )  # fmt: skip
+        "roofline",
+        "FLOP per byte of least traffic",
+        "TFLOP/s",
+        height=460,
+        log_x=True,
+        log_y=True,
+        x_range=(left, _FOR_NAMES * right),
+        y_range=_around(pd.concat([speed, pd.Series(peaks)])),
+    )
     for machine in machines:
         for dtype in used & machine.peaks.keys():
             _roof(chart, machine, dtype, f"{machine.slug} " if len(machines) > 1 else "")
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
     chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
-    chart.scatter("x", "expected", source=source, marker="marker", size=6, line_color="color",
-                  fill_color=None, line_alpha=0.7)  # fmt: skip
-    measured = chart.scatter("x", "y", source=source, marker="marker", size=7, color="color",
-                             alpha=0.8, line_color=None)  # fmt: skip
+    chart.scatter(
+        "x",
+        "expected",
+        source=source,
+        marker="marker",
+        size=6,
+        line_color="color",
+        fill_color=None,
+        line_alpha=0.7,
+    )
+    measured = chart.scatter(
+        "x", "y", source=source, marker="marker", size=7, color="color", alpha=0.8, line_color=None
+    )
     _ask(chart, measured)
     return chart
 
@@ -67,11 +82,25 @@ def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
     color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
     slope = machine.bandwidth / 1e12
     bend = max(left, ridge)
-    chart.line([left, bend, max(right, bend)], [min(left * slope, peak), peak, peak], color=color,
-               line_width=2, line_alpha=0.7)  # fmt: skip
+    chart.line(
+        [left, bend, max(right, bend)],
+        [min(left * slope, peak), peak, peak],
+        color=color,
+        line_width=2,
+        line_alpha=0.7,
+    )
     name = f"{of}{dtype} peak {rate(peak)}"
-    chart.add_layout(Label(x=right, y=peak, text=name, text_color=color,
-                           text_align="right", text_font_size="12px", y_offset=2))  # fmt: skip
+    chart.add_layout(
+        Label(
+            x=right,
+            y=peak,
+            text=name,
+            text_color=color,
+            text_align="right",
+            text_font_size="12px",
+            y_offset=2,
+        )
+    )
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
@@ -79,14 +108,28 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
     errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
     most = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
     chart = _figure(
-        "accuracy", "measured time, µs", "predicted / measured − 1, %", height=340, log_x=True,
-        x_range=_around(points["time_us"]), y_range=(-min(100.0, most), most),
-    )  # fmt: skip
+        "accuracy",
+        "measured time, µs",
+        "predicted / measured − 1, %",
+        height=340,
+        log_x=True,
+        x_range=_around(points["time_us"]),
+        y_range=(-min(100.0, most), most),
+    )
     for error in (-10, 10):
-        chart.add_layout(Span(location=error, dimension="width", line_color=NEUTRAL,
-                              line_dash="dashed"))  # fmt: skip
-    dots = chart.scatter("measured", "error", source=source, marker="marker", size=6,
-                         color="color", alpha=0.7, line_color=None)  # fmt: skip
+        chart.add_layout(
+            Span(location=error, dimension="width", line_color=NEUTRAL, line_dash="dashed")
+        )
+    dots = chart.scatter(
+        "measured",
+        "error",
+        source=source,
+        marker="marker",
+        size=6,
+        color="color",
+        alpha=0.7,
+        line_color=None,
+    )
     _ask(chart, dots)
     return chart
 
@@ -102,18 +145,41 @@ def neighbours(place: int) -> figure:
         for kind in ("tiles", "waves")
     }
     here = ColumnDataSource({"x": [], "time": []}, name=f"{name}-here")
-    chart = _figure(f"chart-{name}", "size", "time, µs", height=280, x_range=Range1d(0, 1),
-                    y_range=Range1d(0, 1))  # fmt: skip
-    chart.segment("x", "low", "x", "high", source=edges["tiles"], color=NEUTRAL,
-                  line_dash="dotted", line_alpha=0.6)  # fmt: skip
-    chart.segment("x", "low", "x", "high", source=edges["waves"], color=_BAD, line_dash="dashed",
-                  line_alpha=0.7)  # fmt: skip
+    chart = _figure(
+        f"chart-{name}",
+        "size",
+        "time, µs",
+        height=280,
+        x_range=Range1d(0, 1),
+        y_range=Range1d(0, 1),
+    )
+    chart.segment(
+        "x",
+        "low",
+        "x",
+        "high",
+        source=edges["tiles"],
+        color=NEUTRAL,
+        line_dash="dotted",
+        line_alpha=0.6,
+    )
+    chart.segment(
+        "x",
+        "low",
+        "x",
+        "high",
+        source=edges["waves"],
+        color=_BAD,
+        line_dash="dashed",
+        line_alpha=0.7,
+    )
     chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
     chart.scatter("x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None)
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
-    chart.scatter("x", "time", source=here, size=14, line_color=_BAD, fill_color=None,
-                  line_width=2.5)  # fmt: skip
+    chart.scatter(
+        "x", "time", source=here, size=14, line_color=_BAD, fill_color=None, line_width=2.5
+    )
     chart.add_tools(HoverTool(renderers=[dots], tooltips="@said"))
     return chart
 
@@ -131,15 +197,37 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
         "color": [_color(row) for row in reversed(judged)],
     }
     source = ColumnDataSource(dict(data))
-    chart = _figure(f"rules-{place}", "effect, as a ratio", "", height=90 + 22 * len(judged),
-                    y_range=names, log_x=True)  # fmt: skip
-    chart.add_layout(Whisker(source=source, base="rule", lower="lo", upper="hi", dimension="width",
-                             line_color="color", level="glyph"))  # fmt: skip
+    chart = _figure(
+        f"rules-{place}",
+        "effect, as a ratio",
+        "",
+        height=90 + 22 * len(judged),
+        y_range=names,
+        log_x=True,
+    )
+    chart.add_layout(
+        Whisker(
+            source=source,
+            base="rule",
+            lower="lo",
+            upper="hi",
+            dimension="width",
+            line_color="color",
+            level="glyph",
+        )
+    )
     dots = chart.scatter("effect", "rule", source=source, size=9, color="color")
     chart.add_layout(Span(location=1, dimension="height", line_color=NEUTRAL))
-    chart.add_tools(HoverTool(renderers=[dots], tooltips=[
-        ("rule", "@rule"), ("verdict", "@verdict"), ("effect", "@effect (@lo to @hi)"),
-    ]))  # fmt: skip
+    chart.add_tools(
+        HoverTool(
+            renderers=[dots],
+            tooltips=[
+                ("rule", "@rule"),
+                ("verdict", "@verdict"),
+                ("effect", "@effect (@lo to @hi)"),
+            ],
+        )
+    )
     return chart
 
 
@@ -147,12 +235,27 @@ def pairs() -> figure:
     """The same shapes in two recordings: how many times as fast the second one is."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
-    chart = _figure("pairs-chart", "FLOP per byte of least traffic", "speed, second over first",
-                    height=340, log_x=True, log_y=True, x_range=Range1d(0.1, 10),
-                    y_range=Range1d(0.1, 10))  # fmt: skip
+    chart = _figure(
+        "pairs-chart",
+        "FLOP per byte of least traffic",
+        "speed, second over first",
+        height=340,
+        log_x=True,
+        log_y=True,
+        x_range=Range1d(0.1, 10),
+        y_range=Range1d(0.1, 10),
+    )
     chart.add_layout(Span(location=1, dimension="width", line_color=NEUTRAL))
-    dots = chart.scatter("x", "ratio", source=source, marker="marker", size=7, color="color",
-                         alpha=0.8, line_color=None)  # fmt: skip
+    dots = chart.scatter(
+        "x",
+        "ratio",
+        source=source,
+        marker="marker",
+        size=7,
+        color="color",
+        alpha=0.8,
+        line_color=None,
+    )
     chart.add_tools(
         HoverTool(renderers=[dots], tooltips=[("shape", "@shape"), ("times", "@times")])
     )
@@ -177,18 +280,31 @@ def _around(values: pd.Series) -> tuple[float, float]:
 
 
 def _figure(
-    name: str, x: str, y: str, height: int, log_x: bool = False, log_y: bool = False,
+    name: str,
+    x: str,
+    y: str,
+    height: int,
+    log_x: bool = False,
+    log_y: bool = False,
     **ranges: Sequence[str] | tuple[float, float] | Range1d,
-) -> figure:  # fmt: skip
+) -> figure:
     """An empty chart as wide as the page, whose colours the script sets.
 
     Fixed ranges, where there are many points: the script draws those that are in view.
     """
     chart = figure(
-        name=name, height=height, sizing_mode="stretch_width", tools=_TOOLS,
-        toolbar_location="above", x_axis_type="log" if log_x else "linear",
-        y_axis_type="log" if log_y else "auto", x_axis_label=x, y_axis_label=y,
-        background_fill_color=None, border_fill_color=None, **ranges,
-    )  # fmt: skip
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        tools=_TOOLS,
+        toolbar_location="above",
+        x_axis_type="log" if log_x else "linear",
+        y_axis_type="log" if log_y else "auto",
+        x_axis_label=x,
+        y_axis_label=y,
+        background_fill_color=None,
+        border_fill_color=None,
+        **ranges,
+    )
     chart.toolbar.logo = None
     return chart

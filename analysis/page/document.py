@@ -59,12 +59,16 @@ def page_html(reports: Sequence[PageReport]) -> str:
         loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html"])
     )
     return environment.get_template("page.html").render(
-        reports=reports, charts=divs, packed=packed, scripts=scripts,
+        reports=reports,
+        charts=divs,
+        packed=packed,
+        scripts=scripts,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
         nonce=secrets.token_hex(16),
-        say=findings, made_by=command("analysis page").strip("`"),
-    )  # fmt: skip
+        say=findings,
+        made_by=command("analysis page").strip("`"),
+    )
 
 
 def _code(script: str) -> str:
@@ -79,20 +83,31 @@ def _data(report: PageReport, points: pd.DataFrame) -> dict[str, Any]:
     recording = report.analysis.recording
     machine = recording.machine
     return {
-        "name": report.name, "machine": machine.name, "kind": machine.kind, "sms": machine.sms,
+        "name": report.name,
+        "machine": machine.name,
+        "kind": machine.kind,
+        "sms": machine.sms,
         "peaks": {dtype: machine.peak(dtype) / 1e12 for dtype in machine.peaks},
         "points": columns_of(points),
         "advice": [_advice(answer) for answer in report.advice],
         "rules": [rule.to_json() for rule in report.rules],
-    }  # fmt: skip
+    }
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
     gain = answer.gain
     return {
-        "spec": answer.problem.spec(), "shape": str(answer.problem), "verdict": answer.verdict,
+        "spec": answer.problem.spec(),
+        "shape": str(answer.problem),
+        "verdict": answer.verdict,
         "told": verdict_text(answer.verdict, answer.probability),
-        "question": answer.question, "change": answer.change or "as it is",
-        "gain": gain.value, "lo": gain.lo, "hi": gain.hi, "evidence": answer.evidence,
-        "flops": answer.extra_flops, "by": answer.implementation, "reason": answer.reason,
-    }  # fmt: skip
+        "question": answer.question,
+        "change": answer.change or "as it is",
+        "gain": gain.value,
+        "lo": gain.lo,
+        "hi": gain.hi,
+        "evidence": answer.evidence,
+        "flops": answer.extra_flops,
+        "by": answer.implementation,
+        "reason": answer.reason,
+    }

@@ -9,7 +9,7 @@ from analysis.advice.recommend import Advice
 from analysis.model.fitted import Analysis
 from analysis.page.points import MOST
 from analysis.rules.judge import RuleResult
-from analysis.rules.tensor_cores import Step
+from analysis.rules.tensor_cores import TimedStep
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class PageReport:
     analysis: Analysis
     advice: Sequence[Advice]
     rules: Sequence[RuleResult] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[TimedStep] = ()
 
     @property
     def name(self) -> str:

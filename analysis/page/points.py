@@ -44,9 +44,12 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
     """
     table = analysis.table
     estimates = {
-        "predicted_us": "time_us", "predicted_lo_us": "lo_us", "predicted_hi_us": "hi_us",
-        "waves": "waves", "tiles": "tiles",
-    }  # fmt: skip
+        "predicted_us": "time_us",
+        "predicted_lo_us": "lo_us",
+        "predicted_hi_us": "hi_us",
+        "waves": "waves",
+        "tiles": "tiles",
+    }
     predicted = table.assign(
         **{name: table[PREDICTED + column] for name, column in estimates.items()},
         limit=table[f"{PREDICTED}limit"],
@@ -68,10 +71,25 @@ def _without_prediction(recording: Recording) -> pd.DataFrame:
 def _specs(points: pd.DataFrame) -> pd.Series:
     """Each problem as the command line takes it; empty for what is neither."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
-    conv = _joined(points, [
-        "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups",
-        "dtype", "layout", "pass",
-    ])  # fmt: skip
+    conv = _joined(
+        points,
+        [
+            "batch",
+            "c",
+            "h",
+            "w",
+            "kout",
+            "r",
+            "s",
+            "stride",
+            "padding",
+            "dilation",
+            "groups",
+            "dtype",
+            "layout",
+            "pass",
+        ],
+    )
     return pd.Series(
         np.select([points["op"] == "gemm", points["op"] == "conv"], [gemm, conv], ""),
         index=points.index,

@@ -32,9 +32,21 @@ def draw(analysis: Analysis) -> Figure | None:
         right.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
     for limit, (color, marker) in LIMIT_STYLE.items():
         bound = rows[rows["limit"] == limit]
-        right.plot(bound["measured"], 100 * bound["error"], marker, color=color, markersize=size,
-                   alpha=0.7, rasterized=many)  # fmt: skip
+        right.plot(
+            bound["measured"],
+            100 * bound["error"],
+            marker,
+            color=color,
+            markersize=size,
+            alpha=0.7,
+            rasterized=many,
+        )
     worst = float(max(30.0, 105 * error.quantile(0.99)))
-    right.set(xscale="log", xlim=left.get_xlim(), ylim=(-min(100.0, worst), worst),
-              xlabel="measured time, µs", ylabel="predicted / measured − 1, %")  # fmt: skip
+    right.set(
+        xscale="log",
+        xlim=left.get_xlim(),
+        ylim=(-min(100.0, worst), worst),
+        xlabel="measured time, µs",
+        ylabel="predicted / measured − 1, %",
+    )
     return figure

@@ -37,9 +37,16 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
         left = 0.0
         for role, time in sorted(account.by_role.items(), key=lambda item: roles.index(item[0])):
             plain = role != NO_PRODUCT
-            axes.barh(row, time / 1e3, left=left, height=0.6, edgecolor="white",
-                      color=colors[role] if plain else _HATCHED, hatch="" if plain else "//",
-                      label=None if row else role)  # fmt: skip
+            axes.barh(
+                row,
+                time / 1e3,
+                left=left,
+                height=0.6,
+                edgecolor="white",
+                color=colors[role] if plain else _HATCHED,
+                hatch="" if plain else "//",
+                label=None if row else role,
+            )
             left += time / 1e3
         low, high = (end / 1e3 for end in account.interval_us)
         axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
@@ -78,11 +85,16 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
             worth = lever.verdict != LEAVE_IT
             gain = [100 * part for part in lever.gain]
             panel.plot(gain[1:], [place] * 2, color=_COLORS[0] if worth else _HATCHED, linewidth=3)
-            panel.plot(gain[0], place, "o" if worth else "s",
-                       color=_COLORS[0] if worth else NEUTRAL)  # fmt: skip
+            panel.plot(
+                gain[0], place, "o" if worth else "s", color=_COLORS[0] if worth else NEUTRAL
+            )
         panel.axvline(0.0, color=NEUTRAL, linewidth=1)
-        panel.set(yticks=places, yticklabels=[lever.words for lever in found], title=machine,
-                  xlabel="gain of the step, %")  # fmt: skip
+        panel.set(
+            yticks=places,
+            yticklabels=[lever.words for lever in found],
+            title=machine,
+            xlabel="gain of the step, %",
+        )
         panel.invert_yaxis()
     caption = "Points: expected gain of the whole step; round where it is worth a change. Lines: "
     return save(figure, f"{caption}90 % intervals.", folder, "audit-levers")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.plots.style import NEUTRAL, panels, save
 from analysis.rules.catalogue import all_rules
 from analysis.rules.inputs import RuleInputs
@@ -45,7 +45,7 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
 
 
 def write_table_sheet(
-    rows: Sequence[RuleResult], machine: Machine, source: Source, folder: Path
+    rows: Sequence[RuleResult], machine: Machine, source: PublicRows, folder: Path
 ) -> list[Path]:
     """The cheat sheet of others' table, its name in the caption; none if no rule is certain."""
     figure = draw_sheet(rows, machine, facts=True)  # such a table can answer few rules
@@ -90,8 +90,15 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     axes.set_xlabel("gain from following the rule; the line is the 95 % interval")
     for place, row in zip(places, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
-        axes.text(0.005, place + 0.24, note, transform=axes.get_yaxis_transform(), fontsize=12,
-                  fontweight="bold", va="bottom")  # fmt: skip
+        axes.text(
+            0.005,
+            place + 0.24,
+            note,
+            transform=axes.get_yaxis_transform(),
+            fontsize=12,
+            fontweight="bold",
+            va="bottom",
+        )
     if machine.kind == "cpu":
         axes.set_title("a CPU: nothing here is about a GPU", loc="left", color=NEUTRAL)
     return figure

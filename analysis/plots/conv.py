@@ -29,8 +29,14 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         low, high = (group[end] * factor for end in ENDS)
         error_bars(axes, group["c"], low, high, color)
         axes.plot(group["c"][~round_], measured[~round_], marker, color=color, markersize=4)
-        axes.plot(group["c"][round_], measured[round_], marker, color=color, markersize=8,
-                  label=f"{dtype}, large: multiples of 8")  # fmt: skip
+        axes.plot(
+            group["c"][round_],
+            measured[round_],
+            marker,
+            color=color,
+            markersize=8,
+            label=f"{dtype}, large: multiples of 8",
+        )
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
         xlabel=f"channels in and out   ({first['r']}×{first['r']}, {first['batch']} images of "
@@ -59,8 +65,16 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
             height = np.array([labels.index(label) for label in group["label"]])
             height = height + 0.18 * (number - (len(dtypes) - 1) / 2)
             bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())
-            axes.errorbar(group["ratio"], height, xerr=bars, color=color, marker=marker,
-                          linestyle="none", markersize=6, label=dtype)  # fmt: skip
+            axes.errorbar(
+                group["ratio"],
+                height,
+                xerr=bars,
+                color=color,
+                marker=marker,
+                linestyle="none",
+                markersize=6,
+                label=dtype,
+            )
         axes.axvline(1.0, color=NEUTRAL, linewidth=1)
         axes.set(xscale="log", xlabel=f"{pass_}: NCHW time / NHWC time")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.fleet.report import Report
+from analysis.fleet.report import FleetReport
 from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, THROTTLED
 from analysis.plots.style import NEUTRAL, panels, save
 
@@ -16,7 +16,7 @@ _STYLE = {SLOW: ("#D55E00", "D"), THROTTLED: ("#E69F00", "^"), ORDINARY: ("#0072
 _NAMED = 6  # GPUs: more names lie on one another
 
 
-def write_fleet_plot(report: Report) -> Path | None:
+def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw a fleet into its recording's folder; returns the first file, None without speeds."""
     figure = draw_fleet(report)
     if figure is None:
@@ -25,7 +25,7 @@ def write_fleet_plot(report: Report) -> Path | None:
     return save(figure, recording.caption(), recording.folder / "plots", "fleet")
 
 
-def fleet_title(report: Report) -> str:
+def fleet_title(report: FleetReport) -> str:
     """Who is slow, and whether clocks explain it.
 
     Args:
@@ -47,7 +47,7 @@ def fleet_title(report: Report) -> str:
     return f"{slow[0].name} is {lost:.0%} slow in {KIND_WORDS[slow[0].slow[0]]}: {why}"
 
 
-def draw_fleet(report: Report) -> Figure | None:
+def draw_fleet(report: FleetReport) -> Figure | None:
     """Each GPU's speed with its interval from the slowest on; beside it, where clocks were read,
     speed over clock. None where there are no two GPUs with a speed.
     """
@@ -65,32 +65,57 @@ def draw_fleet(report: Report) -> Figure | None:
     ends = of.lo[order], of.hi[order]
     all_axes[0].vlines(places, *ends, color=NEUTRAL, linewidth=0.9, alpha=0.6)
     _points(report, all_axes[0], order, places)
-    all_axes[0].set(xlabel="GPUs, from the slowest", xlim=(0, len(order) + 1),
-                    ylabel=f"speed in {KIND_WORDS[speeds.overall]}, of the median")  # fmt: skip
+    all_axes[0].set(
+        xlabel="GPUs, from the slowest",
+        xlim=(0, len(order) + 1),
+        ylabel=f"speed in {KIND_WORDS[speeds.overall]}, of the median",
+    )
     for i, place in zip(order[:_NAMED], places, strict=False):
         if report.verdicts[i].verdict == SLOW:
-            all_axes[0].annotate(report.verdicts[i].name, (place, of.speed[i]), fontsize=10,
-                                 xytext=(8, -4), textcoords="offset points")  # fmt: skip
+            all_axes[0].annotate(
+                report.verdicts[i].name,
+                (place, of.speed[i]),
+                fontsize=10,
+                xytext=(8, -4),
+                textcoords="offset points",
+            )
     if clocks.any():
         seen = order[clocks]
         _points(report, all_axes[1], seen, np.exp(of.clock[seen]))
         both = np.concatenate([np.exp(of.clock[seen]), of.speed[seen]])
-        all_axes[1].plot([both.min(), both.max()], [both.min(), both.max()], color=NEUTRAL,
-                         linewidth=1, linestyle=":", label="as its clock")  # fmt: skip
+        all_axes[1].plot(
+            [both.min(), both.max()],
+            [both.min(), both.max()],
+            color=NEUTRAL,
+            linewidth=1,
+            linestyle=":",
+            label="as its clock",
+        )
         all_axes[1].set(xlabel="SM clock, of the median")
     for axes in all_axes:
-        axes.axhline(1 - report.margin, color=NEUTRAL, linewidth=1, linestyle="--",
-                     label=f"{100 * report.margin:.3g}% below the median")  # fmt: skip
+        axes.axhline(
+            1 - report.margin,
+            color=NEUTRAL,
+            linewidth=1,
+            linestyle="--",
+            label=f"{100 * report.margin:.3g}% below the median",
+        )
     all_axes[-1].legend(loc="upper left")
     return figure
 
 
-def _points(report: Report, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
+def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
     """A marker for each GPU, by its verdict."""
     of = report.speeds.kinds[report.speeds.overall]
     verdicts = np.array([report.verdicts[i].verdict for i in order])
     for verdict, (color, marker) in _STYLE.items():
         this = verdicts == verdict
         if this.any():
-            axes.plot(places[this], of.speed[order][this], marker, color=color, markersize=5,
-                      label=f"{verdict}, {this.sum()}")  # fmt: skip
+            axes.plot(
+                places[this],
+                of.speed[order][this],
+                marker,
+                color=color,
+                markersize=5,
+                label=f"{verdict}, {this.sum()}",
+            )

@@ -15,7 +15,7 @@ from analysis.model.query import Query
 from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_predicted
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
-from analysis.validation.learning_curve import Point
+from analysis.validation.learning_curve import CurvePoint
 from analysis.validation.report import held_back_table
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
@@ -25,7 +25,10 @@ _MIN_M, _MIN_PAIRS = 256, 8  # of a staircase: below a large tile's rows there i
 
 
 def write_validation_plots(
-    validation: Validation, folder: Path, curve: Sequence[Point] = (), floor: Errors | None = None
+    validation: Validation,
+    folder: Path,
+    curve: Sequence[CurvePoint] = (),
+    floor: Errors | None = None,
 ) -> list[Path]:
     """Every plot that there is data for, as PNG and SVG; returns the PNGs."""
     rows = held_back_table(validation)
@@ -45,7 +48,7 @@ def write_validation_plots(
     ]
 
 
-def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
+def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Median and mean error over the rows calibrated; a perfect model's as dotted lines."""
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
     for panel, what in zip(axes, ("median", "mean"), strict=True):
@@ -53,11 +56,16 @@ def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
             points = [point for point in curve if point.holdout == holdout]
             label = {"rows": "other rows", "levels": "M, N and K all unseen"}[holdout]
             errors = [100 * getattr(point.errors, what) for point in points]
-            panel.plot([point.count for point in points], errors, color=color, marker=marker,
-                       label=label)  # fmt: skip
+            panel.plot(
+                [point.count for point in points], errors, color=color, marker=marker, label=label
+            )
         if floor is not None:
-            panel.axhline(100 * getattr(floor, what), color=NEUTRAL, linestyle=":",
-                          label="noise of one collection")  # fmt: skip
+            panel.axhline(
+                100 * getattr(floor, what),
+                color=NEUTRAL,
+                linestyle=":",
+                label="noise of one collection",
+            )
         panel.set(xscale="log", xlabel="rows calibrated", ylabel=f"{what} error, %", ylim=(0, None))
         panel.set_xticks(sorted({point.count for point in curve}))
         panel.get_xaxis().set_major_formatter("{x:.0f}")
@@ -66,7 +74,7 @@ def draw_curve(curve: Sequence[Point], floor: Errors | None) -> Figure:
     return figure
 
 
-def curve_title(curve: Sequence[Point]) -> str:
+def curve_title(curve: Sequence[CurvePoint]) -> str:
     """What more rows bring, on other rows."""
     points = sorted((p for p in curve if p.holdout == curve[0].holdout), key=lambda p: p.count)
     first, last = points[0], points[-1]
@@ -101,8 +109,9 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
         f"{data.stack().max():.1%}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
-    image = axes.imshow(100 * data.to_numpy(), origin="lower", aspect="auto", cmap="cividis",
-                        vmin=0)  # fmt: skip
+    image = axes.imshow(
+        100 * data.to_numpy(), origin="lower", aspect="auto", cmap="cividis", vmin=0
+    )
     axes.set_xticks(range(len(data.columns)), [f"2^{int(np.log2(v))}" for v in data.columns])
     axes.set_yticks(range(len(data.index)), [str(v) for v in data.index])
     axes.set(xlabel="N × K", ylabel="M, rounded down to a power of two")
@@ -145,15 +154,31 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     title = f"One row more, M {m} → {m + 1}: {step:+.0%} time measured, {expected:+.0%} predicted"
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
-    axes.plot(line["m"], line["measured"], "o", color=_STYLES["rows"][0], markersize=8,
-              label="measured; the model had not seen these")  # fmt: skip
+    axes.plot(
+        line["m"],
+        line["measured"],
+        "o",
+        color=_STYLES["rows"][0],
+        markersize=8,
+        label="measured; the model had not seen these",
+    )
     ends = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
-    axes.annotate(f"{m} → {m + 1}", (m, float(ends.mean())), xytext=(36, 0),
-                  textcoords="offset points", va="center", fontsize=12,
-                  arrowprops={"arrowstyle": "->"})  # fmt: skip
+    axes.annotate(
+        f"{m} → {m + 1}",
+        (m, float(ends.mean())),
+        xytext=(36, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=12,
+        arrowprops={"arrowstyle": "->"},
+    )
     dtype = validation.source.dtype
-    axes.set(xlabel=f"M, rows   (N = {n}, K = {k}, {dtype})", ylabel="time, µs", xlim=(0, None),
-             ylim=(0, None))  # fmt: skip
+    axes.set(
+        xlabel=f"M, rows   (N = {n}, K = {k}, {dtype})",
+        ylabel="time, µs",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
     axes.legend(loc="upper left")
     return figure
 

@@ -40,20 +40,39 @@ def draw(analysis: Analysis) -> Figure | None:
         for name, scale in (("intensity", 1.0), ("tflops", factor), ("predicted_tflops", factor))
     )
     figure, (axes,) = panels(1, roofline_title(rows, machine), (11.0, 6.5))
-    axes.set(xscale="log", yscale="log", ylabel=unit,
-             xlabel="arithmetic intensity, FLOP per byte of least traffic")  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        ylabel=unit,
+        xlabel="arithmetic intensity, FLOP per byte of least traffic",
+    )
     axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
     for dtype, (color, marker) in DTYPE_STYLE.items():
         member = rows["dtype"] == dtype
         if not member.any():
             continue
-        axes.plot(x[member], predicted[member], marker, color=color, alpha=0.6, markersize=4,
-                  fillstyle="none")  # fmt: skip
+        axes.plot(
+            x[member],
+            predicted[member],
+            marker,
+            color=color,
+            alpha=0.6,
+            markersize=4,
+            fillstyle="none",
+        )
         if len(rows) <= MAX_VECTORS:
             low, high = (rows.loc[member, end] * factor for end in ENDS)
             error_bars(axes, x[member], low, high, color)
-        axes.plot(x[member], measured[member], marker, color=color, alpha=0.75, markersize=5,
-                  markeredgewidth=0, label=f"{dtype}, {member.sum():,} cases")  # fmt: skip
+        axes.plot(
+            x[member],
+            measured[member],
+            marker,
+            color=color,
+            alpha=0.75,
+            markersize=5,
+            markeredgewidth=0,
+            label=f"{dtype}, {member.sum():,} cases",
+        )
     left, right = x.min() / 1.5, x.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)
@@ -76,15 +95,24 @@ def _draw_roofs(
     # Above the slope no point can be, and the peaks' names are right of the axes.
     middle = float(np.sqrt(left * ridge))
     axes.annotate(
-        f"memory{how}\n{machine.bandwidth / 1e9:,.0f} GB/s", (middle, middle * slope),
-        xytext=(-10, 4), textcoords="offset points", ha="right", color=NEUTRAL,
-    )  # fmt: skip
+        f"memory{how}\n{machine.bandwidth / 1e9:,.0f} GB/s",
+        (middle, middle * slope),
+        xytext=(-10, 4),
+        textcoords="offset points",
+        ha="right",
+        color=NEUTRAL,
+    )
     # dtypes of the same rate share a roof and its label.
     for _, same in roofs.groupby("tflops"):
         level = float(same["tflops"].iloc[0]) * factor
         color = DTYPE_STYLE[same["dtype"].iloc[0]][0]
         axes.plot([same["ridge"].iloc[0], right], [level, level], color=color, linewidth=2)
         axes.annotate(
-            f"{', '.join(same['dtype'])}\npeak{how}\n{rate(level / factor)}", (right, level),
-            xytext=(6, 0), textcoords="offset points", va="center", color=color, fontsize=10,
-        )  # fmt: skip
+            f"{', '.join(same['dtype'])}\npeak{how}\n{rate(level / factor)}",
+            (right, level),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=10,
+        )

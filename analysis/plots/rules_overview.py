@@ -27,12 +27,15 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """A row per rule and machine: ``statement, name, verdict, effect, lo, hi``."""
     return pd.DataFrame(
         [
-            {"name": document["name"], **{key: rule[key] for key in
-             ("statement", "effect", "lo", "hi")}, "verdict": rule["verdict"].split(":")[0]}
+            {
+                "name": document["name"],
+                **{key: rule[key] for key in ("statement", "effect", "lo", "hi")},
+                "verdict": rule["verdict"].split(":")[0],
+            }
             for document in documents
             for rule in document["rules"]
         ]
-    )  # fmt: skip
+    )
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
@@ -58,8 +61,15 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             some = rows[rows["verdict"] == verdict]
             effect = some["effect"].to_numpy(dtype=float)
             ends = [np.abs(some[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
-            panel.errorbar(effect, some["name"].map(places), xerr=ends, fmt=marker, color=color,
-                           capsize=3, label=verdict)  # fmt: skip
+            panel.errorbar(
+                effect,
+                some["name"].map(places),
+                xerr=ends,
+                fmt=marker,
+                color=color,
+                capsize=3,
+                label=verdict,
+            )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(rule, _TITLE_WIDTH)), loc="left", fontsize=12)
         panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (max(rows["hi"].max(), 1.1) - 1))
@@ -67,6 +77,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     axes[0].set_yticks(list(places.values()), [verbatim(name) for name in places])
     handles, labels = axes[0].get_legend_handles_labels()
     shown = [i for i, label in enumerate(labels) if (data["verdict"] == label).any()]
-    figure.legend([handles[i] for i in shown], [labels[i] for i in shown], loc="upper right",
-                  ncols=len(shown))  # fmt: skip
+    figure.legend(
+        [handles[i] for i in shown], [labels[i] for i in shown], loc="upper right", ncols=len(shown)
+    )
     return figure

@@ -65,8 +65,9 @@ def draw_steps(analysis: Analysis) -> Figure | None:
         for dtype, group in line.groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
             error_bars(axes, group[along], group["time_lo_us"], group["time_hi_us"], color)
-            axes.plot(group[along], group["time_us"], marker, color=color, markersize=4,
-                      label=str(dtype))  # fmt: skip
+            axes.plot(
+                group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
+            )
             axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
         tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
         for edge in tiles:
@@ -96,13 +97,25 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     for axes, along in zip(all_axes, DIMENSIONS, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
-            bars = np.abs(group[["relative_lo", "relative_hi"]].to_numpy().T
-                          - group["relative"].to_numpy())  # fmt: skip
-            axes.errorbar(group["offset"], group["relative"], yerr=bars, color=color,
-                          marker=marker, linewidth=1.2, markersize=5, label=str(dtype))  # fmt: skip
+            bars = np.abs(
+                group[["relative_lo", "relative_hi"]].to_numpy().T - group["relative"].to_numpy()
+            )
+            axes.errorbar(
+                group["offset"],
+                group["relative"],
+                yerr=bars,
+                color=color,
+                marker=marker,
+                linewidth=1.2,
+                markersize=5,
+                label=str(dtype),
+            )
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
-        axes.set(xlabel=f"{along.upper()} − {base}", xticks=range(0, 17, 4),
-                 ylim=(low - margin, high + margin))  # fmt: skip
+        axes.set(
+            xlabel=f"{along.upper()} − {base}",
+            xticks=range(0, 17, 4),
+            ylim=(low - margin, high + margin),
+        )
     all_axes[0].set_ylabel(f"speed relative to {base}")
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure

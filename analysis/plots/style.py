@@ -90,19 +90,45 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
     """
     ends = np.array([rows["measured"].min() / 1.5, rows["measured"].max() * 1.5])
     for band, shade in ERROR_BANDS:
-        axes.fill_between(ends, ends * (1 - band), ends * (1 + band), color=NEUTRAL, alpha=shade,
-                          linewidth=0, label=f"±{band:.0%}")  # fmt: skip
+        axes.fill_between(
+            ends,
+            ends * (1 - band),
+            ends * (1 + band),
+            color=NEUTRAL,
+            alpha=shade,
+            linewidth=0,
+            label=f"±{band:.0%}",
+        )
     for limit, (color, marker) in LIMIT_STYLE.items():
         bound = rows[rows["limit"] == limit]
         if len(bound):
             if "low" in bound and len(rows) <= MAX_VECTORS:
-                axes.hlines(bound["predicted"], bound["low"], bound["high"], color=color,
-                            linewidth=0.8, alpha=0.5)  # fmt: skip
-            axes.plot(bound["measured"], bound["predicted"], marker, color=color, markersize=size,
-                      alpha=alpha, rasterized=len(rows) > MAX_VECTORS,
-                      label=f"{limit}-bound, {len(bound):,}")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured time, µs",
-             ylabel="predicted time, µs")  # fmt: skip
+                axes.hlines(
+                    bound["predicted"],
+                    bound["low"],
+                    bound["high"],
+                    color=color,
+                    linewidth=0.8,
+                    alpha=0.5,
+                )
+            axes.plot(
+                bound["measured"],
+                bound["predicted"],
+                marker,
+                color=color,
+                markersize=size,
+                alpha=alpha,
+                rasterized=len(rows) > MAX_VECTORS,
+                label=f"{limit}-bound, {len(bound):,}",
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="measured time, µs",
+        ylabel="predicted time, µs",
+    )
     axes.legend(loc="upper left", markerscale=max(1.0, 6.0 / size))
 
 

@@ -59,8 +59,15 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     _mark_edges(axes, told.iloc[-1], predicted, basis.model.machine.sms)
     color = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))[0]
     if len(line):
-        axes.plot(line["m"], line["time_us"], "o", color=color, markersize=6, zorder=4,
-                  label=f"measured, {len(line)} sizes")  # fmt: skip
+        axes.plot(
+            line["m"],
+            line["time_us"],
+            "o",
+            color=color,
+            markersize=6,
+            zorder=4,
+            label=f"measured, {len(line)} sizes",
+        )
     bars = line[line["time_lo_us"].notna()] if "time_lo_us" in line else line.head(0)
     if len(bars):
         axes.vlines(bars["m"], bars["time_lo_us"], bars["time_hi_us"], color=color)
@@ -96,9 +103,14 @@ def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> st
 def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
     """An arrow at the step, and what the model says of both of its sizes."""
     middle = (step["time_us"] + step["after_us"]) / 2
-    axes.annotate(f"{int(step['m'])} → {int(step['after'])}", (step["m"], middle),
-                  xytext=(-80, 24), textcoords="offset points", fontsize=13,
-                  arrowprops={"arrowstyle": "->"})  # fmt: skip
+    axes.annotate(
+        f"{int(step['m'])} → {int(step['after'])}",
+        (step["m"], middle),
+        xytext=(-80, 24),
+        textcoords="offset points",
+        fontsize=13,
+        arrowprops={"arrowstyle": "->"},
+    )
     lines, kernels = [], []
     for size in (step["m"], step["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
@@ -110,8 +122,15 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
         )
     if kernels[0] != kernels[1]:
         lines.append("the step is to another kernel, by the model, and not to another wave")
-    axes.text(0.99, 0.03, "\n".join(lines), transform=axes.transAxes, ha="right", fontsize=11,
-              bbox={"facecolor": "white", "edgecolor": "none"})  # fmt: skip
+    axes.text(
+        0.99,
+        0.03,
+        "\n".join(lines),
+        transform=axes.transAxes,
+        ha="right",
+        fontsize=11,
+        bbox={"facecolor": "white", "edgecolor": "none"},
+    )
 
 
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:

@@ -50,9 +50,10 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
         file
         for folder in folders
         for file in folder.rglob("*")
-        if file.is_file() and not _LEFT_OUT & set(file.relative_to(results).parts)
+        if file.is_file()
+        and not _LEFT_OUT & set(file.relative_to(results).parts)
         and not file.name.startswith(".")
-    ]  # fmt: skip
+    ]
     rank = {suffix: number for number, suffix in enumerate(_ORDER)}
     yield from sorted(files, key=lambda file: (rank.get(file.suffix, len(_ORDER)), str(file)))
 

@@ -30,7 +30,7 @@ each dtype, each pass. Each needs kernels of its own, and compiling is what take
 
 
 @dataclass(frozen=True)
-class Step:
+class RecorderStep:
     """One command.
 
     A step that measures ``sweeps`` is done when none of their cases is open; another one when its
@@ -53,15 +53,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Part:
+class RecorderPart:
     """Steps with one purpose."""
 
     name: str
     purpose: str
-    steps: tuple[Step, ...]
+    steps: tuple[RecorderStep, ...]
 
 
-def all_parts() -> tuple[Part, ...]:
+def all_parts() -> tuple[RecorderPart, ...]:
     """The parts, the most informative per minute first.
 
     The first six take ten minutes of a GPU, starts of commands included: enough to say what machine
@@ -69,7 +69,7 @@ def all_parts() -> tuple[Part, ...]:
     channels-last, misaligned sizes). What they leave out of their sweeps comes in the parts after.
     """
     return (
-        Part(
+        RecorderPart(
             "machine",
             "who it is, and whether its results are right",
             (
@@ -78,39 +78,37 @@ def all_parts() -> tuple[Part, ...]:
                 _command("checks", f"kernels check --json {_checks()}", (60, 15), "checks.json"),
             ),
         ),
-        Part(
+        RecorderPart(
             "clock",
             "can the clock be trusted",
             (_command("clock", "sweeps doctor --clock --cases 30 --json", (60, 35)),),
         ),
-        Part(
+        RecorderPart(
             "real-layers",
             "square GEMMs, and the price of one more in real layers",
             (_sweeps("real-layers", ("square", "one-more"), (90, 40)),),
         ),
-        Part(
+        RecorderPart(
             "convolutions",
             "channels, three passes, layouts; misaligned GEMMs",
-            (
-                _sweeps("convolutions", ("conv-channels", "conv-layouts", "alignment"), (90, 25)),
-            ),
+            (_sweeps("convolutions", ("conv-channels", "conv-layouts", "alignment"), (90, 25)),),
         ),
-        Part(
+        RecorderPart(
             "families",
             "the Triton kernels against the vendor libraries",
             (_sweeps("families", ("families", "families-conv"), (60, None), "families"),),
         ),
-        Part(
+        RecorderPart(
             "sustained",
             "sustained work, clocks and power",
             (_sweeps("sustained", ("sustained",), (30, 20)),),
         ),
-        Part(
+        RecorderPart(
             "public-grid",
             "how public tables carry over",
             (_sweeps("public-grid", ("public-grid",), (80, 10)),),
         ),
-        Part(
+        RecorderPart(
             "sweeps",
             "all default sweeps, the rules, the report",
             (
@@ -124,7 +122,7 @@ def all_parts() -> tuple[Part, ...]:
                 _analysis("rules", (30, 10)),
             ),
         ),
-        Part(
+        RecorderPart(
             "kernels",
             "all Triton families and candidates, then the checkout's tests that need a GPU",
             (
@@ -134,26 +132,36 @@ def all_parts() -> tuple[Part, ...]:
                     (420, None),
                     "families",
                 ),
-                Step("analysis-families", ("analysis", "compare", "{slug}", "--kernels"),
-                     (20, None), place="families", on_device=False),
-                _sweeps(
-                    "warp-specialisation", ("warp-specialisation",), (120, None), "families"
+                RecorderStep(
+                    "analysis-families",
+                    ("analysis", "compare", "{slug}", "--kernels"),
+                    (20, None),
+                    place="families",
+                    on_device=False,
                 ),
+                _sweeps("warp-specialisation", ("warp-specialisation",), (120, None), "families"),
                 *_gpu_tests(),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
-) -> Step:
-    return Step(name, tuple(command.split()), seconds, output=output)
+) -> RecorderStep:
+    return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 
-def _analysis(name: str, seconds: tuple[float | None, float | None], place: str = "") -> Step:
-    return Step(f"analysis-{name}", ("analysis", name, "--machine", "{slug}"), seconds,
-                place=place, on_device=False)  # fmt: skip
+def _analysis(
+    name: str, seconds: tuple[float | None, float | None], place: str = ""
+) -> RecorderStep:
+    return RecorderStep(
+        f"analysis-{name}",
+        ("analysis", name, "--machine", "{slug}"),
+        seconds,
+        place=place,
+        on_device=False,
+    )
 
 
 def _sweeps(
@@ -162,13 +170,13 @@ def _sweeps(
     seconds: tuple[float | None, float | None],
     place: str = "",
     options: str = "",
-) -> Step:
+) -> RecorderStep:
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(word for group in sweeps for word in group.split(","))
-    return Step(f"sweep-{name}", command, seconds, measured, place=place)
+    return RecorderStep(f"sweep-{name}", command, seconds, measured, place=place)
 
 
-def _gpu_tests() -> tuple[Step, ...]:
+def _gpu_tests() -> tuple[RecorderStep, ...]:
     """Of the checkout: an installation has no tests."""
     if INSTALLED:
         return ()
@@ -178,9 +186,9 @@ def _gpu_tests() -> tuple[Step, ...]:
     )
 
 
-def _tests(name: str, options: str, seconds: float) -> Step:
+def _tests(name: str, options: str, seconds: float) -> RecorderStep:
     command = ("pytest", "-q", "--tb=line", *options.split())
-    return Step(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
+    return RecorderStep(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
 
 
 def _checks() -> str:

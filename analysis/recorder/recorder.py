@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.recorder.archive import write_archive
-from analysis.recorder.parts import PLACES, Part, Step
+from analysis.recorder.parts import PLACES, RecorderPart, RecorderStep
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
@@ -31,7 +31,7 @@ from sweeps.store import (
     write_whole,
 )
 
-Run = Callable[[Sequence[str], float], tuple[int | None, str]]
+RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
 """Runs a command within some seconds: its exit code, None if it did not end; and its output."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
@@ -45,7 +45,7 @@ _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 
 
 @dataclass(frozen=True)
-class Place:
+class RecorderPlace:
     """The machine and where its results lie, as ``sweeps doctor --name --json`` tells."""
 
     slug: str
@@ -55,7 +55,7 @@ class Place:
     results: Path
     software: Mapping[str, str]
 
-    def folder_of(self, step: Step) -> Path:
+    def folder_of(self, step: RecorderStep) -> Path:
         """The folder that a step writes to."""
         return folder_for(self.results / step.place, self.slug) if step.place else self.folder
 
@@ -67,7 +67,7 @@ class Place:
 
 
 @dataclass
-class State:
+class RecorderState:
     """What ``record.json`` says."""
 
     path: Path
@@ -75,7 +75,7 @@ class State:
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, place: Place) -> State:
+    def read(cls, place: RecorderPlace) -> RecorderState:
         """The state of a folder; a new one where there is none that can be gone on with."""
         path = place.folder / "record.json"
         try:
@@ -84,10 +84,14 @@ class State:
         except (OSError, ValueError, KeyError, TypeError):
             return cls(path)
 
-    def write(self, place: Place) -> None:
+    def write(self, place: RecorderPlace) -> None:
         """Write it whole."""
-        document = {"schema": 1, "software": dict(place.software), "slices": self.slices,
-                    "ended": self.ended}  # fmt: skip
+        document = {
+            "schema": 1,
+            "software": dict(place.software),
+            "slices": self.slices,
+            "ended": self.ended,
+        }
         write_json(self.path, document)
 
 
@@ -100,9 +104,13 @@ def run_command(
     system asks, and folds what it has.
     """
     process = subprocess.Popen(
-        [*interpreter, *command_words(command)], cwd=FOLDER, stdout=subprocess.PIPE,
-        text=True, start_new_session=True, preexec_fn=die_with_parent,
-    )  # fmt: skip
+        [*interpreter, *command_words(command)],
+        cwd=FOLDER,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
     try:
         output, _ = process.communicate(timeout=max(limit, 0.1))
         return process.returncode, output
@@ -129,12 +137,12 @@ class Recorder:
 
     def __init__(
         self,
-        place: Place,
-        parts: Sequence[Part],
+        place: RecorderPlace,
+        parts: Sequence[RecorderPart],
         budget: float,
         device: Sequence[str],
         note: Callable[[str], None],
-        run: Run,
+        run: RunCommand,
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
@@ -157,7 +165,7 @@ class Recorder:
         self._note = note
         self._run = run
         self._set_aside_other_software()
-        self._state = State.read(place)
+        self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
         """What another PyTorch or driver measured makes room before anything new is written."""
@@ -218,10 +226,10 @@ class Recorder:
 
     # --- What is there --------------------------------------------------------------------------
 
-    def _steps(self, part: Part) -> list[Step]:
+    def _steps(self, part: RecorderPart) -> list[RecorderStep]:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
-    def _open_steps(self) -> Iterator[Step]:
+    def _open_steps(self) -> Iterator[RecorderStep]:
         """What can still be done: every step for its time, sweeps with what time is left, and last
         what failed in an earlier slice, because it may fail or hang again.
         """
@@ -236,7 +244,7 @@ class Recorder:
                 yield step
         yield from failed
 
-    def _failed(self, step: Step) -> bool:
+    def _failed(self, step: RecorderStep) -> bool:
         """Whether a step's command failed, or took its whole time without ending, if it is none
         that can be resumed.
         """
@@ -245,16 +253,16 @@ class Recorder:
             return ended is not None and bool(ended["exit"])
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
-    def _used_up(self, step: Step) -> bool:
+    def _used_up(self, step: RecorderStep) -> bool:
         """Whether a sweep has used its share of time: the steps after it come first now."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
-    def _seconds_left(self, step: Step) -> float:
+    def _seconds_left(self, step: RecorderStep) -> float:
         """The rest of the seconds that a step should take, over all slices."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
-    def _lacks(self, step: Step) -> str:
+    def _lacks(self, step: RecorderStep) -> str:
         """What of a step is not there yet; empty if it is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -268,7 +276,7 @@ class Recorder:
             return f"{step.name} has {remaining} cases open"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
-    def _open_cases(self, step: Step) -> tuple[int, int]:
+    def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
         """Cases of a step's sweeps that are planned and not measured, and those not planned."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
@@ -285,7 +293,7 @@ class Recorder:
     def _left(self) -> float:
         return self._deadline - _END_SECONDS - self._now()
 
-    def _fits(self, step: Step, first: bool) -> bool:
+    def _fits(self, step: RecorderStep, first: bool) -> bool:
         """Whether there is time to begin a step.
 
         A sweep that is stopped goes on in another slice. Another command that is stopped leaves
@@ -295,7 +303,7 @@ class Recorder:
             return self._left > _START_SECONDS[self._place.kind]
         return self._left > (step.expected(self._place.kind) or 0.0)
 
-    def _carry_out(self, step: Step) -> None:
+    def _carry_out(self, step: RecorderStep) -> None:
         place, left = self._place, self._left
         expected = step.expected(place.kind) or 0.0
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
@@ -312,9 +320,11 @@ class Recorder:
         took = self._now() - began
         before = self._state.ended.get(step.name, {})
         self._state.ended[step.name] = {
-            "finished": code is not None, "exit": code, "at": _utc(),
+            "finished": code is not None,
+            "exit": code,
+            "at": _utc(),
             "seconds": round(before.get("seconds", 0.0) + took, 1),
-        }  # fmt: skip
+        }
         if step.output and output.strip():
             # Tracebacks have paths, and a path may have a user's name.
             told = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
@@ -323,7 +333,7 @@ class Recorder:
         if code:
             self._note(f"{step.name} ended with exit code {code}.")
 
-    def _command(self, step: Step) -> list[str]:
+    def _command(self, step: RecorderStep) -> list[str]:
         place = self._place
         words = {"slug": place.folder_of(step).name, "results": str(place.results)}
         command = [word.format(**words) for word in step.command]
@@ -346,7 +356,7 @@ class Recorder:
         return report
 
 
-def total_line(parts: Sequence[Part], kind: str) -> str:
+def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     """What all parts should take together, the starts of their commands included."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     seconds = sum(step.expected(kind) or 0.0 for step in steps)
@@ -355,12 +365,12 @@ def total_line(parts: Sequence[Part], kind: str) -> str:
     return f"{total}, {starts:.0f} of them to start {len(steps)} commands"
 
 
-def part_seconds(part: Part, kind: str) -> float:
+def part_seconds(part: RecorderPart, kind: str) -> float:
     """What a part should take on a kind of machine."""
     return sum(step.expected(kind) or 0.0 for step in part.steps)
 
 
-def select_parts(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[RecorderPart]:
     """The named parts, in their own order; all if none is named.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.recordings.csv_file import read_csv
-from analysis.recordings.load import Part, Recording
+from analysis.recordings.load import Recording, SourceRun
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
@@ -72,7 +72,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     return math.sqrt(squares / cases), cases
 
 
-def _read(part: Part) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
+def _read(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     path = part.folder / "confirmed.csv"
     pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():

@@ -175,10 +175,11 @@ def _cells(
         read_options=arrow_csv.ReadOptions(use_threads=False),
         parse_options=arrow_csv.ParseOptions(invalid_row_handler=skip),
         convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), include_columns=names,
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=names,
             strings_can_be_null=False,
         ),
-    )  # fmt: skip
+    )
     whole[[kept[i] for i in skipped]] = False
     # The place of each line's cells in the table; of a line that has none, an empty cell after it.
     places = np.full(len(lines), len(table))

@@ -41,7 +41,7 @@ PRODUCTS = ("gemm", "conv")
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceRun:
     """A run that rows are of: its folder, and its run.json."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Recording:
     run: dict[str, Any]
     rows: pd.DataFrame
     damaged: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SourceRun, ...] = ()
     """The runs that the rows are of, the best first; empty for others' tables."""
 
     @property
@@ -216,7 +216,7 @@ def load(folder: Path) -> Recording:
     if "public" in run:
         return Recording(folder, Machine.from_json(run["machine"]), run, read_imported(folder))
     rows, damaged = read_rows(folder / "measurements.csv", run["run"])
-    parts = (Part(folder, run),)
+    parts = (SourceRun(folder, run),)
     return Recording(folder, Machine.from_json(run["machine"]), run, rows, damaged, parts)
 
 
@@ -243,9 +243,25 @@ def load_run(folder: Path) -> dict[str, Any]:
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
     """What each row timed."""
     names = [
-        "op", "pass", "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "stride",
-        "padding", "dilation", "groups", "dtype", "layout",
-    ]  # fmt: skip
+        "op",
+        "pass",
+        "m",
+        "n",
+        "k",
+        "batch",
+        "c",
+        "h",
+        "w",
+        "kout",
+        "r",
+        "s",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "dtype",
+        "layout",
+    ]
     records: Sequence[dict[str, Any]] = rows[names].to_dict("records")
     return [problem_of(record) for record in records]
 

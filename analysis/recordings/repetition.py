@@ -167,8 +167,10 @@ def steady_times(
     The error is NaN where a time has no interval. How fast the machine was in a round is the median
     of a sample over its case's median, over the cases sampled in it.
     """
-    ends = [np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
-            for end in ("", "_lo", "_hi")]  # fmt: skip
+    ends = [
+        np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
+        for end in ("", "_lo", "_hi")
+    ]
     rounds = rounds_of(recording)
     if rounds:
         logs = {case: {r: math.log(s) for r, s in of.items()} for case, of in rounds.items()}
@@ -197,8 +199,10 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
     log = before["steady_log"] - after["steady_log"]
     error = Z95 * np.hypot(before["steady_error"], after["steady_error"])
     return {
-        "ratio": np.exp(log), "ratio_lo": np.exp(log - error), "ratio_hi": np.exp(log + error),
-    }  # fmt: skip
+        "ratio": np.exp(log),
+        "ratio_lo": np.exp(log - error),
+        "ratio_hi": np.exp(log + error),
+    }
 
 
 def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
@@ -239,9 +243,10 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     table.faults.leave_out()
     sound = table.faults.sound
     return {
-        case: rounds for case, rounds, whole in zip(table.rows["case"], found, sound, strict=True)
+        case: rounds
+        for case, rounds, whole in zip(table.rows["case"], found, sound, strict=True)
         if rounds is not None and whole
-    }  # fmt: skip
+    }
 
 
 def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:

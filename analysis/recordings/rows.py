@@ -91,13 +91,17 @@ def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
     told = ~np.isnan(lo) | ~np.isnan(hi)
     with np.errstate(invalid="ignore"):
         tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is no time")
-        tell(ok & told & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
-             "the interval of its time does not hold the time")  # fmt: skip
+        tell(
+            ok & told & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
+            "the interval of its time does not hold the time",
+        )
         for name in _RATES:
             tell(ok & ~(np.isnan(value[name]) | _within(value[name], 0)), f"{name} is no rate")
         for name in _LEVELS:  # of a wrong kernel the error may be as large as a float can be
-            tell(~(np.isnan(value[name]) | ((value[name] >= 0) & np.isfinite(value[name]))),
-                 f"{name} is below 0 or infinite")  # fmt: skip
+            tell(
+                ~(np.isnan(value[name]) | ((value[name] >= 0) & np.isfinite(value[name]))),
+                f"{name} is below 0 or infinite",
+            )
         tell(~(np.isnan(value["temp_c"]) | _within(value["temp_c"], -300)), "temp_c is absurd")
     samples = frame["samples"].fillna(1).to_numpy(dtype=float)
     tell(ok & (samples < 1), "it has no samples")
@@ -145,8 +149,11 @@ def _fault_of_kernels(text: str) -> str:
     except ValueError:
         return "kernels is no JSON"
     if not isinstance(listing, list) or any(
-        not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], str)
-        or misfit(one[1], NOT_NEGATIVE) for one in listing
-    ):  # fmt: skip
+        not isinstance(one, list)
+        or len(one) != 2
+        or not isinstance(one[0], str)
+        or misfit(one[1], NOT_NEGATIVE)
+        for one in listing
+    ):
         return "kernels is no list of names and shares"
     return ""

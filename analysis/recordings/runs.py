@@ -78,8 +78,9 @@ def _as_fast(one: Recording, other: Recording) -> bool:
     the canary, and two runs without one are taken to be.
     """
     keys = [_identities(r.ok) for r in (one, other)]
-    times = [dict(zip(k, r.ok["time_us"], strict=True))
-             for k, r in zip(keys, (one, other), strict=True)]  # fmt: skip
+    times = [
+        dict(zip(k, r.ok["time_us"], strict=True)) for k, r in zip(keys, (one, other), strict=True)
+    ]
     common = times[0].keys() & times[1].keys()
     if len(common) >= _MIN_COMMON:
         ratio = float(np.median([times[1][key] / times[0][key] for key in common]))
@@ -118,14 +119,16 @@ def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
     parts = [r.rows if r is own else library_rows(r.rows) for r in recordings]
     rows = pd.concat(parts, ignore_index=True)
     noise = {r.run["run"]: _noise(r.run) for r in recordings}
-    ranks = pd.DataFrame({
-        "not_wrong": (rows["status"] != "wrong") | (rows["run"] != own.run["run"]),
-        "no_time": rows["status"] != "ok",
-        "no_interval": rows["time_lo_us"].isna(),
-        "noise": rows["run"].map(noise).astype(int),
-        "unconverged": ~rows["converged"].fillna(False).astype(bool),
-        "age": rows["run"].map(ages).astype(int),
-    })  # fmt: skip
+    ranks = pd.DataFrame(
+        {
+            "not_wrong": (rows["status"] != "wrong") | (rows["run"] != own.run["run"]),
+            "no_time": rows["status"] != "ok",
+            "no_interval": rows["time_lo_us"].isna(),
+            "noise": rows["run"].map(noise).astype(int),
+            "unconverged": ~rows["converged"].fillna(False).astype(bool),
+            "age": rows["run"].map(ages).astype(int),
+        }
+    )
     best_first = ranks.sort_values(_RANKS, kind="stable").index
     identity = pd.Series(_identities(rows)).loc[best_first]
     keep = best_first[~identity.duplicated().to_numpy()].sort_values()

@@ -131,12 +131,12 @@ def recommend(
 
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
-    from analysis.advice.sizes import Wishes
+    from analysis.advice.sizes import SizeConstraints
     from analysis.imports.problems import as_problems
     from analysis.model.basis import find_basis
     from analysis.words import names_in
 
-    wishes = Wishes(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
+    wishes = SizeConstraints(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
     question = question_of(pad, choose, wishes)
     answers = answers_to(as_problems(shapes), find_basis(machine, Path(results)), question)
     return pd.DataFrame([answer.to_json() for answer in answers])
@@ -211,17 +211,24 @@ def audit(
 
     try:
         from sweeps.capture.sources import find_source
-        from sweeps.capture.step import Step
+        from sweeps.capture.step import ModelStep
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise UserError(needs_extra("torch", "models")) from None
 
-    step = Step(mode, batch, seq, tokens, dtype, autocast)
+    step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     how = Runtime(
-        runtime, names_in(fuse, "fuse"), tp, recompute, loss_chunks, optimizer,
-        share_of(attention, "attention"), causal_half, skew,
-    )  # fmt: skip
+        runtime,
+        names_in(fuse, "fuse"),
+        tp,
+        recompute,
+        loss_chunks,
+        optimizer,
+        share_of(attention, "attention"),
+        causal_half,
+        skew,
+    )
     more = share_of(parameters, "parameters")
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))

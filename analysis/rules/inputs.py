@@ -12,7 +12,7 @@ from analysis.recordings.imported import folder_of, is_complete
 from analysis.recordings.load import Recording, find_recording, load, load_run, recorded_machines
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
-from analysis.rules.tensor_cores import Step, model_rules, read_models
+from analysis.rules.tensor_cores import TimedStep, model_rules, read_models
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, target
@@ -29,7 +29,7 @@ class RuleInputs:
     """
 
     recordings: Sequence[Recording]
-    steps: Sequence[Step]
+    steps: Sequence[TimedStep]
     folder: Path
 
     @property
@@ -73,9 +73,10 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         recordings += [own] if own.public else usable_runs(own) or [own]
     newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
     same = [
-        r for r in recordings
+        r
+        for r in recordings
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
-    ]  # fmt: skip
+    ]
     steps = [step for r in same for step in read_models(r.folder)]
     unmixed = len({bool(r.run.get("published")) for r in same}) == 1
     places = (results, folder_of(results, newest.machine.slug).parent)
@@ -118,11 +119,15 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
     for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):
         run = load_run(folder)
         rows = json.loads((folder / "rules.json").read_bytes())
-        documents.append({
-            "machine": folder.name, "name": run["machine"]["name"],
-            "source": run["public"]["source"], "package": run["public"]["package"],
-            "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
-        })  # fmt: skip
+        documents.append(
+            {
+                "machine": folder.name,
+                "name": run["machine"]["name"],
+                "source": run["public"]["source"],
+                "package": run["public"]["package"],
+                "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
+            }
+        )
     if not any(document["rules"] for document in documents):
         raise UserError(
             f"no imported table answers a rule; run {target('import', 'import')} first."

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.model.calibrate import calibrate
 from analysis.model.fitted import drawn
 from analysis.model.predict import Model
@@ -22,7 +22,7 @@ from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
-from analysis.rules.verdict import Effect, Finding, find_verdict
+from analysis.rules.verdict import Effect, RuleFinding, find_verdict
 from kernels.common.errors import UserError
 from kernels.common.program import command, target
 from kernels.config import HAND_WRITTEN
@@ -154,7 +154,7 @@ class Evidence:
         return cls(recording.machine, cases, times, public=True)
 
     @classmethod
-    def of_source(cls, source: Source, model: Model) -> Evidence:
+    def of_source(cls, source: PublicRows, model: Model) -> Evidence:
         """Others' measurements: one time per case, without an interval."""
         cases = _cases_with_times(source.problems, source.implementations, source.seconds)
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
@@ -284,7 +284,7 @@ def _judged(
     )
 
 
-def _reason(rule: Rule, evidence: Evidence, finding: Finding, pairs: int) -> str:
+def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
     """What was compared, what the source promised, and the groups with the largest effects."""
     where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     promised = f", promised {finding.claim:.2g}×" if finding.claim is not None else ""

@@ -96,9 +96,14 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
 
 
 def rounded(
-    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], unit: int,
-    units: Mapping[str, int] | None = None, among: int = 1, whole: bool = False,
-) -> Iterator[Match]:  # fmt: skip
+    cases: Sequence[TimedCase],
+    machine: Machine,
+    dims: Sequence[str],
+    unit: int,
+    units: Mapping[str, int] | None = None,
+    among: int = 1,
+    whole: bool = False,
+) -> Iterator[Match]:
     """A size that is no multiple of ``unit`` against the nearest multiples, all else being equal.
 
     Args:
@@ -140,9 +145,12 @@ def padded(
 
 
 def doubled(
-    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], per: str = "flops",
+    cases: Sequence[TimedCase],
+    machine: Machine,
+    dims: Sequence[str],
+    per: str = "flops",
     claim: float = math.nan,
-) -> Iterator[Match]:  # fmt: skip
+) -> Iterator[Match]:
     """A size against twice that size: what one unit of ``per`` (flops, bytes) costs at either."""
     for dim, members in _along(cases, dims):
         for values in members.values():
@@ -154,9 +162,16 @@ def doubled(
 
 
 def threshold(
-    cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], small: int, large: int,
-    claim: float = math.nan, least: int = 1, dtypes: Sequence[str] = (), over: str = "",
-) -> Iterator[Match]:  # fmt: skip
+    cases: Sequence[TimedCase],
+    machine: Machine,
+    dims: Sequence[str],
+    small: int,
+    large: int,
+    claim: float = math.nan,
+    least: int = 1,
+    dtypes: Sequence[str] = (),
+    over: str = "",
+) -> Iterator[Match]:
     """A size of ``least`` to ``small`` against the first of at least ``large``, by speed.
 
     With ``over``, a dtype, the speed-ups over it are compared, of pairs that were also measured in
@@ -184,13 +199,17 @@ def _speed_ups(
     baseline = {key[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
     return [
         Match(
-            match.against, match.following, 1.0, claim, {**match.words, "of": "speed-up"},
+            match.against,
+            match.following,
+            1.0,
+            claim,
+            {**match.words, "of": "speed-up"},
             control=(baseline[key[match.against]], baseline[key[match.following]]),
         )
         for match in matches
         if cases[match.against].workload.dtype != over
         and {key[match.against], key[match.following]} <= baseline.keys()
-    ]  # fmt: skip
+    ]
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:

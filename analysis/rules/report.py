@@ -57,10 +57,13 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         "| rule | statement | |",
         "|---|---|---|",
-        *(table_row([r.id, f"{r.statement} ({r.source})", r.reason]) for r in rows
-          if r.verdict == NOT_MEASURED),
+        *(
+            table_row([r.id, f"{r.statement} ({r.source})", r.reason])
+            for r in rows
+            if r.verdict == NOT_MEASURED
+        ),
         "",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
@@ -85,9 +88,14 @@ def terminal_table(rows: Sequence[RuleResult]) -> str:
 def _table_line(row: RuleResult) -> str:
     predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
     cells = [
-        row.id, f"{row.statement} ({row.source})", row.verdict, figures(row), predicted,
-        str(row.cases), row.reason,
-    ]  # fmt: skip
+        row.id,
+        f"{row.statement} ({row.source})",
+        row.verdict,
+        figures(row),
+        predicted,
+        str(row.cases),
+        row.reason,
+    ]
     return table_row(cells)
 
 

@@ -36,7 +36,7 @@ _MIN_USED_SHARE = 0.9  # of the eligible time, from which on a model counts as u
 
 
 @dataclass(frozen=True)
-class Operation:
+class StepOperation:
     """One kind of operation of a step or a sweep.
 
     ``why_not`` is empty where it is eligible for Tensor Cores. ``used`` is None where no kernel's
@@ -56,13 +56,13 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A model's step in one dtype, or a sweep, and the operations that its time went to."""
 
     name: str
     dtype: str
     kind: str  # of machine: gpu or cpu
-    operations: Sequence[Operation]
+    operations: Sequence[StepOperation]
     seconds: Sequence[float] = ()
 
     @property
@@ -84,7 +84,7 @@ class Step:
         return sum(o.seconds for o in known if o.used) / total if total else None
 
 
-def read_models(folder: Path) -> list[Step]:
+def read_models(folder: Path) -> list[TimedStep]:
     """The profiled steps of a folder; none where no model was profiled, or its kernels not seen.
 
     Raises:
@@ -106,7 +106,7 @@ def read_models(folder: Path) -> list[Step]:
     return steps
 
 
-def _model_step(entry: dict[str, Any], kind: str) -> Step:
+def _model_step(entry: dict[str, Any], kind: str) -> TimedStep:
     total = sum(operation["seconds"] for operation in entry["operations"])
     operations = []
     for op in entry["operations"]:
@@ -115,16 +115,23 @@ def _model_step(entry: dict[str, Any], kind: str) -> Step:
         main = max(kernels, key=kernels.__getitem__, default="")
         shape = " ".join("×".join(map(str, s)) for s in op["shapes"][:3])
         operations.append(
-            Operation(
-                op["operation"], shape, op["dtype"], op["calls"], matrix,
-                _why_not(matrix, op["dtype"]), _used(list(kernels)), main, op["seconds"],
+            StepOperation(
+                op["operation"],
+                shape,
+                op["dtype"],
+                op["calls"],
+                matrix,
+                _why_not(matrix, op["dtype"]),
+                _used(list(kernels)),
+                main,
+                op["seconds"],
                 op["seconds"] / total,
             )
-        )  # fmt: skip
-    return Step(entry["model"], entry["dtype"], kind, operations, entry["seconds"])
+        )
+    return TimedStep(entry["model"], entry["dtype"], kind, operations, entry["seconds"])
 
 
-def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> Step:
+def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
     """The rows of a sweep, each case an operation.
 
     Raises:
@@ -135,20 +142,30 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> Step:
         raise UserError(f"the recording has no measured row of the sweep {name!r}.")
     total = float(rows["time_us"].sum())
     facts = zip(
-        workloads_of(rows), kernels_of(rows), rows["kernel"].fillna(""), rows["time_us"],
+        workloads_of(rows),
+        kernels_of(rows),
+        rows["kernel"].fillna(""),
+        rows["time_us"],
         strict=True,
-    )  # fmt: skip
+    )
     operations = []
     for workload, kernels, main, time_us in facts:
         matrix = bool(products_of(workload))
         operations.append(
-            Operation(
-                workload.op, str(workload), workload.dtype, 1, matrix,
-                _why_not(matrix, workload.dtype), _used(kernels), main, time_us * 1e-6,
+            StepOperation(
+                workload.op,
+                str(workload),
+                workload.dtype,
+                1,
+                matrix,
+                _why_not(matrix, workload.dtype),
+                _used(kernels),
+                main,
+                time_us * 1e-6,
                 time_us / total,
             )
-        )  # fmt: skip
-    return Step(name, "", kind, sorted(operations, key=lambda o: -o.seconds))
+        )
+    return TimedStep(name, "", kind, sorted(operations, key=lambda o: -o.seconds))
 
 
 def _why_not(matrix: bool, dtype: str) -> str:
@@ -164,7 +181,7 @@ def _used(kernels: Sequence[str]) -> bool | None:
     return False if False in uses else None
 
 
-def step_markdown(step: Step) -> str:
+def step_markdown(step: TimedStep) -> str:
     """The table in Markdown, and Amdahl's bound below it."""
     lines = [
         f"## {step.name}{' in ' + step.dtype if step.dtype else ''}",
@@ -190,23 +207,26 @@ def step_markdown(step: Step) -> str:
     return "\n".join(lines) + "\n"
 
 
-def step_json(step: Step) -> dict[str, Any]:
+def step_json(step: TimedStep) -> dict[str, Any]:
     """For JSON: the shares and every operation."""
     bound = step.bound if np.isfinite(step.bound) else None
     return {
-        "name": step.name, "dtype": step.dtype, "matrix_share": step.matrix_share,
-        "amdahl_bound": bound, "used_share": step.used_share,
+        "name": step.name,
+        "dtype": step.dtype,
+        "matrix_share": step.matrix_share,
+        "amdahl_bound": bound,
+        "used_share": step.used_share,
         "operations": [asdict(o) for o in step.operations],
-    }  # fmt: skip
+    }
 
 
-def model_rules(steps: Sequence[Step]) -> dict[str, RuleResult]:
+def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
     """The rows of the rules that are about models: ``amdahl`` and ``tc-used``."""
     on_gpu = [step for step in steps if step.kind == "gpu"]
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
 
-def _amdahl(steps: Sequence[Step]) -> RuleResult:
+def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     """TF32 makes nothing but matrix work faster: its speed-up must stay under the bound of FP32."""
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
@@ -229,12 +249,20 @@ def _amdahl(steps: Sequence[Step]) -> RuleResult:
     listing = "; ".join(f"{n}: {r:.2f}× of at most {limit:.2f}×" for *_, n, r, limit in speed_ups)
     verdict = "holds" if hi <= 1 else "no longer" if lo > 1 else f"depends: {UNCERTAIN}"
     return RuleResult(
-        rule.id, rule.statement, rule.source, verdict, value, lo, hi, None, len(speed_ups),
+        rule.id,
+        rule.statement,
+        rule.source,
+        verdict,
+        value,
+        lo,
+        hi,
+        None,
+        len(speed_ups),
         f"{rule.effect}; {listing}",
-    )  # fmt: skip
+    )
 
 
-def _tc_used(steps: Sequence[Step]) -> RuleResult:
+def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     rule = all_rules()["tc-used"]
     shares = {f"{s.name} {s.dtype}": s.used_share for s in steps if s.dtype != "fp32"}
     known = {name: share for name, share in shares.items() if share is not None}
@@ -250,6 +278,14 @@ def _tc_used(steps: Sequence[Step]) -> RuleResult:
         else f"depends: {listing}"
     )
     return RuleResult(
-        rule.id, rule.statement, rule.source, verdict, float(np.mean(list(known.values()))), low,
-        high, None, len(known), f"{rule.effect}, from the lowest to the highest; {listing}",
-    )  # fmt: skip
+        rule.id,
+        rule.statement,
+        rule.source,
+        verdict,
+        float(np.mean(list(known.values()))),
+        low,
+        high,
+        None,
+        len(known),
+        f"{rule.effect}, from the lowest to the highest; {listing}",
+    )

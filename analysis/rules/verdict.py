@@ -76,10 +76,16 @@ class Pairs:
     def take(self, where: NDArray[np.intp]) -> Pairs:
         """The pairs at some positions, with the same cases."""
         return Pairs(
-            self.log_time, self.error, self.against[where], self.following[where],
-            self.log_work[where], self.log_claim[where], self.log_predicted[where],
-            [self.group[i] for i in where], None if self.control is None else self.control[where],
-        )  # fmt: skip
+            self.log_time,
+            self.error,
+            self.against[where],
+            self.following[where],
+            self.log_work[where],
+            self.log_claim[where],
+            self.log_predicted[where],
+            [self.group[i] for i in where],
+            None if self.control is None else self.control[where],
+        )
 
     def by_group(self) -> dict[str, Pairs]:
         """The pairs of each group, in order of appearance."""
@@ -182,7 +188,7 @@ def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleFinding:
     """The result for a rule: a verdict, the effect that it is about, and that of each group."""
 
     verdict: str
@@ -191,7 +197,9 @@ class Finding:
     groups: Mapping[str, Effect]
 
 
-def find_verdict(pairs: Pairs, largest: bool = False, tolerance: float | None = None) -> Finding:
+def find_verdict(
+    pairs: Pairs, largest: bool = False, tolerance: float | None = None
+) -> RuleFinding:
     """The verdict on a rule, from intervals alone.
 
     ``holds``: following the advice is faster, by what was claimed if a number was. ``holds,
@@ -227,7 +235,7 @@ def find_verdict(pairs: Pairs, largest: bool = False, tolerance: float | None = 
             verdict = f"depends: {_listed(possible, groups)} too uncertain to tell"
     else:
         verdict = _contradiction(groups) or _judge_claim(effect, claim)
-    return Finding(verdict, effect, claim, groups)
+    return RuleFinding(verdict, effect, claim, groups)
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:

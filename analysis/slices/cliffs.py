@@ -41,9 +41,11 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
         of_two = steady_ratio(after, ordered)
         apart = (of_two["ratio_lo"] > 1) | (of_two["ratio_hi"] < 1) | of_two["ratio_lo"].isna()
     steps = ordered.assign(
-        after=after[along], after_us=after["time_us"], ratio=after["time_us"] / ordered["time_us"],
+        after=after[along],
+        after_us=after["time_us"],
+        ratio=after["time_us"] / ordered["time_us"],
         certain=apart,
-    )  # fmt: skip
+    )
     return steps[near].astype({"after": int}).reset_index(drop=True)
 
 

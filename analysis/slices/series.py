@@ -150,8 +150,11 @@ def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
 def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
     """Measured (with its interval) and predicted time in µs, limit, group, and relative error."""
     names = {
-        "time_us": "measured", "time_lo_us": "low", "time_hi_us": "high",
-        "predicted_time_us": "predicted", "predicted_limit": "limit",
-    }  # fmt: skip
+        "time_us": "measured",
+        "time_lo_us": "low",
+        "time_hi_us": "high",
+        "predicted_time_us": "predicted",
+        "predicted_limit": "limit",
+    }
     rows = table[[*names, "group"]].rename(columns=names)
     return rows.assign(error=rows["predicted"] / rows["measured"] - 1)

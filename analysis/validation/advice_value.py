@@ -22,7 +22,7 @@ from analysis.advice.options import Question
 from analysis.advice.recommend import best_of, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import MIN_GAIN
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.model.query import group_of
 from analysis.validation.holdout import Validation
 from kernels.common.errors import UserError
@@ -82,7 +82,7 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     Raises:
         UserError: no row has enough neighbours.
     """
-    rows = _Rows(validation)
+    rows = _HeldOutRows(validation)
     rng = np.random.default_rng(validation.seed)
     order = [int(i) for i in rng.permutation(len(rows.flops))]
     crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
@@ -157,7 +157,7 @@ class MeasuredValue:
 
 
 def judge_measured(
-    validation: Validation, again: Source, counts: Sequence[int], draws: int = DRAWS
+    validation: Validation, again: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
     """Judge advice for which the best guesses are measured first, in a second table of the grid.
 
@@ -177,7 +177,7 @@ def judge_measured(
     Raises:
         UserError: no row has enough neighbours that were measured twice.
     """
-    rows = _Rows(validation)
+    rows = _HeldOutRows(validation)
     measured = rows.times_in(again)
     order = np.random.default_rng(validation.seed).permutation(len(rows.flops))
     twice = [int(i) for i in order if np.isfinite(measured[i])]
@@ -191,8 +191,9 @@ def judge_measured(
         of_question = values.setdefault(question, {count: [] for count in counts})
         for i, members in crowded:
             work = rows.flops if question == "choose" else np.ones(len(rows.flops))
-            guesses = sorted((j for j in members if j != i),
-                             key=lambda j: rows.predicted[j] / work[j])  # fmt: skip
+            guesses = sorted(
+                (j for j in members if j != i), key=lambda j: rows.predicted[j] / work[j]
+            )
             best = max(work[j] / rows.seconds[j] for j in members)
             for count in counts:
                 pick = _best_measured(i, guesses[:count], work / measured)
@@ -215,7 +216,7 @@ def _best_measured(asked: int, candidates: Sequence[int], speed: Array) -> int:
     return best if speed[best] / speed[asked] - 1 >= MIN_GAIN else asked
 
 
-class _Rows:
+class _HeldOutRows:
     """The held-back rows that count, as arrays, and their neighbourhoods."""
 
     def __init__(self, validation: Validation) -> None:
@@ -230,7 +231,7 @@ class _Rows:
         self.predicted = self._frame["time_us"].to_numpy() * 1e-6
         self._index = SizeIndex(self._problems)
 
-    def times_in(self, source: Source) -> Array:
+    def times_in(self, source: PublicRows) -> Array:
         """Seconds of each row's problem in another table; NaN where that has none."""
         known = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([known.get(problem, np.nan) for problem in self._problems])

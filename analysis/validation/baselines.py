@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.validation.errors import Errors
@@ -17,7 +17,7 @@ from kernels.timemodel.estimate import Array
 
 
 def baseline_errors(
-    model: Model, calibrated: Source, tested: Source, query: Query
+    model: Model, calibrated: PublicRows, tested: PublicRows, query: Query
 ) -> dict[str, Errors | None]:
     """Errors of simpler predictors on the rows tested, also given as a query.
 
@@ -46,7 +46,7 @@ def _where_finite(seconds: Array, measured: Array) -> Errors:
     return Errors.of(seconds[known], measured[known])
 
 
-def _floors(source: Source, machine: Machine) -> tuple[Array, Array]:
+def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
     """Seconds at the datasheet's peak, and at its bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
@@ -67,7 +67,10 @@ def _four_constants(
         return np.log(law(x, floors) / seconds)
 
     fitted = least_squares(
-        residuals, np.log([0.75, 0.8, 3e-6, 3.0]), loss="soft_l1", f_scale=0.05,
+        residuals,
+        np.log([0.75, 0.8, 3e-6, 3.0]),
+        loss="soft_l1",
+        f_scale=0.05,
         bounds=(np.log([0.01, 0.01, 1e-7, 0.5]), np.log([1.2, 1.2, 1e-4, 30.0])),
-    ).x  # fmt: skip
+    ).x
     return lambda other: law(fitted, other)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.model.calibrate import calibrate_query, pair_errors
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
@@ -44,11 +44,11 @@ class Validation:
     """
 
     machine: Machine
-    source: Source
+    source: PublicRows
     seed: int
     holdout: str
     calibrated: NDArray[np.intp]
-    tested: Source
+    tested: PublicRows
     prediction: Prediction
     model: Model
     constants_from: str
@@ -137,7 +137,7 @@ def _figures(errors: Errors) -> dict[str, float | None]:
 
 
 def validate(
-    source: Source,
+    source: PublicRows,
     machine: Machine,
     calibrate: int | None = 256,
     seed: int = 0,
@@ -177,9 +177,13 @@ def validate(
         chosen = pool[choose_rows(features, calibrate, seed)]
         prior = Prior.bare(start, _spread(machine, source.dtype))
         learned = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], FOLDS,
-            source.take(chosen).algorithms, dict.fromkeys(model.fits, prior),
-        )  # fmt: skip
+            machine,
+            query.take(chosen),
+            source.seconds[chosen],
+            FOLDS,
+            source.take(chosen).algorithms,
+            dict.fromkeys(model.fits, prior),
+        )
         model = replace(model, fits={**model.fits, **learned.model.fits})
     if holdout != "folds":
         tested = np.setdiff1d(tested, chosen)
@@ -212,7 +216,7 @@ def _spread(machine: Machine, dtype: str) -> Spread:
 
 
 def split_rows(
-    source: Source, holdout: str, seed: int
+    source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that may be calibrated on, and rows that may be tested."""
     rows = np.arange(len(source), dtype=np.intp)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import validate
 from kernels.common.errors import UserError
@@ -19,7 +19,7 @@ COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """Errors on the rows that one kind of hold-out leaves, after calibrating on ``count``."""
 
     holdout: str
@@ -28,8 +28,8 @@ class Point:
 
 
 def learning_curve(
-    source: Source, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
-) -> list[Point]:
+    source: PublicRows, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
+) -> list[CurvePoint]:
     """Both kinds of hold-out at every count that the source has rows for.
 
     Args:
@@ -45,11 +45,11 @@ def learning_curve(
                 validation = validate(source, machine, count, seed, holdout)
             except UserError:  # fewer rows than that: the curve ends here
                 break
-            points.append(Point(holdout, count, validation.errors))
+            points.append(CurvePoint(holdout, count, validation.errors))
     return points
 
 
-def noise_floor(first: Source, second: Source) -> Errors:
+def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     """The error of a perfect model: the difference of two collections of a grid, over √2.
 
     Raises:

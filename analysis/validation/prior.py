@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.imports.public import Source, read_source
-from analysis.imports.tables import Table, choose_tables, find_tables, read_rows, read_table
+from analysis.imports.public import PublicRows, read_source
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_rows, read_table
 from analysis.model.calibrate import calibrate_query
 from analysis.model.features import Inputs
 from analysis.model.nearby import Collection, fitted_all, sizes_of
 from analysis.model.offsets import LIBRARY
-from analysis.model.predict import Model, Part, Prediction
+from analysis.model.predict import Model, PartialPrediction, Prediction
 from analysis.model.prior import Prior, Spread, leaders, prior_from_tables
 from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
@@ -81,12 +81,12 @@ def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collec
     return found
 
 
-def _of_table(table: Table, dtype: str) -> Collection:
+def _of_table(table: PublicTable, dtype: str) -> Collection:
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
 def validate_with_prior(
-    source: Source,
+    source: PublicRows,
     machine: Machine,
     named: Sequence[Collection],
     calibrate: int | None = 256,
@@ -120,7 +120,7 @@ def validate_with_prior(
 
 
 def _validate_once(
-    source: Source,
+    source: PublicRows,
     machine: Machine,
     named: Sequence[Collection],
     calibrate: int | None,
@@ -168,13 +168,23 @@ def _validate_once(
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
     names = [one.name for one in trees]
     return Validation(
-        machine=machine, source=source, seed=seed, holdout=holdout, calibrated=chosen,
-        tested=held_back, prediction=model.predict(held_query), model=model, constants_from="",
-        baselines=baselines | {"physics": None}, prior=names,
-    )  # fmt: skip
+        machine=machine,
+        source=source,
+        seed=seed,
+        holdout=holdout,
+        calibrated=chosen,
+        tested=held_back,
+        prediction=model.predict(held_query),
+        model=model,
+        constants_from="",
+        baselines=baselines | {"physics": None},
+        prior=names,
+    )
 
 
-def _split(source: Source, holdout: str, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _split(
+    source: PublicRows, holdout: str, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that may be calibrated on, and rows that are tested."""
     if holdout == "levels":
         return split_rows(source, holdout, seed)
@@ -191,9 +201,12 @@ def _together(judged: Sequence[Validation], seed: int) -> Validation:
     for each, begin in zip(judged, counts, strict=False):
         p = each.prediction
         ends = (np.log(end / p.estimate.time) for end in (p.lo, p.hi))
-        parts.append(Part(begin + np.arange(len(each.tested)), p.estimate, *ends))
-    tested = Source.joined([each.tested for each in judged])
+        parts.append(PartialPrediction(begin + np.arange(len(each.tested)), p.estimate, *ends))
+    tested = PublicRows.joined([each.tested for each in judged])
     return replace(
-        judged[0], seed=seed, tested=tested, prediction=Prediction.joined(int(counts[-1]), parts),
+        judged[0],
+        seed=seed,
+        tested=tested,
+        prediction=Prediction.joined(int(counts[-1]), parts),
         baselines=dict.fromkeys(judged[0].baselines),
-    )  # fmt: skip
+    )

@@ -11,7 +11,7 @@ from analysis.model.prior import floor_sentences
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation
-from analysis.validation.learning_curve import Point
+from analysis.validation.learning_curve import CurvePoint
 from kernels.timemodel.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
@@ -82,7 +82,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
     return lines
 
 
-def curve_text(curve: Sequence[Point], floor: Errors | None) -> str:
+def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     """The learning curve and the noise floor, where there are any."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.imports.tables import Table, gemms_of, read_rows
+from analysis.imports.tables import PublicTable, gemms_of, read_rows
 from analysis.model.calibrate import pair_errors
 from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
@@ -33,7 +33,7 @@ from analysis.model.prior import (
     software_of,
 )
 from analysis.model.query import Query
-from analysis.model.shift import Differing, Shift
+from analysis.model.shift import CollectionPair, Shift
 from analysis.recordings.imported import VALIDATION
 from analysis.validation.errors import Errors
 from kernels.machine import known_machine
@@ -46,7 +46,7 @@ _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Collection:
+class CollectionErrors:
     """How one collection's times differ from predictions that had not seen it.
 
     ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
@@ -72,7 +72,7 @@ class Collection:
     @classmethod
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
-    ) -> Collection:
+    ) -> CollectionErrors:
         """Compare measured seconds with predicted ones."""
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
@@ -85,14 +85,14 @@ class Collection:
         """The generation of its machine."""
         return known_machine(self.slug).generation
 
-    def ends(self, interval: Interval) -> tuple[Array, Array]:
+    def ends(self, interval: ErrorRange) -> tuple[Array, Array]:
         """The lower and the upper end of each row's interval, as log ratios."""
         factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
         below, above = factors.reshape(-1, 2).T
         software = interval.software
         return software.low * self.spreads * below, software.high * self.spreads * above
 
-    def inside(self, interval: Interval) -> NDArray[np.bool_]:
+    def inside(self, interval: ErrorRange) -> NDArray[np.bool_]:
         """Whether each row lies inside its interval."""
         low, high = self.ends(interval)
         return (low <= self.log_ratios) & (self.log_ratios <= high)
@@ -111,24 +111,24 @@ class Collection:
         return GroupErrors(relative / ends, self.groups)
 
 
-class Interval(NamedTuple):
+class ErrorRange(NamedTuple):
     """The range of all shapes' errors in spreads, and what each kind of shape multiplies it by."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
 
 
-def differing(table: Table, other: Table) -> Differing:
+def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
     """At the shapes that both have."""
     there = median_times(other).rename("there_us")
     rows = pd.concat([median_times(table), there], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
-    return Differing(seconds, np.log(rows["there_us"] / rows["measured_us"]).to_numpy())
+    return CollectionPair(seconds, np.log(rows["there_us"] / rows["measured_us"]).to_numpy())
 
 
 def other_collections(
-    folder: Path, table: Table, tables: Iterable[Table], shift: Shift
-) -> list[Collection]:
+    folder: Path, table: PublicTable, tables: Iterable[PublicTable], shift: Shift
+) -> list[CollectionErrors]:
     """The other collections of an imported table's machine, at the shapes that both have.
 
     Args:
@@ -144,7 +144,7 @@ def other_collections(
     return [_compared(model, predictions, other, shift) for other in other_tables(table, tables)]
 
 
-def other_tables(table: Table, tables: Iterable[Table]) -> list[Table]:
+def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
     """The other tables of its machine."""
     return [t for t in tables if t.slug == table.slug and t.path != table.path and t.rows]
 
@@ -161,12 +161,14 @@ def _held_back(folder: Path) -> pd.DataFrame:
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
 
 
-def median_times(table: Table) -> pd.Series:
+def median_times(table: PublicTable) -> pd.Series:
     """Microseconds of each shape; of one that was measured twice, the median."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
-def _compared(model: Model, predictions: pd.DataFrame, table: Table, shift: Shift) -> Collection:
+def _compared(
+    model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
+) -> CollectionErrors:
     """At the shapes that both have."""
     there = median_times(table).rename("there_us")
     rows = predictions.join(there, on=_SIZES, how="inner")
@@ -174,7 +176,7 @@ def _compared(model: Model, predictions: pd.DataFrame, table: Table, shift: Shif
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
     query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
     expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
-    one = Collection.from_times(table.slug, table.source, query, expected, seconds, spreads)
+    one = CollectionErrors.from_times(table.slug, table.source, query, expected, seconds, spreads)
     inputs = Inputs.of(model.machine, query)
     guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
     seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
@@ -186,7 +188,7 @@ def warm_query(rows: pd.DataFrame) -> Query:
     return Query.plain(gemms_of(rows), LIBRARY, True)
 
 
-def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> None:
+def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
     """validation.json: how wrong an imported table's model is on rows that it has not seen.
 
     ``same`` are rows of its own table, predicted by a fit to other rows; ``other`` the collections
@@ -201,7 +203,7 @@ def write_validation(folder: Path, table: Table, tables: Iterable[Table]) -> Non
         "source": table.source,
         "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
-        "other": [judged_row(one, Interval(software, factors)) for one in others],
+        "other": [judged_row(one, ErrorRange(software, factors)) for one in others],
     }
     write_json(folder / VALIDATION, document)
 
@@ -217,19 +219,21 @@ def write_own_validation(folder: Path) -> None:
     write_json(folder / VALIDATION, document)
 
 
-def judged_row(one: Collection, interval: Interval) -> dict[str, Any]:
+def judged_row(one: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
     """One collection's errors, and its coverage by an interval, of all rows and of each kind."""
     inside = one.inside(interval)
     low, high = one.ends(interval)
     row = {
-        "machine": one.slug, "source": one.source, **asdict(one.errors),
+        "machine": one.slug,
+        "source": one.source,
+        **asdict(one.errors),
         "coverage_90": float(inside.mean()),
         "median_width": float(np.median(np.exp(high) - np.exp(low))),
         "coverage_by_group": {
             name: [float(inside[one.groups == name].mean()), int((one.groups == name).sum())]
             for name in sorted(set(one.groups))
         },
-    }  # fmt: skip
+    }
     if one.repeated is None:
         return row
     seen = one.covered_where_seen(interval.software)

@@ -41,7 +41,7 @@ from kernels.problem import (
     Problem,
 )
 from kernels.registry import all_implementations
-from kernels.triton.family import MIN_CAPABILITY, Call, TritonFamily, meta_operands
+from kernels.triton.family import MIN_CAPABILITY, LaunchSpec, TritonFamily, meta_operands
 
 ARCHES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 _ALIGNED, _MISALIGNED = 16, 1
@@ -53,7 +53,7 @@ _SHARED_SLACK = 0.15  # of shared memory: the persistent kernel in fp32 turns op
 
 
 @dataclass(frozen=True)
-class Row:
+class CompileRow:
     """What the compiler made of one kernel; ``ok`` if that is what the hardware can do.
 
     Of the inner loop: ``products`` are its multiply-adds over the tile's bm · bn · bk, ``copied``
@@ -111,9 +111,11 @@ class _Job:
 
 
 def compile_rows(
-    arches: Iterable[str], every_candidate: bool = False, names: Sequence[str] = (),
-    done: Callable[[Row], None] | None = None,
-) -> list[Row]:  # fmt: skip
+    arches: Iterable[str],
+    every_candidate: bool = False,
+    names: Sequence[str] = (),
+    done: Callable[[CompileRow], None] | None = None,
+) -> list[CompileRow]:
     """Compile every family × dtype × layout × alignment × architecture, in parallel.
 
     Args:
@@ -127,9 +129,11 @@ def compile_rows(
         if capability is None or capability < MIN_CAPABILITY:
             raise UserError(f"the Triton kernels need sm_80 or later, not {arch}.")
     jobs = [
-        job for arch in arches for job in _jobs(arch, every_candidate)
+        job
+        for arch in arches
+        for job in _jobs(arch, every_candidate)
         if not names or job.family in names
-    ]  # fmt: skip
+    ]
     rows = []
     context = get_context("spawn")  # a fork would share Triton's and LLVM's locks
     with ProcessPoolExecutor(usable_processors(), mp_context=context) as pool:
@@ -208,7 +212,7 @@ class _TargetDriver(DriverBase):
         raise RuntimeError("there is no device: this driver only compiles")
 
 
-def _compile(job: _Job) -> Row:
+def _compile(job: _Job) -> CompileRow:
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS
@@ -219,7 +223,7 @@ def _compile(job: _Job) -> Row:
         problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
-    return Row(
+    return CompileRow(
         kernel=job.family,
         operation=problem.pass_ if isinstance(problem, Conv) else problem.op,
         config=str(job.config),
@@ -262,7 +266,7 @@ def _family_facts(job: _Job) -> _Facts:
     return replace(main, **largest, launches=1 + len(helpers))
 
 
-def _inspect(call: Call, warps: int) -> _Facts:
+def _inspect(call: LaunchSpec, warps: int) -> _Facts:
     """Compile one launch and read its PTX and what ``ptxas`` said of it."""
     kernel, log = _compile_with_log(call)
     usage = _RESOURCES.search(log)
@@ -290,7 +294,7 @@ _RESOURCES = re.compile(
 )
 
 
-def _compile_with_log(call: Call) -> tuple[Any, str]:
+def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     """A launch's kernel and the log of the very ``ptxas`` run that made it.
 
     Running ``ptxas`` again with other options would give other registers; the resource dump of
@@ -310,7 +314,7 @@ def _compile_with_log(call: Call) -> tuple[Any, str]:
     return kernel, log
 
 
-def _warm_up(call: Call, anew: bool = False) -> tuple[Any, str]:
+def _warm_up(call: LaunchSpec, anew: bool = False) -> tuple[Any, str]:
     """A launch's kernel, and what ``ptxas`` said if it ran."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:

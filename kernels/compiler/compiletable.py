@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import triton
 
 from kernels.common.program import target
-from kernels.compiler.compilecheck import Row
+from kernels.compiler.compilecheck import CompileRow
 from kernels.problem import WIDE_BYTES
 
 _HEAD = """# What the compiler makes of the kernels
@@ -28,7 +28,7 @@ Products and bytes of a turn of the inner loop, over those that the tile needs: 
 {copied} over all {aligned} aligned rows."""
 
 
-def compile_markdown(rows: Sequence[Row]) -> str:
+def compile_markdown(rows: Sequence[CompileRow]) -> str:
     """The whole document, from the rows of :func:`kernels.compiler.compilecheck.compile_rows`."""
     arches = list(dict.fromkeys(row.arch for row in rows))
     aligned = [row for row in rows if row.alignment == WIDE_BYTES]
@@ -49,7 +49,7 @@ def compile_markdown(rows: Sequence[Row]) -> str:
             f"| dtype | rows | {' | '.join(arches)} |",
             "|---|---|" + "---|" * len(arches),
         ]
-        cells: dict[tuple[str, int], dict[str, list[Row]]] = {}
+        cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
         for row in rows:
             if row.kernel == family:
                 of_arch = cells.setdefault((row.dtype, row.alignment), {})
@@ -91,7 +91,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
     return cells
 
 
-def _cell(rows: Sequence[Row]) -> str:
+def _cell(rows: Sequence[CompileRow]) -> str:
     if not rows:
         return "–"
     instruction = ", ".join(dict.fromkeys(row.mma or "failed" for row in rows))

@@ -69,10 +69,12 @@ def loop_code(sass: str) -> LoopCode:
         (begin, end) for begin, end in loops if any(line.matrix for line in lines[begin : end + 1])
     ]
     innermost = [
-        one for one in multiplying
-        if not any(one != other and one[0] <= other[0] and other[1] <= one[1]
-                   for other in multiplying)
-    ]  # fmt: skip
+        one
+        for one in multiplying
+        if not any(
+            one != other and one[0] <= other[0] and other[1] <= one[1] for other in multiplying
+        )
+    ]
     turns = [_turn(lines[begin : end + 1], begin, labels) for begin, end in innermost]
     return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
 
@@ -102,10 +104,12 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
         ends = bool(target) or name.startswith(_ENDS)
         lines.append(
             _Line(
-                bool(_MATRIX.match(name)), bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
-                target.group(1) if target else "", conditional or not ends,
+                bool(_MATRIX.match(name)),
+                bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
+                target.group(1) if target else "",
+                conditional or not ends,
             )
-        )  # fmt: skip
+        )
     return lines, labels
 
 

@@ -44,7 +44,7 @@ SUITE = {
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One implementation on one problem; ``rel_error`` is None where nothing was computed."""
 
     implementation: str
@@ -55,7 +55,7 @@ class Row:
     message: str
 
 
-def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[Row]:
+def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
     """Check each named implementation on each problem; a failure is a row, never an exception."""
     names, problems = list(names), list(problems)
     make_current(device.gpu)
@@ -77,11 +77,11 @@ def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
     )
 
 
-def _check_one(name: str, problem: Problem, device: Device) -> Row:
+def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
     implementation = all_implementations()[name]
     reason = implementation.supports(problem, device.machine)
     if reason is not None:
-        return Row(name, problem.spec(), "unsupported", None, None, reason)
+        return CheckRow(name, problem.spec(), "unsupported", None, None, reason)
     try:
         operands = random_operands(problem, device.torch_name)
         config = implementation.configs(problem, device.machine)[0]
@@ -91,8 +91,8 @@ def _check_one(name: str, problem: Problem, device: Device) -> Row:
         outcome = verify(problem, [operands], [result], seed)
     except Exception as error:  # any error of a library or a compiler becomes a row
         text = f"{type(error).__name__}: {(str(error) or 'no message').strip().splitlines()[0]}"
-        return Row(name, problem.spec(), "error", None, None, text)
+        return CheckRow(name, problem.spec(), "error", None, None, text)
     # JSON has no NaN: a result with one has no error figure.
     rel_error = outcome.rel_error if outcome.rel_error == outcome.rel_error else None
     status = "ok" if outcome.ok else "wrong"
-    return Row(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)
+    return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

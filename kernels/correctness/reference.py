@@ -31,7 +31,7 @@ _TAPS = 16  # sampled columns of a filter gradient: each costs a sum over all pi
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """The outcome of a comparison: ``rel_error`` is max |y − ref| / max |ref|, NaN if y has one."""
 
     rel_error: float
@@ -43,7 +43,7 @@ class Check:
         return self.rel_error <= self.tolerance
 
 
-def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> Check:
+def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> CheckResult:
     """Compare sampled entries of a result with float64 arithmetic on the same operands."""
     rng = np.random.default_rng(seed)
     if isinstance(problem, Gemm):
@@ -59,8 +59,8 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
         got, want = pick(problem, operands, result, rng)
     error, scale = (got.double() - want).abs().max(), want.abs().max()
     if scale == error == 0:  # a filter that meets padding alone
-        return Check(0.0, TOLERANCE[problem.dtype])
-    return Check(float(error / scale), TOLERANCE[problem.dtype])
+        return CheckResult(0.0, TOLERANCE[problem.dtype])
+    return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
 
 
 def _sample_indices(

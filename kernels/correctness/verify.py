@@ -17,7 +17,7 @@ from kernels.operation import Layer, Lstm, Workload
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """``rel_error`` of the sampled entries, and what is wrong, as a sentence."""
 
     rel_error: float
@@ -37,7 +37,7 @@ def verify(
     seed: int,
     side: int | None = None,
     entries: bool = True,
-) -> Verdict:
+) -> CheckVerdict:
     """Test results: all of every one by the identity, some entries of one against float64.
 
     Operations that are no products (layers that move memory, an LSTM) have no identity: their
@@ -58,15 +58,21 @@ def verify(
         sampled = check(problem, sets[which], results[which], seed)
         figures = sampled.rel_error, sampled.tolerance
         if not sampled.ok:
-            return Verdict(*figures, f"off by {sampled.rel_error:.1e} of the largest value; "
-                           f"{sampled.tolerance:.0e} is allowed.")  # fmt: skip
+            return CheckVerdict(
+                *figures,
+                f"off by {sampled.rel_error:.1e} of the largest value; "
+                f"{sampled.tolerance:.0e} is allowed.",
+            )
     left = remainders(problem, sets, results, seed, side)
     if left is None:
         finite = all(bool(torch.isfinite(result).all()) for result in results)
-        return Verdict(*figures, "" if finite else "some values are infinite or no numbers.")
+        return CheckVerdict(*figures, "" if finite else "some values are infinite or no numbers.")
     limit = LIMIT[problem.dtype]
     worst = max(left, key=lambda one: math.inf if math.isnan(one) else one)
     if worst <= limit:
-        return Verdict(*figures)
-    return Verdict(*figures, f"its sums with random signs are off by {worst:.1e} standard "
-                   f"deviations; {limit:.0e} is allowed.")  # fmt: skip
+        return CheckVerdict(*figures)
+    return CheckVerdict(
+        *figures,
+        f"its sums with random signs are off by {worst:.1e} standard "
+        f"deviations; {limit:.0e} is allowed.",
+    )

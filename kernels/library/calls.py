@@ -32,9 +32,13 @@ def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
 def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
     """The convolution's pass. Its result is allocated at each launch, as it is in every model."""
     geometry = (
-        list(problem.stride), list(problem.padding), list(problem.dilation), False, [0, 0],
+        list(problem.stride),
+        list(problem.padding),
+        list(problem.dilation),
+        False,
+        [0, 0],
         problem.groups,
-    )  # fmt: skip
+    )
     if problem.pass_ == "fprop":
         forward = torch.ops.aten.convolution
 
@@ -84,9 +88,13 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
         return functional.max_pool2d(sets[i].a, 3, stride=1, padding=1)
 
     return {
-        "relu": relu, "gelu": gelu, "softmax": softmax, "layernorm": layernorm,
-        "batchnorm": batchnorm, "maxpool": maxpool,
-    }[layer.op]  # fmt: skip
+        "relu": relu,
+        "gelu": gelu,
+        "softmax": softmax,
+        "layernorm": layernorm,
+        "batchnorm": batchnorm,
+        "maxpool": maxpool,
+    }[layer.op]
 
 
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:

@@ -200,9 +200,12 @@ def _cpu_libraries() -> list[Library]:
     products = ("gemm", *SERIES)
     by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(products, ("fp32",))}
     for ops, dtype, in_onednn in (
-        (products, "bf16", fast_bf16), (("conv", "lstm"), "fp32", onednn),
-        (("conv", "lstm"), "bf16", fast_bf16), (LAYERS, "fp32", False), (LAYERS, "bf16", False),
-    ):  # fmt: skip
+        (products, "bf16", fast_bf16),
+        (("conv", "lstm"), "fp32", onednn),
+        (("conv", "lstm"), "bf16", fast_bf16),
+        (LAYERS, "fp32", False),
+        (LAYERS, "bf16", False),
+    ):
         serves = by_name.setdefault("onednn" if in_onednn else "aten", {})
         for op in ops:
             serves[op] = (*serves.get(op, ()), dtype)

@@ -229,8 +229,9 @@ def _price_of_misalignment(generation: str, dtype: str) -> dict[str, float]:
     facts = _constants_table()["facts"].get(generation, {})
     known = {} if dtype == "fp32" else facts
     return {
-        "fallback": known.get("fallback", 0.0), "fallback_split": known.get("fallback_split", 1.0),
-    }  # fmt: skip
+        "fallback": known.get("fallback", 0.0),
+        "fallback_split": known.get("fallback_split", 1.0),
+    }
 
 
 def measured_on(generation: str, dtype: str) -> str | None:

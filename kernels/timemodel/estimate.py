@@ -103,9 +103,13 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
         first = problem.operand_elements[0] * element
         quantised = problem.quantising_bytes
         return _row(
-            problem, problem, problem.bytes, first=first, helper_kernels=int(quantised > 0),
+            problem,
+            problem,
+            problem.bytes,
+            first=first,
+            helper_kernels=int(quantised > 0),
             helper_bytes=quantised,
-        )  # fmt: skip
+        )
     winograd = problem.winograd_gemm(tile) if tile else None
     if winograd is not None:
         return _winograd_row(problem, winograd, tile)
@@ -117,9 +121,13 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     gemm = problem.implied_gemm
     density = problem.flops / gemm.flops
     return _row(
-        problem, gemm, problem.bytes, density, helper_kernels=helper_kernels,
+        problem,
+        gemm,
+        problem.bytes,
+        density,
+        helper_kernels=helper_kernels,
         helper_bytes=helper_bytes,
-    )  # fmt: skip
+    )
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
@@ -138,9 +146,12 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
         helper_bytes = traffic + x + filters + y
     element = DTYPE_BYTES[conv.dtype]
     return _row(
-        conv, gemm, traffic * element, helper_kernels=helper_kernels,
+        conv,
+        gemm,
+        traffic * element,
+        helper_kernels=helper_kernels,
         helper_bytes=helper_bytes * element,
-    )  # fmt: skip
+    )
 
 
 def priced_alignment(problem: Problem) -> int:
@@ -155,13 +166,27 @@ def priced_alignment(problem: Problem) -> int:
 
 
 def _row(
-    problem: Problem, gemm: Gemm, traffic: int, density: float = 1.0, first: int = 0,
-    helper_kernels: int = 0, helper_bytes: int = 0,
-) -> tuple[float, ...]:  # fmt: skip
+    problem: Problem,
+    gemm: Gemm,
+    traffic: int,
+    density: float = 1.0,
+    first: int = 0,
+    helper_kernels: int = 0,
+    helper_bytes: int = 0,
+) -> tuple[float, ...]:
     return (
-        gemm.m, gemm.n, gemm.k, gemm.batch, DTYPE_BYTES[problem.dtype], traffic, first, density,
-        priced_alignment(problem), helper_kernels, helper_bytes,
-    )  # fmt: skip
+        gemm.m,
+        gemm.n,
+        gemm.k,
+        gemm.batch,
+        DTYPE_BYTES[problem.dtype],
+        traffic,
+        first,
+        density,
+        priced_alignment(problem),
+        helper_kernels,
+        helper_bytes,
+    )
 
 
 @dataclass(frozen=True)

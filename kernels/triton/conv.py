@@ -33,7 +33,7 @@ from kernels.timemodel.estimate import Array
 from kernels.triton.blocks import grouped, tensor_stride
 from kernels.triton.family import (
     INTERPRETED,
-    Call,
+    LaunchSpec,
     TritonFamily,
     add_parts_call,
     in_units,
@@ -394,7 +394,7 @@ class TritonConv(TritonFamily):
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """The product, into the result or its parts, and the sum of the parts."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
@@ -496,7 +496,7 @@ def _parts(conv: Conv, config: ConvConfig) -> int:
 
 def _data_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
-) -> Call:
+) -> LaunchSpec:
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -528,7 +528,7 @@ def _data_call(
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
         "EVEN_N": width % config.bn == 0,
     }
-    return Call(
+    return LaunchSpec(
         conv_data, (tiles * problem.groups * math.prod(apart), _parts(problem, config)), arguments,
         options,
     )  # fmt: skip
@@ -536,7 +536,7 @@ def _data_call(
 
 def _filter_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
-) -> Call:
+) -> LaunchSpec:
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     columns = problem.r * problem.s * depth
@@ -553,7 +553,9 @@ def _filter_call(
         **_options(problem, operands, config, units, _stays_in_tap(problem, config.bn, config.bk)),
         "DENSE": row == problem.q * column and image == problem.p * row,
     }
-    return Call(conv_filter, (tiles * problem.groups, _parts(problem, config)), arguments, options)
+    return LaunchSpec(
+        conv_filter, (tiles * problem.groups, _parts(problem, config)), arguments, options
+    )
 
 
 def _options(

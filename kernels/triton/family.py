@@ -40,7 +40,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True)
-class Call:
+class LaunchSpec:
     """One launch, spelled out: ``kernel[grid](*arguments, **options)``."""
 
     kernel: Any
@@ -80,7 +80,7 @@ class TritonFamily(ABC):
     @abstractmethod
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """The launches that compute ``operands.out``, in order, with :meth:`scratch` to work in."""
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
@@ -178,7 +178,9 @@ class TritonFamily(ABC):
             for kernel in kernels:
                 pool.submit(_build_launcher, kernel)
 
-    def unbound_calls(self, problem: Problem, operands: Operands, config: TileConfig) -> list[Call]:
+    def unbound_calls(
+        self, problem: Problem, operands: Operands, config: TileConfig
+    ) -> list[LaunchSpec]:
         """The calls with a scratch tensor that has no memory yet: enough to compile them."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
@@ -208,7 +210,7 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
     return view_operands(problem, *flats)
 
 
-def add_parts_call(parts: Tensor, out: Tensor) -> Call:
+def add_parts_call(parts: Tensor, out: Tensor) -> LaunchSpec:
     """The launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
     missing = 4 - out.dim()
     shape = [*[1] * missing, *out.shape]
@@ -216,7 +218,7 @@ def add_parts_call(parts: Tensor, out: Tensor) -> Call:
     rows = shape[0] * shape[1] * shape[2]
     grid = (ceil_div(rows, _ADD_ROWS) * ceil_div(shape[3], _ADD_COLUMNS),)
     options = {"ROWS": _ADD_ROWS, "COLUMNS": _ADD_COLUMNS, "num_warps": 4}
-    return Call(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
+    return LaunchSpec(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
 
 
 _ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 per thread and load, twice

@@ -42,7 +42,7 @@ class Matrices(NamedTuple):
         return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
 
 
-class Units(NamedTuple):
+class AlignmentUnits(NamedTuple):
     """Elements, at most 16 bytes, that divide m, n, k, the strides of A and B, and those of C."""
 
     m: int
@@ -52,7 +52,7 @@ class Units(NamedTuple):
     written: int
 
     @classmethod
-    def of(cls, matrices: Matrices, dtype: str) -> Units:
+    def of(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
         """The largest that hold; strides of 1 do not count."""
         _, m, n, k = matrices.sizes
         a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
@@ -145,7 +145,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
     )
     _, m, n, k = matrices.sizes
     return {
-        "UNITS": tuple(Units.of(matrices, problem.dtype)),
+        "UNITS": tuple(AlignmentUnits.of(matrices, problem.dtype)),
         "BM": config.bm,
         "BN": config.bn,
         "BK": config.bk,

@@ -32,8 +32,8 @@ from kernels.operands import Operands
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
-from kernels.triton.family import Call
-from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options, read_alignment
+from kernels.triton.family import LaunchSpec
+from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options, read_alignment
 
 _TMA_MAJOR = 9  # compute capability 9.0: Hopper
 
@@ -222,7 +222,7 @@ class TritonPersistent(GemmFamily):
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """One launch of ``ctas`` CTAs, or of as many as there are tiles."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
@@ -230,12 +230,12 @@ class TritonPersistent(GemmFamily):
         batch, m, n, _ = matrices.sizes
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = gemm_options(problem, matrices, config)
-        sizes, *strides = Units.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *strides = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
         a, b, c = (_tma_order(matrix) for matrix in matrices)
         # Decided by the operands at hand as well: an offset or stride may rule TMA out.
         if not config.tma or a is None or b is None:
             arguments = (*matrices, batch, sizes, *strides)
-            return [Call(matmul_persistent_plain, grid, arguments, options)]
+            return [LaunchSpec(matmul_persistent_plain, grid, arguments, options)]
         described: tuple[Any, ...] = tuple(matrices)
         if not config.specialize:
             described = (
@@ -258,7 +258,7 @@ class TritonPersistent(GemmFamily):
         }
         if config.specialize:
             del options["maxnreg"]  # the compiler then sets the registers per warp group
-        return [Call(matmul_persistent, grid, arguments, options)]
+        return [LaunchSpec(matmul_persistent, grid, arguments, options)]
 
 
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:

@@ -34,7 +34,7 @@ def read_counters(out_ptr):
     tl.store(place + 2, nanoseconds)
 
 
-class SmClock:
+class TritonSmClock:
     """Reads the counters in stream order."""
 
     def __init__(self, sms: int, device: str) -> None:

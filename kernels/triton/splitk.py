@@ -16,8 +16,8 @@ from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
-from kernels.triton.family import Call, add_parts_call
-from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+from kernels.triton.family import LaunchSpec, add_parts_call
+from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options
 
 SPLITS = (2, 4, 8, 16, 32)
 
@@ -77,7 +77,7 @@ class TritonSplitK(GemmFamily):
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """The parts, then their sum."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
@@ -85,7 +85,7 @@ class TritonSplitK(GemmFamily):
         batch, m, n, _ = matrices.sizes
         grid = tile_count(m, n, config.bm, config.bn, batch), config.parts(problem)
         a, b, c = matrices
-        sizes, *read, _ = Units.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *read, _ = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
         arguments = (a, b, scratch, batch, sizes, *read)
-        parts = Call(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
+        parts = LaunchSpec(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
         return [parts, add_parts_call(scratch, c)]

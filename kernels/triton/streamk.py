@@ -21,8 +21,8 @@ from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
-from kernels.triton.family import Call
-from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+from kernels.triton.family import LaunchSpec
+from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options
 
 
 @triton.jit
@@ -135,7 +135,7 @@ class TritonStreamK(GemmFamily):
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """The persistent kernel, then the sum over what its CTAs share, if they share anything."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
@@ -146,13 +146,13 @@ class TritonStreamK(GemmFamily):
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
         # The sum walks no K, so it takes the same options without those of the product.
         shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
-        sizes, *read, written = Units.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *read, written = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
         arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
-        calls = [Call(matmul_streamk, (config.ctas,), arguments, options)]
+        calls = [LaunchSpec(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
             of_parts = (scratch, matrices.c, streamed, sizes, written)
             # One program per border between two CTAs' runs: only there can a tile be shared.
-            calls.append(Call(add_shared, (config.ctas - 1,), of_parts, shared))
+            calls.append(LaunchSpec(add_shared, (config.ctas - 1,), of_parts, shared))
         return calls
 
 

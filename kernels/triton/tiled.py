@@ -15,8 +15,8 @@ from kernels.machine import Machine
 from kernels.operands import Operands
 from kernels.problem import Gemm, Problem
 from kernels.triton.blocks import grouped, matrix_stride, product, store
-from kernels.triton.family import Call
-from kernels.triton.gemm import GemmFamily, Matrices, Units, gemm_options
+from kernels.triton.family import LaunchSpec
+from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_options
 
 
 @triton.jit
@@ -58,12 +58,12 @@ class TritonTiled(GemmFamily):
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
-    ) -> list[Call]:
+    ) -> list[LaunchSpec]:
         """One launch of batch × tiles CTAs."""
         assert isinstance(problem, Gemm)
         matrices = Matrices.of(operands)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
-        arguments = (*matrices, *Units.of(matrices, problem.dtype).arguments(matrices))
+        arguments = (*matrices, *AlignmentUnits.of(matrices, problem.dtype).arguments(matrices))
         options = gemm_options(problem, matrices, config)
-        return [Call(matmul_tiled, (tiles,), arguments, options)]
+        return [LaunchSpec(matmul_tiled, (tiles,), arguments, options)]

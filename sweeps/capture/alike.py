@@ -15,7 +15,7 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
 @dataclass
-class Layer:
+class TracedLayer:
     """A layer that was traced, and how many calls there were of it and of those alike."""
 
     calls: int = 1
@@ -29,7 +29,7 @@ class AlikeLayers:
     as the layers around it are called.
     """
 
-    stack: list[Layer] = field(default_factory=list)
+    stack: list[TracedLayer] = field(default_factory=list)
 
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
@@ -60,7 +60,7 @@ class AlikeLayers:
             if key in traced:
                 traced[key].layer.calls += 1
                 return traced[key].outputs_like(tensors)
-            layer = Layer()
+            layer = TracedLayer()
             self.stack.append(layer)
             try:
                 outputs = forward(*args, **kwargs)
@@ -76,12 +76,12 @@ class AlikeLayers:
 class _Traced:
     """A traced layer, and how outputs of its shapes are made without computing it."""
 
-    layer: Layer
+    layer: TracedLayer
     leaves: tuple[Any, ...]
     tree: Any
 
     @classmethod
-    def of(cls, layer: Layer, inputs: list[Tensor], outputs: Any) -> _Traced:
+    def of(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _Traced:
         leaves, tree = tree_flatten(outputs)
         kinds = [_kind(tensor) for tensor in inputs]
         made: list[Any] = []

@@ -17,7 +17,15 @@ from kernels.common.errors import UserError
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.captured import Attention, Captured, Dimension, Product
 from sweeps.capture.products import products_of
-from sweeps.capture.step import DECODE, PREFILL, TORCH_DTYPES, TRAIN, Source, Step, first_line
+from sweeps.capture.step import (
+    DECODE,
+    PREFILL,
+    TORCH_DTYPES,
+    TRAIN,
+    ModelSource,
+    ModelStep,
+    first_line,
+)
 from sweeps.capture.trace import trace
 from sweeps.capture.traffic import bytes_moved
 
@@ -32,7 +40,9 @@ _NO_SIZE = re.compile(
 )
 
 
-def capture(source: Source, step: Step, changes: Mapping[str, int] | None = None) -> Captured:
+def capture(
+    source: ModelSource, step: ModelStep, changes: Mapping[str, int] | None = None
+) -> Captured:
     """One step of a model, with some sizes changed, without memory and without a GPU.
 
     Raises:
@@ -61,7 +71,7 @@ def capture(source: Source, step: Step, changes: Mapping[str, int] | None = None
 
 
 def dimensions(
-    source: Source, step: Step, base: Captured, named: Sequence[str] = ()
+    source: ModelSource, step: ModelStep, base: Captured, named: Sequence[str] = ()
 ) -> list[Dimension]:
     """The sizes of a model that change its products, and how.
 
@@ -93,7 +103,7 @@ def dimensions(
 
 
 def _dimension(
-    source: Source, step: Step, base: Captured, name: str, value: int, unit: int
+    source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
     for other in dict.fromkeys((value + unit, value + 64, 2 * value, value // 2, value + 8)):
         if other < 1 or other == value:
@@ -121,7 +131,7 @@ def _comparable(one: Sequence[Product], other: Sequence[Product]) -> bool:
     )
 
 
-def _of_context(product: Product, step: Step) -> Product:
+def _of_context(product: Product, step: ModelStep) -> Product:
     """When decoding, the keys are those of all tokens before; fp32 may be multiplied as TF32."""
     if isinstance(product.work, Attention) and step.mode == DECODE:
         known = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -151,7 +161,7 @@ def fake_tensors() -> Iterator[None]:
         log.disabled = False
 
 
-def _autocast(step: Step) -> contextlib.AbstractContextManager[object]:
+def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

@@ -20,7 +20,7 @@ ROLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedGemm:
     """One product for each expert: ``m`` rows in all, dealt out to ``experts`` weights (k, n).
 
     A gradient of the weights is (n, k) for each expert, with the rows as what is summed over:
@@ -112,7 +112,7 @@ class Attention:
         )
 
 
-Work = Gemm | Conv | Grouped | Attention
+Work = Gemm | Conv | GroupedGemm | Attention
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedBytes:
     """Bytes that operations of one kind, no products, read and write in a step."""
 
     what: str
@@ -169,8 +169,8 @@ class Captured:
     """
 
     products: tuple[Product, ...]
-    moved: tuple[Moved, ...]
-    moved_fused: tuple[Moved, ...]
+    moved: tuple[MovedBytes, ...]
+    moved_fused: tuple[MovedBytes, ...]
     parameters: int
     parameter_bytes: int
     uncounted: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
             size: _formula(product.of, size, value, dimensions) for size, value in sizes.items()
         }
         names = of_first
-        if product is not first and isinstance(product.work, Gemm | Grouped):
+        if product is not first and isinstance(product.work, Gemm | GroupedGemm):
             names = {}
             if product.pass_ in (DGRAD, WGRAD):  # the forward product's sizes in another order
                 rows = "k" if product.pass_ == WGRAD else "m"

@@ -18,8 +18,8 @@ from kernels.common.program import needs_extra
 from sweeps.capture import attention
 from sweeps.capture.step import (
     TRAIN,
-    Started,
-    Step,
+    ModelStep,
+    StartedStep,
     first_line,
     mean_of,
     refuse_decoding,
@@ -44,7 +44,7 @@ class HuggingFace:
         found = self._configuration({}).to_dict()
         return {name: value for name, value in found.items() if type(value) is int}
 
-    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+    def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Numbers of tokens or pixels; a language model's own loss, else the mean of its result."""
         config = self._configuration(changes)
         build = _class_of(config, self.config)
@@ -65,7 +65,7 @@ class HuggingFace:
             return mean_of(result) if loss is None else loss
 
         said = tokens_of(step) if build.main_input_name == "input_ids" else ()
-        return Started(model, call, (*said, *([_TEXT] if self.of_text else [])))
+        return StartedStep(model, call, (*said, *([_TEXT] if self.of_text else [])))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
         from transformers import AutoConfig
@@ -133,7 +133,7 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
     raise UserError(f"transformers has no model of the family {config.model_type!r}.")
 
 
-def _build(build: Any, config: Any, step: Step) -> Any:
+def _build(build: Any, config: Any, step: ModelStep) -> Any:
     """With attention as one operation; where a family does not let it in, by PyTorch's function."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights
@@ -155,7 +155,7 @@ def _build(build: Any, config: Any, step: Step) -> Any:
     raise UserError(f"the model cannot be built: {first_line(failure)}") from failure
 
 
-def _inputs(build: Any, config: Any, step: Step) -> dict[str, Any]:
+def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     name = build.main_input_name
     if name == "pixel_values":
         size = getattr(config, "image_size", 224)

@@ -20,10 +20,12 @@ class Bottleneck(nn.Module):
         super().__init__()
         out = 4 * width
         self.body = nn.Sequential(
-            _convolution(channels, width, 1, 1), nn.ReLU(),
-            _convolution(width, width, 3, stride), nn.ReLU(),
+            _convolution(channels, width, 1, 1),
+            nn.ReLU(),
+            _convolution(width, width, 3, stride),
+            nn.ReLU(),
             _convolution(width, out, 1, 1),
-        )  # fmt: skip
+        )
         same = channels == out and stride == 1
         self.shortcut = nn.Identity() if same else _convolution(channels, out, 1, stride)
 

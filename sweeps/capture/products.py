@@ -17,12 +17,12 @@ from sweeps.capture.captured import (
     FORWARD,
     WGRAD,
     Attention,
-    Grouped,
+    GroupedGemm,
     Product,
     Work,
 )
 from sweeps.capture.roles import role_of
-from sweeps.capture.trace import Operation
+from sweeps.capture.trace import TracedOperation
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -31,7 +31,7 @@ _LIKE_A_PRODUCT = re.compile(
 )
 
 
-def products_of(operations: Sequence[Operation]) -> tuple[list[Product], list[str]]:
+def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Every product in the order of the step, and the names of those of no known kind."""
     found: list[Product] = []
     unknown: dict[str, None] = {}
@@ -66,12 +66,12 @@ def products_of(operations: Sequence[Operation]) -> tuple[list[Product], list[st
     return found, list(unknown)
 
 
-def is_product(operation: Operation) -> bool:
+def is_product(operation: TracedOperation) -> bool:
     """Whether it multiplies matrices, of a known kind or not."""
     return operation.name in _READERS or bool(_LIKE_A_PRODUCT.search(operation.name))
 
 
-def _works(operation: Operation) -> list[tuple[str, Work]] | None:
+def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     """Passes and what is multiplied; empty for what is no product, None for an unknown kind."""
     if not is_product(operation):
         return []
@@ -82,7 +82,7 @@ def _works(operation: Operation) -> list[tuple[str, Work]] | None:
         return None
 
 
-def _pass(operation: Operation, a: Tensor, b: Tensor) -> str:
+def _pass(operation: TracedOperation, a: Tensor, b: Tensor) -> str:
     """Of a product of two matrices; the gradient of a parameter sums over rows, so A is turned."""
     if not operation.backward:
         return FORWARD
@@ -113,32 +113,32 @@ def _letter(tensor: Tensor) -> str:
     return "t" if columns != 1 and rows == 1 else "n"
 
 
-def _mm(operation: Operation) -> list[tuple[str, Work]]:
+def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, b = operation.args[-2:]
     return [(_pass(operation, a, b), _gemm(a, b))]
 
 
-def _addmm(operation: Operation) -> list[tuple[str, Work]]:
+def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, b = operation.args[1:3]
     return [(_pass(operation, a, b), _gemm(a, b))]
 
 
-def _bmm(operation: Operation) -> list[tuple[str, Work]]:
+def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, b = operation.args[-2:]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
-def _baddbmm(operation: Operation) -> list[tuple[str, Work]]:
+def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, b = operation.args[1:3]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
-def _mv(operation: Operation) -> list[tuple[str, Work]]:
+def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, x = operation.args[-2:]
     return [(_pass(operation, a, a), _gemm(a, x.unsqueeze(-1)))]
 
 
-def _grouped(operation: Operation) -> list[tuple[str, Work]]:
+def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
     if a.dim() == 3 and b.dim() == 3:
@@ -146,32 +146,41 @@ def _grouped(operation: Operation) -> list[tuple[str, Work]]:
     if a.dim() == 2 and b.dim() == 3:  # rows (m, k), each with its expert's weight (k, n)
         pass_ = DGRAD if operation.backward else FORWARD
         layout = _letter(a) + _letter(b)
-        work = Grouped(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, layout, pass_)
+        work = GroupedGemm(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, layout, pass_)
         return [(pass_, work)]
     # The weights' gradients: A (n, rows) and B (rows, k), of which each expert has its own.
     experts = operation.result.shape[0]
     layout = _letter(a) + _letter(b)
-    return [(WGRAD, Grouped(a.shape[1], a.shape[0], b.shape[1], experts, dtype, layout, WGRAD))]
+    return [(WGRAD, GroupedGemm(a.shape[1], a.shape[0], b.shape[1], experts, dtype, layout, WGRAD))]
 
 
-def _attention(operation: Operation) -> list[tuple[str, Work]]:
+def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
     backward = operation.name.endswith("_backward")
     q, k, v, causal, window = operation.args[1:] if backward else operation.args
     pass_ = BACKWARD if backward else FORWARD
     batch, heads, queries, width = q.shape
     work = Attention(
-        batch, heads, k.shape[1], queries, k.shape[2], width, v.shape[3], DTYPES[q.dtype],
-        causal, window, pass_,
-    )  # fmt: skip
+        batch,
+        heads,
+        k.shape[1],
+        queries,
+        k.shape[2],
+        width,
+        v.shape[3],
+        DTYPES[q.dtype],
+        causal,
+        window,
+        pass_,
+    )
     return [(pass_, work)]
 
 
-def _convolution(operation: Operation) -> list[tuple[str, Work]]:
+def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
     x, weight = operation.args[:2]
     return _convolutions(x, weight, operation.args[3:], FORWARD, ("fprop",))
 
 
-def _convolution_backward(operation: Operation) -> list[tuple[str, Work]]:
+def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
     _, x, weight = operation.args[:3]
     wanted = operation.args[-1]
     passes = [name for name, asked in zip(("dgrad", "wgrad"), wanted, strict=False) if asked]
@@ -206,18 +215,30 @@ def _convolutions(
         ]
         passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
     conv = Conv(
-        x.shape[0], channels, image[0], image[1], out, taps[0], taps[1], (steps[0], steps[1]),
-        (pads[0], pads[1]), (reach[0], reach[1]), groups, DTYPES[x.dtype],
+        x.shape[0],
+        channels,
+        image[0],
+        image[1],
+        out,
+        taps[0],
+        taps[1],
+        (steps[0], steps[1]),
+        (pads[0], pads[1]),
+        (reach[0], reach[1]),
+        groups,
+        DTYPES[x.dtype],
         "nhwc" if nhwc else "nchw",
-    )  # fmt: skip
+    )
     return [
-        (FORWARD if pass_ == FORWARD else WGRAD if name == "wgrad" else DGRAD,
-         replace(conv, pass_=name))
+        (
+            FORWARD if pass_ == FORWARD else WGRAD if name == "wgrad" else DGRAD,
+            replace(conv, pass_=name),
+        )
         for name in passes
-    ]  # fmt: skip
+    ]
 
 
-_READERS: dict[str, Callable[[Operation], list[tuple[str, Work]]]] = {
+_READERS: dict[str, Callable[[TracedOperation], list[tuple[str, Work]]]] = {
     "aten::mm": _mm,
     "aten::addmm": _addmm,
     "aten::bmm": _bmm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kernels.problem import Conv
-from sweeps.capture.captured import Attention, Grouped, Work
+from sweeps.capture.captured import Attention, GroupedGemm, Work
 
 _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
 """What the module around an attention's products is called."""
@@ -39,7 +39,7 @@ def role_of(path: str, work: Work) -> str:
     """One of :data:`sweeps.capture.captured.ROLES`."""
     if isinstance(work, Attention):
         return "attention"
-    if isinstance(work, Grouped):
+    if isinstance(work, GroupedGemm):
         return "experts"
     if isinstance(work, Conv):
         return "convolution"

@@ -19,9 +19,9 @@ from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.step import (
     TRAIN,
-    Source,
-    Started,
-    Step,
+    ModelSource,
+    ModelStep,
+    StartedStep,
     first_line,
     mean_of,
     refuse_decoding,
@@ -41,7 +41,7 @@ class KnownModel:
         """As its factory takes them."""
         return {**KNOWN[self.name].sizes, **self.given}
 
-    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+    def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Random tokens or images; the loss of a language model is its cross entropy."""
         known = KNOWN[self.name]
         model = _built(known.build, {**self.sizes, **changes}, step)
@@ -51,13 +51,13 @@ class KnownModel:
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
             said = (f"a batch of {step.batch}", "images of 224 by 224")
-            return Started(model, _with_loss(model, (images,), mean_of, step), said)
+            return StartedStep(model, _with_loss(model, (images,), mean_of, step), said)
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
         def loss(logits: Tensor) -> Tensor:
             return functional.cross_entropy(logits.flatten(0, -2).float(), tokens.flatten())
 
-        return Started(model, _with_loss(model, (tokens,), loss, step), tokens_of(step))
+        return StartedStep(model, _with_loss(model, (tokens,), loss, step), tokens_of(step))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Factory:
         defaults = {p.name: p.default for p in parameters if type(p.default) is int}
         return {**defaults, **self.given}
 
-    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+    def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """The loss is the mean of the first tensor of numbers that the module returns."""
         refuse_decoding(self.name, step)
         model = _built(self.build, {**self.given, **changes}, step)
@@ -85,12 +85,12 @@ class Factory:
         tensors = [
             torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
         ]
-        return Started(model, _with_loss(model, tensors, mean_of, step), ("inputs as given",))
+        return StartedStep(model, _with_loss(model, tensors, mean_of, step), ("inputs as given",))
 
 
 def find_source(
     model: str, given: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
-) -> Source:
+) -> ModelSource:
     """What ``MODEL`` on the command line means.
 
     Args:
@@ -151,7 +151,7 @@ def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     return dtype, tuple(int(size) for size in match[2].split(","))
 
 
-def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Step) -> nn.Module:
+def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
     """Built in its dtype: moving a module to another one inside fake tensors' mode fails."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
@@ -171,7 +171,7 @@ def _store_channels_last(model: nn.Module) -> None:
 
 
 def _with_loss(
-    model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: Step
+    model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: ModelStep
 ) -> Callable[[], Any]:
     """The forward pass, with its loss if the step trains."""
     model.train(step.mode == TRAIN)

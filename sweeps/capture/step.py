@@ -20,7 +20,7 @@ TORCH_DTYPES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """What a step computes: on how many sequences of which length, forwards or both ways.
 
     ``mode`` is ``train``, ``prefill`` or ``decode``, ``dtype`` fp32, tf32, fp16 or bf16.
@@ -54,7 +54,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedStep:
     """A model that is built, where tensors are fake, and its step's forward pass.
 
     ``call`` returns the loss where the step trains; else nobody looks at what it returns.
@@ -65,7 +65,7 @@ class Started:
     assumptions: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """Where a model comes from."""
 
     @property
@@ -76,17 +76,17 @@ class Source(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Its sizes by name, those that may be changed."""
 
-    def start(self, step: Step, changes: Mapping[str, int]) -> Started:
+    def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build it with some sizes changed. To be called where tensors are fake."""
 
 
-def tokens_of(step: Step) -> tuple[str, ...]:
+def tokens_of(step: ModelStep) -> tuple[str, ...]:
     """What is assumed of a language model's input."""
     tokens = "1 token" if step.length == 1 else f"{step.length:,} tokens"
     return (f"a batch of {step.batch}, {tokens} each",)
 
 
-def refuse_decoding(name: str, step: Step) -> None:
+def refuse_decoding(name: str, step: ModelStep) -> None:
     """
     Raises:
         UserError: the step decodes, which a model of other things than tokens does not.

@@ -16,11 +16,11 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sweeps.capture.alike import AlikeLayers, Layer
+from sweeps.capture.alike import AlikeLayers, TracedLayer
 
 
 @dataclass(frozen=True)
-class Access:
+class TensorAccess:
     """A tensor that an operation reads or writes: where it is, and the bytes that it touches."""
 
     storage: int
@@ -29,7 +29,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Operation:
+class TracedOperation:
     """One operation: its name and arguments, and where it stands.
 
     ``module`` is the innermost module of the forward pass that it belongs to, also of a gradient;
@@ -42,9 +42,9 @@ class Operation:
     module: str
     node: int
     backward: bool
-    layers: tuple[Layer, ...]
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
+    layers: tuple[TracedLayer, ...]
+    reads: tuple[TensorAccess, ...]
+    writes: tuple[TensorAccess, ...]
 
     @property
     def count(self) -> int:
@@ -61,10 +61,10 @@ class Trace(TorchDispatchMode):
 
     def __init__(self, layers: AlikeLayers) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[TracedOperation] = []
         self._layers = layers
         self._path: list[str] = []
-        self._places: dict[int, tuple[str, tuple[Layer, ...]]] = {}
+        self._places: dict[int, tuple[str, tuple[TracedLayer, ...]]] = {}
         # While a storage is referred to, no other gets its address.
         self._kept: dict[int, Any] = {}
 
@@ -119,20 +119,29 @@ class Trace(TorchDispatchMode):
             if writes and all(access.storage in owned for access in writes):
                 return result  # a view moves nothing
             writes = tuple(access for access in writes if access.storage not in owned)
-        made_by = Operation(
-            func._schema.name, args, result, place[0], number, backward, place[1], reads,
+        made_by = TracedOperation(
+            func._schema.name,
+            args,
+            result,
+            place[0],
+            number,
+            backward,
+            place[1],
+            reads,
             writes,
-        )  # fmt: skip
+        )
         self.operations.append(made_by)
         return result
 
-    def _access(self, tensor: Tensor) -> Access:
+    def _access(self, tensor: Tensor) -> TensorAccess:
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
         elements = math.prod(
             size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
         )
-        return Access(storage._cdata, tensor.storage_offset(), elements * tensor.element_size())
+        return TensorAccess(
+            storage._cdata, tensor.storage_offset(), elements * tensor.element_size()
+        )
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -145,7 +154,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return []
 
 
-def trace(model: nn.Module, call: Callable[[], Any], backward: bool) -> list[Operation]:
+def trace(model: nn.Module, call: Callable[[], Any], backward: bool) -> list[TracedOperation]:
     """The operations of one step: of the forward pass, which is ``call``, and ``backward``.
 
     To be called where tensors are fake.

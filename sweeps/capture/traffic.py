@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sweeps.capture.captured import Moved
+from sweeps.capture.captured import MovedBytes
 from sweeps.capture.products import is_product
-from sweeps.capture.trace import Access, Operation
+from sweeps.capture.trace import TensorAccess, TracedOperation
 
 _KINDS = (
     ("nothing", r"empty|detach|alias|_local_scalar|is_same_size|set_"),
@@ -23,7 +23,7 @@ _KINDS = (
 )
 
 
-def kind_of(operation: Operation) -> str:
+def kind_of(operation: TracedOperation) -> str:
     """One of a few kinds, by the operation's name and by the module that it belongs to."""
     name = operation.name.removeprefix("aten::")
     for kind, pattern in _KINDS:
@@ -34,7 +34,7 @@ def kind_of(operation: Operation) -> str:
     return "elementwise"
 
 
-def bytes_moved(operations: Sequence[Operation], fused: bool) -> tuple[Moved, ...]:
+def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
     """Bytes read and written by kind, largest first.
 
     One operation at a time each tensor is read and written through memory. ``fused``, what comes
@@ -51,12 +51,12 @@ def bytes_moved(operations: Sequence[Operation], fused: bool) -> tuple[Moved, ..
                 accesses = [*_distinct(_reads(operation)), *_distinct(operation.writes)]
                 total[kind_of(operation)] += operation.count * sum(a.bytes for a in accesses)
     del total["nothing"]
-    return tuple(Moved(kind, count) for kind, count in total.most_common() if count)
+    return tuple(MovedBytes(kind, count) for kind, count in total.most_common() if count)
 
 
-def _groups(operations: Sequence[Operation]) -> list[tuple[list[Operation], set[int]]]:
+def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
     """Operations between products of one layer, and the storages that later ones read."""
-    groups: list[list[Operation]] = [[]]
+    groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
         product = is_product(operation)
@@ -76,7 +76,7 @@ def _groups(operations: Sequence[Operation]) -> list[tuple[list[Operation], set[
     return found
 
 
-def _as_one(group: Sequence[Operation], used_later: set[int]) -> Counter[str]:
+def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
     """Reads of what came from elsewhere, by the kind that reads first; writes of what is kept."""
     total: Counter[str] = Counter()
     inside: set[int] = set()
@@ -99,7 +99,7 @@ def _as_one(group: Sequence[Operation], used_later: set[int]) -> Counter[str]:
     return total
 
 
-def _reads(operation: Operation) -> Sequence[Access]:
+def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """What it reads; of a table that is looked up, only as much as comes out."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
@@ -107,9 +107,9 @@ def _reads(operation: Operation) -> Sequence[Access]:
     return [replace(access, bytes=min(access.bytes, most)) for access in operation.reads]
 
 
-def _distinct(accesses: Sequence[Access]) -> list[Access]:
+def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
     """One access for each part of a storage, the largest that begins there."""
-    largest: dict[tuple[int, int], Access] = {}
+    largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:
         place = (access.storage, access.offset)
         if place not in largest or access.bytes > largest[place].bytes:

@@ -197,10 +197,14 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Every axis that is not a size takes words."""
     known = {
-        "dtype": ("all", "emulated", *TIMED_DTYPES), "layer": tuple(LAYERS),
-        "layout": _LAYOUTS.get(op, ()), "pass": _PASSES.get(op, ()),
-        "mode": MODES, "cache": CACHES, "fill": FILLS,
-    }  # fmt: skip
+        "dtype": ("all", "emulated", *TIMED_DTYPES),
+        "layer": tuple(LAYERS),
+        "layout": _LAYOUTS.get(op, ()),
+        "pass": _PASSES.get(op, ()),
+        "mode": MODES,
+        "cache": CACHES,
+        "fill": FILLS,
+    }
     for name, declared in axes.items():
         if name in SIZES[op] or not isinstance(declared, tuple):
             continue

@@ -74,10 +74,15 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
         note("Replaying CUDA graphs as public tables were measured …")
         graphs = _in_process(_replays, machine, gpu, count)
     return {
-        "schema": SCHEMA, "protocol": PROTOCOL, "machine": machine.to_json(),
-        "software": software(device), "timers": summarise(passes), "passes": passes,
-        "profiler": profiler, "graph_replays": graphs,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "protocol": PROTOCOL,
+        "machine": machine.to_json(),
+        "software": software(device),
+        "timers": summarise(passes),
+        "passes": passes,
+        "profiler": profiler,
+        "graph_replays": graphs,
+    }
 
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -146,8 +151,9 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
     )
     timers = {}
     for timer, (medians, seconds) in {
-        "sampler": in_rounds(bench.sampler, subjects), name: one_by_one(other, subjects),
-    }.items():  # fmt: skip
+        "sampler": in_rounds(bench.sampler, subjects),
+        name: one_by_one(other, subjects),
+    }.items():
         timers[timer] = {
             "seconds": seconds,
             "medians_us": {
@@ -172,21 +178,27 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
         trace_gpu([lambda: subjects[0].launch(0)])
     after, _ = in_rounds(bench.sampler, subjects)
     return [
-        {"problem": str(r.case.problem), "before_us": before[r.case.id] * 1e6,
-         "after_us": after[r.case.id] * 1e6}
-        for r in ready if r.case.id in before and r.case.id in after
-    ]  # fmt: skip
+        {
+            "problem": str(r.case.problem),
+            "before_us": before[r.case.id] * 1e6,
+            "after_us": after[r.case.id] * 1e6,
+        }
+        for r in ready
+        if r.case.id in before and r.case.id in after
+    ]
 
 
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
     """Evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
-    problems = list(dict.fromkeys(
-        case.problem
-        for sweep in choose_sweeps(["public-grid"]).values()
-        for case in sweep_cases(sweep, machine)
-    ))  # fmt: skip
+    problems = list(
+        dict.fromkeys(
+            case.problem
+            for sweep in choose_sweeps(["public-grid"]).values()
+            for case in sweep_cases(sweep, machine)
+        )
+    )
     rows = []
     for problem in problems[:: math.ceil(len(problems) / count)]:
         assert isinstance(problem, Gemm)

@@ -26,18 +26,18 @@ _FACT_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """A fact, or (``warning``) something to fix or to know before trusting a number."""
 
     warning: bool
     text: str
 
 
-def examine(device: Device, results: Path) -> list[Finding]:
+def examine(device: Device, results: Path) -> list[DoctorFinding]:
     """Everything worth knowing about the device, its software and the place of the results."""
-    findings = [Finding(False, f"{device.machine.name} is {device.machine.slug}")]
+    findings = [DoctorFinding(False, f"{device.machine.name} is {device.machine.slug}")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
-    findings.append(Finding(False, versions))
+    findings.append(DoctorFinding(False, versions))
     if device.gpu is None:
         findings += _examine_cpu()
     else:
@@ -45,28 +45,30 @@ def examine(device: Device, results: Path) -> list[Finding]:
     findings += _examine_triton(device)
     place = next(path for path in (results, *results.parents) if path.exists())
     free = shutil.disk_usage(place).free
-    findings.append(Finding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
+    findings.append(DoctorFinding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
     return findings
 
 
-def _examine_cpu() -> Iterator[Finding]:
+def _examine_cpu() -> Iterator[DoctorFinding]:
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    yield Finding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
+    yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
     busy = load + threads > usable_cores() + 0.5
-    yield Finding(busy, f"load average {load:.1f}" + (": other work disturbs timings" * busy))
+    yield DoctorFinding(busy, f"load average {load:.1f}" + (": other work disturbs timings" * busy))
     governors = {
         Path(path).read_text(encoding="ascii").strip()
         for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     }
     if governors - {"performance"}:
-        yield Finding(True, f"CPU frequency governor {', '.join(sorted(governors))}")
+        yield DoctorFinding(True, f"CPU frequency governor {', '.join(sorted(governors))}")
 
 
-def _examine_triton(device: Device) -> Iterator[Finding]:
-    plain: dict[str, Workload] = {"gemm": Gemm(1024, 1024, 1024, "fp16"),
-             "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16")}  # fmt: skip
+def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
+    plain: dict[str, Workload] = {
+        "gemm": Gemm(1024, 1024, 1024, "fp16"),
+        "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
+    }
     if not HAND_WRITTEN.keys() & implementations().keys():
-        yield Finding(
+        yield DoctorFinding(
             device.gpu is not None,
             "Triton is not installed, so that hand-written kernels are left out; "
             f"{extra('measure')}",
@@ -74,20 +76,20 @@ def _examine_triton(device: Device) -> Iterator[Finding]:
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
             reason = implementation.supports(plain[implementation.ops[0]], device.machine)
-            yield Finding(reason is not None, f"{name}: {reason or 'runs here'}")
+            yield DoctorFinding(reason is not None, f"{name}: {reason or 'runs here'}")
 
 
-def _examine_gpu(device: Device) -> Iterator[Finding]:
+def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     count = torch.cuda.device_count()
     if count > 1:
-        yield Finding(
+        yield DoctorFinding(
             False,
             f"{count} GPUs: this is number {device.gpu}, counted from 0; --gpu picks one, and "
             f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each shares a run among them",
         )
     machine = device.machine
     if machine.slug not in known_machines():
-        yield Finding(
+        yield DoctorFinding(
             False,
             f"no table knows this card: {machine.sms} SMs, {machine.bandwidth / 1e9:.0f} GB/s and "
             "its rates are worked out from its own properties",
@@ -95,16 +97,18 @@ def _examine_gpu(device: Device) -> Iterator[Finding]:
     else:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
-        yield Finding(True, "a MIG slice: its neighbours share power and clocks with it")
+        yield DoctorFinding(True, "a MIG slice: its neighbours share power and clocks with it")
     nvml = open_nvml()
     handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
-        yield Finding(True, "NVML is missing or refused: clocks, power and temperature stay empty")
+        yield DoctorFinding(
+            True, "NVML is missing or refused: clocks, power and temperature stay empty"
+        )
         return
     yield from examine_nvml(nvml, handle)
 
 
-def _compare_facts(device: Device) -> Iterator[Finding]:
+def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     """Whether the device agrees with its table: SMs fused off, slower memory."""
     p = torch.cuda.get_device_properties(device.gpu)
     bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
@@ -113,10 +117,12 @@ def _compare_facts(device: Device) -> Iterator[Finding]:
         ("bytes/s", device.machine.bandwidth, bandwidth),
     ):
         if reported and abs(reported / table - 1) > _FACT_TOLERANCE:
-            yield Finding(True, f"machines.toml says {table:g} {what}, the device {reported:g}")
+            yield DoctorFinding(
+                True, f"machines.toml says {table:g} {what}, the device {reported:g}"
+            )
 
 
-def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
+def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Clocks, power limit, temperature, ECC and other processes, where NVML reports them."""
 
     def ask(question: Any, *arguments: Any) -> Any:
@@ -128,19 +134,21 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[Finding]:
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
     highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     if now is not None and highest is not None:
-        yield Finding(False, f"SM clock {now} MHz now, {highest} MHz at most")
+        yield DoctorFinding(False, f"SM clock {now} MHz now, {highest} MHz at most")
     limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     usual = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is not None:
         capped = usual is not None and limit < usual
         note = f", under its default of {usual / 1e3:.0f} W" if capped else ""
-        yield Finding(capped, f"power limit {limit / 1e3:.0f} W{note}")
+        yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
-        yield Finding(temperature > 80, f"{temperature} °C")
+        yield DoctorFinding(temperature > 80, f"{temperature} °C")
     ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     if ecc is not None:
-        yield Finding(False, f"ECC {'on' if ecc[0] else 'off'}")
+        yield DoctorFinding(False, f"ECC {'on' if ecc[0] else 'off'}")
     other_count = other_processes(nvml, handle)
     if other_count:
-        yield Finding(True, f"{other_count} other processes use this GPU: timings will be wrong")
+        yield DoctorFinding(
+            True, f"{other_count} other processes use this GPU: timings will be wrong"
+        )

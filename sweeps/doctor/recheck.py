@@ -32,9 +32,11 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
     usable = [
         (float(row["time_us"]) * 1e-6, row)
         for row in rows
-        if row["status"] == "ok" and row["mode"] == "burst"
-        and row["implementation"] not in HAND_WRITTEN and row["op"] in ("gemm", "conv")
-    ]  # fmt: skip
+        if row["status"] == "ok"
+        and row["mode"] == "burst"
+        and row["implementation"] not in HAND_WRITTEN
+        and row["op"] in ("gemm", "conv")
+    ]
     converged = [pair for pair in usable if pair[1]["converged"] == "true"]
     usable = converged if len(converged) >= count else usable
     usable.sort(key=lambda pair: pair[0])

@@ -17,9 +17,11 @@ _SETTLED = 0.5  # share of a steady run's time after which it is taken for stead
 
 
 def anchor_rows(
-    run: str, anchors: Sequence[PlanEntry], events: Sequence[Event],
+    run: str,
+    anchors: Sequence[PlanEntry],
+    events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """One row per GPU, anchor and phase, of the latest time that a GPU timed its anchors.
 
     Of work without a pause, the second half counts, in which power and clocks are steady;
@@ -45,12 +47,19 @@ def anchor_rows(
         seconds = [event["s"] for event in samples]
         interval = median_interval(seconds)
         row = {
-            "run": run, "worker": worker, "gpu": gpu, "gpu_id": known.get(gpu, {}).get("id"),
-            "node": known.get(gpu, {}).get("node", 0), "phase": phase,
-            "time_utc": utc(samples[-1]["at"]), **cases[case].columns(), "samples": len(seconds),
-            "time_us": median(seconds) * 1e6, "energy_j": _joules_per_launch(settled),
+            "run": run,
+            "worker": worker,
+            "gpu": gpu,
+            "gpu_id": known.get(gpu, {}).get("id"),
+            "node": known.get(gpu, {}).get("node", 0),
+            "phase": phase,
+            "time_utc": utc(samples[-1]["at"]),
+            **cases[case].columns(),
+            "samples": len(seconds),
+            "time_us": median(seconds) * 1e6,
+            "energy_j": _joules_per_launch(settled),
             "throttled": ";".join(sorted({r for e in samples for r in e.get("throttled", ())})),
-        }  # fmt: skip
+        }
         if interval is not None:
             row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
         for name in SENSORS:
@@ -61,21 +70,27 @@ def anchor_rows(
 
 
 def steady_rows(
-    run: str, anchors: Sequence[PlanEntry], events: Sequence[Event],
-) -> list[dict[str, Any]]:  # fmt: skip
+    run: str,
+    anchors: Sequence[PlanEntry],
+    events: Sequence[Event],
+) -> list[dict[str, Any]]:
     """One row for each batch of the work without a pause, in the order of their moments."""
     cases = {entry.case.id: entry.case for entry in anchors}
     return [
         {
-            "run": run, "worker": event["worker"], "gpu": event.get("gpu"),
-            **cases[event["case"]].columns(), "elapsed_s": event["t"], "time_us": event["s"] * 1e6,
+            "run": run,
+            "worker": event["worker"],
+            "gpu": event.get("gpu"),
+            **cases[event["case"]].columns(),
+            "elapsed_s": event["t"],
+            "time_us": event["s"] * 1e6,
             "tflops": cases[event["case"]].problem.flops / event["s"] / 1e12,
             **{name: event.get(name) for name in (*SENSORS, "joules")},
             "throttled": ";".join(event.get("throttled", ())),
         }
         for event in of_latest(events)
         if "t" in event and event["case"] in cases
-    ]  # fmt: skip
+    ]
 
 
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -100,14 +115,17 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         problem = problem_of(row)
         has_interval = "time_lo_us" in row and "time_lo_us" in burst
-        report.append({
-            "gpu": row["gpu"], "problem": str(problem),
-            "tflops": problem.flops / row["time_us"] / 1e6,
-            "share": burst["time_us"] / row["time_us"],
-            "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
-            "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
-            **{name: row[name] for name in ("sm_mhz", "power_w", "energy_j")},
-        })  # fmt: skip
+        report.append(
+            {
+                "gpu": row["gpu"],
+                "problem": str(problem),
+                "tflops": problem.flops / row["time_us"] / 1e6,
+                "share": burst["time_us"] / row["time_us"],
+                "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
+                "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
+                **{name: row[name] for name in ("sm_mhz", "power_w", "energy_j")},
+            }
+        )
     return report
 
 

@@ -36,8 +36,11 @@ def count_by_sweep(
 def counts_sentence(record: Mapping[str, Any]) -> str:
     """What became of the cases of a run, by its run.json."""
     counts = record["counts"]
-    failed = [f"{counts[name]} {name}" for name in ("unsupported", "oom", "wrong", "error")
-              if counts[name]]  # fmt: skip
+    failed = [
+        f"{counts[name]} {name}"
+        for name in ("unsupported", "oom", "wrong", "error")
+        if counts[name]
+    ]
     left_out = sum(record["plan"]["left_out"].values())
     return (
         f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"

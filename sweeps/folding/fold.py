@@ -71,8 +71,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             if raised.record is not None:
                 reached = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
                 ceilings = {
-                    "machine": {**record["machine"], **reached}, "ceilings": raised.record,
-                }  # fmt: skip
+                    "machine": {**record["machine"], **reached},
+                    "ceilings": raised.record,
+                }
         rows = fold_rows(record["run"], planned, events, machine, speeds)
         write_table(folder, rows)
         write_rounds(folder, rounds_table(planned, known))

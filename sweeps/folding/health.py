@@ -31,7 +31,7 @@ VERDICTS = ("quiet", "noisy", "unusable")
 
 QUIET, _, UNUSABLE = VERDICTS
 
-Finding = tuple[str, str]
+HealthFinding = tuple[str, str]
 """A verdict and its reason, a sentence without its full stop."""
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
@@ -119,7 +119,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     return f"{text}."
 
 
-def _of_repeats(record: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """Compare with the medians of another process, or judge by the canary if there are none."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
@@ -135,16 +135,19 @@ def _of_repeats(record: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _of_speed(spread: float) -> Iterator[Finding]:
+def _of_speed(spread: float) -> Iterator[HealthFinding]:
     """The machine's speed from round to round, by all cases. Intervals reach over its changes."""
     change = math.expm1(spread)
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
-def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """How wide intervals are, and whether clocks were held back."""
-    widths = [(row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
-              for row in ok if "time_lo_us" in row]  # fmt: skip
+    widths = [
+        (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
+        for row in ok
+        if "time_lo_us" in row
+    ]
     if len(widths) < _MIN_ROWS:
         yield "noisy", f"only {len(widths)} times have an interval, which is too few to tell more"
         return
@@ -154,7 +157,7 @@ def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     yield _THROTTLED.verdict(throttled), f"the clock was held back in {throttled:.0%} of the cases"
 
 
-def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[Finding]:
+def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
     """Whether a CPU's batches last whole ticks of the scheduler: launches waited for their turn.
 
     Sustained batches are left out, since they are made to last 60 ms, and a GPU's have a clock of
@@ -190,7 +193,7 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
 
 
-def _of_gpu(looks: Sequence[Event]) -> Iterator[Finding]:
+def _of_gpu(looks: Sequence[Event]) -> Iterator[HealthFinding]:
     """Whether other processes used the GPU meanwhile."""
     others = max((look.get("gpu_processes", 0) for look in looks), default=0)
     if others:
@@ -209,7 +212,7 @@ def _causes(looks: Sequence[Event]) -> Iterator[str]:
             yield f"a likely cause: {who} had {share:.0%} of the cores' time"
 
 
-def _of_merged(record: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """The verdicts on the recordings that this one was merged from, since a disturbed one may hide
     among quiet ones.
     """

@@ -149,11 +149,11 @@ def timed(events: Iterable[Event]) -> Iterator[Event]:
     return (e for e in events if e["event"] == "sample" and e.get("hidden", True))
 
 
-Place = tuple[str, int | None]
+SamplePlace = tuple[str, int | None]
 """A worker and the GPU that it measured on: samples of different ones are not of one machine."""
 
 
-def place_of(event: Event) -> Place:
+def place_of(event: Event) -> SamplePlace:
     """Where a sample was taken."""
     return event["worker"], event.get("gpu")
 

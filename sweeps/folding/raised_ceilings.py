@@ -46,8 +46,9 @@ def raise_ceilings(
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
     start = (record.get("ceilings") or {}).get("start") or {
-        "peaks": dict(machine.peaks), "bandwidth": machine.bandwidth,
-    }  # fmt: skip
+        "peaks": dict(machine.peaks),
+        "bandwidth": machine.bandwidth,
+    }
     measured = [start, *(event for event in events if event["event"] == "ceilings")]
     bandwidth = max(found["bandwidth"] for found in measured)
     peaks = {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernels.machine import Machine
-from sweeps.folding.history import BLOCKS, PROCESSES, History, Place, histories, place_of, utc
+from sweeps.folding.history import BLOCKS, PROCESSES, History, SamplePlace, histories, place_of, utc
 from sweeps.folding.limits import too_fast
 from sweeps.planning.plan import PlanEntry
 from sweeps.schema import SCHEMA
@@ -24,7 +24,7 @@ def fold_rows(
     planned: Sequence[PlanEntry],
     events: Sequence[Event],
     machine: Machine | None = None,
-    speeds: Mapping[Place, MachineSpeed] | None = None,
+    speeds: Mapping[SamplePlace, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per case of the plan that was timed, refused or failed, in the plan's order.
 
@@ -63,11 +63,15 @@ def rounds_table(
     for case in dict.fromkeys(entry.case.id for entry in planned):
         samples = [s for s in known[case].trusted if "r" in s] if case in known else []
         if samples:
-            table.append({
-                "case": case, "worker": samples[0]["worker"], "gpu": samples[0].get("gpu"),
-                "rounds": " ".join(str(s["r"]) for s in samples),
-                "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
-            })  # fmt: skip
+            table.append(
+                {
+                    "case": case,
+                    "worker": samples[0]["worker"],
+                    "gpu": samples[0].get("gpu"),
+                    "rounds": " ".join(str(s["r"]) for s in samples),
+                    "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
+                }
+            )
     return table
 
 
@@ -98,11 +102,16 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
         for number, process in enumerate(sorted(whole)[-PROCESSES:], 1):
             blocks = by_process[process]
             ratios = [math.log(s[0] * s[3] / (s[1] * s[2])) / 2 for s in (b["s"] for b in blocks)]
-            table.append({
-                "case": case, "against": against, "process": number,
-                "worker": blocks[0]["worker"], "gpu": blocks[0].get("gpu"),
-                "log_ratios": " ".join(f"{x:.6g}" for x in ratios),
-            })  # fmt: skip
+            table.append(
+                {
+                    "case": case,
+                    "against": against,
+                    "process": number,
+                    "worker": blocks[0]["worker"],
+                    "gpu": blocks[0].get("gpu"),
+                    "log_ratios": " ".join(f"{x:.6g}" for x in ratios),
+                }
+            )
     return table
 
 
@@ -119,16 +128,19 @@ def _exposed_outcome(history: History) -> Event:
 def _failed_columns(outcome: Event) -> dict[str, Any]:
     message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
     return {
-        "status": outcome["status"], "message": message, "time_utc": utc(outcome["at"]),
-        "worker": outcome["worker"], "gpu": outcome.get("gpu"),
-    }  # fmt: skip
+        "status": outcome["status"],
+        "message": message,
+        "time_utc": utc(outcome["at"]),
+        "worker": outcome["worker"],
+        "gpu": outcome.get("gpu"),
+    }
 
 
 def _measured_columns(
     entry: PlanEntry,
     history: History,
     machine: Machine | None,
-    speeds: Mapping[Place, MachineSpeed],
+    speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]

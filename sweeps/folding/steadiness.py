@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweeps.cases.case import CONFIRM
-from sweeps.folding.history import CANARY, History, Place, place_of, timed
+from sweeps.folding.history import CANARY, History, SamplePlace, place_of, timed
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed, machine_speed
@@ -26,9 +26,9 @@ _CUT = 3.0  # robust standard deviations
 _FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
-def machine_speeds(events: Iterable[Event]) -> dict[Place, MachineSpeed]:
+def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
     """How fast each place was over the run."""
-    samples: dict[Place, list[Event]] = defaultdict(list)
+    samples: dict[SamplePlace, list[Event]] = defaultdict(list)
     for event in timed(events):
         samples[place_of(event)].append(event)
     speeds = {}
@@ -46,7 +46,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     ``certain`` says whether those quarters' intervals leave no doubt that it drifted. Samples of
     several shards or GPUs do not mix: those of the one that took most are reported.
     """
-    by_place: dict[Place, list[float]] = defaultdict(list)
+    by_place: dict[SamplePlace, list[float]] = defaultdict(list)
     canaries = (event for event in timed(events) if event["case"] == CANARY)
     for event in sorted(canaries, key=lambda e: e["at"]):
         by_place[place_of(event)].append(event["s"])
@@ -88,9 +88,10 @@ def choose_repeats(
     if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
         return []
     usable = [
-        entry for entry in planned
+        entry
+        for entry in planned
         if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
-    ]  # fmt: skip
+    ]
     dear = float(np.median([entry.expected for entry in usable])) if usable else 0.0
     few = len(usable) <= _FEW_CASES
     cheap = [entry for entry in usable if few or entry.expected <= dear]

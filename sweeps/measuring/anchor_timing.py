@@ -20,9 +20,14 @@ from sweeps.timing.telemetry import Reading
 
 
 def time_anchors(
-    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit,
-    seconds: float, wait: Callable[[str], None] | None = None,
-) -> None:  # fmt: skip
+    cases: Sequence[Case],
+    bench: Bench,
+    worker: str,
+    tell: Callable[[Event], None],
+    visit: Visit,
+    seconds: float,
+    wait: Callable[[str], None] | None = None,
+) -> None:
     """Time the anchors on one GPU. A case that fails is left out.
 
     Work without a pause is timed only in the last phase, in which all GPUs can do it at once. Its
@@ -44,8 +49,20 @@ def time_anchors(
 
     def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
-        tell(make_event(bench, worker, "anchor", key, 0.0, phase=phase, s=seconds, **more,
-                        throttled=list(reading.throttled), **sensors))  # fmt: skip
+        tell(
+            make_event(
+                bench,
+                worker,
+                "anchor",
+                key,
+                0.0,
+                phase=phase,
+                s=seconds,
+                **more,
+                throttled=list(reading.throttled),
+                **sensors,
+            )
+        )
 
     def sample(subject: Subject, phase: str) -> None:
         visit([], subject.cost)
@@ -65,8 +82,15 @@ def time_anchors(
             bench.failure(error)
             return
         for window in windows:
-            report(subject.key, phase, window.seconds, window.reading, t=window.begin,
-                   n=window.launches, joules=window.joules)  # fmt: skip
+            report(
+                subject.key,
+                phase,
+                window.seconds,
+                window.reading,
+                t=window.begin,
+                n=window.launches,
+                joules=window.joules,
+            )
 
     bursts = [result for result in ready if result.case.mode == "burst"]
     phase = ALONE

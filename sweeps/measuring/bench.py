@@ -92,6 +92,11 @@ def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **
     """An event of a case: what happened, when, where and at what cost in seconds."""
     where = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {
-        "event": event, "case": case, **more, "cost": round(cost, 6), "at": time.time(),
-        "worker": worker, **where,
-    }  # fmt: skip
+        "event": event,
+        "case": case,
+        **more,
+        "cost": round(cost, 6),
+        "at": time.time(),
+        "worker": worker,
+        **where,
+    }

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from kernels.common.errors import WrongResultError
-from kernels.correctness.verify import Verdict, verify
+from kernels.correctness.verify import CheckVerdict, verify
 from kernels.launch import Launch
 from kernels.operands import Operands
 from kernels.operation import Workload
 
-_RIGHT = Verdict(0.0, 0.0)
-_CHANGED = Verdict(math.nan, math.nan, "it changes its operands.")
+_RIGHT = CheckVerdict(0.0, 0.0)
+_CHANGED = CheckVerdict(math.nan, math.nan, "it changes its operands.")
 
 
 class ResultChecker:
@@ -54,7 +54,7 @@ class ResultChecker:
             self._norms[last] = _norms(launch.sets[last])
         return self
 
-    def before(self) -> Verdict:
+    def before(self) -> CheckVerdict:
         """Check the first set's result, with NaN in its place before the launch."""
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
@@ -123,19 +123,19 @@ class ResultChecker:
         finally:
             a.neg_()
 
-    def _require(self, verdict: Verdict, when: str) -> None:
+    def _require(self, verdict: CheckVerdict, when: str) -> None:
         if not verdict.ok:
             raise WrongResultError(f"{when} it was wrong: {verdict.message}")
 
     def _unchanged(self) -> bool:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
-    def _verdict(self, results: Mapping[int, Tensor], entries: bool = False) -> Verdict:
+    def _verdict(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
                 what = f"{tuple(result.shape)} of {result.dtype}"
-                return Verdict(math.nan, math.nan, f"it returned {what}.")
+                return CheckVerdict(math.nan, math.nan, f"it returned {what}.")
         sets = [self._launch.sets[index] for index in results]
         seed = self._random.getrandbits(31)
         self._side = 1 - self._side

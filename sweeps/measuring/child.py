@@ -26,7 +26,7 @@ from sweeps.store import Event
 
 
 @dataclass(frozen=True)
-class Order:
+class Assignment:
     """What a child is to do; everything in it can be pickled."""
 
     bench: str  # module:callable that makes a Bench
@@ -54,7 +54,7 @@ BESIDE: dict[str, Callable[..., None]] = {
 
 
 def work(connection: Connection) -> None:
-    """Entry point of the child. Sent an :class:`Order`, it sends ("event", …), ("visit", ids,
+    """Entry point of the child. Sent an :class:`Assignment`, it sends ("event", …), ("visit", ids,
     seconds) and an end.
 
     After ("wait", phase) it waits for a message. The end is ("end", why), ("failed", sentence)
@@ -65,7 +65,7 @@ def work(connection: Connection) -> None:
     # acts on them, and ends this process.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    order: Order = connection.recv()
+    order: Assignment = connection.recv()
 
     # Library code in a launch may fork this process, and the copy must not send on this pipe.
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
@@ -97,9 +97,17 @@ def work(connection: Connection) -> None:
         # The budget counts measuring alone; ``until`` is a moment, from which starting this process
         # has already used up some time.
         rounds = Rounds(
-            order.planned, order.known, bench, order.worker, order.budget, order.spent, tell, visit,
-            limit=order.until - time.monotonic(), longest=order.longest,
-        )  # fmt: skip
+            order.planned,
+            order.known,
+            bench,
+            order.worker,
+            order.budget,
+            order.spent,
+            tell,
+            visit,
+            limit=order.until - time.monotonic(),
+            longest=order.longest,
+        )
         send("end", rounds.run())
     except (BrokenPipeError, ConnectionResetError, EOFError):
         sys.exit(1)  # the parent is gone
@@ -124,7 +132,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or "no message").splitlines()[0]
 
 
-def _make_bench(order: Order) -> Bench:
+def _make_bench(order: Assignment) -> Bench:
     module, _, name = order.bench.partition(":")
     make = getattr(importlib.import_module(module), name)
     bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)

@@ -116,8 +116,18 @@ def _confirm_some(
                 fail(case, *bench.failure(error))
                 continue
             if seconds:
-                tell(make_event(bench, worker, "confirm", pair[0].id, sampler.now() - begin,
-                                against=pair[1].id, process=process, s=seconds))  # fmt: skip
+                tell(
+                    make_event(
+                        bench,
+                        worker,
+                        "confirm",
+                        pair[0].id,
+                        sampler.now() - begin,
+                        against=pair[1].id,
+                        process=process,
+                        s=seconds,
+                    )
+                )
 
 
 def _check_after(subject: Subject, visit: Visit) -> None:

@@ -237,11 +237,17 @@ class Rounds:
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
-            self._report("outcome", result.case.id, cost, status=result.status,
-                         message=result.message)  # fmt: skip
+            self._report(
+                "outcome", result.case.id, cost, status=result.status, message=result.message
+            )
             return
-        self._report("facts", result.case.id, cost, facts=dict(result.facts),
-                     checking=round(result.subject.checking, 6))  # fmt: skip
+        self._report(
+            "facts",
+            result.case.id,
+            cost,
+            facts=dict(result.facts),
+            checking=round(result.subject.checking, 6),
+        )
         if _MIN_SAMPLES * result.subject.cost > self._too_long_seconds(result.case):
             self._report("too-long", result.case.id, 0.0)
         else:
@@ -267,14 +273,22 @@ class Rounds:
         # belongs mostly to other cases.
         power = reading.power_w if subject.mode == "sustained" else None
         sensors = {
-            "sm_mhz": reading.sm_mhz, "power_w": power, "temp_c": reading.temp_c,
+            "sm_mhz": reading.sm_mhz,
+            "power_w": power,
+            "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
-        }  # fmt: skip
-        self._report("sample", sample.key, sample.cost, s=sample.seconds, n=sample.launches,
-                     r=self._round,
-                     **({} if sample.hidden else {"hidden": False}),
-                     **({"checking": round(sample.checking, 6)} if sample.checked else {}),
-                     **{name: value for name, value in sensors.items() if value})  # fmt: skip
+        }
+        self._report(
+            "sample",
+            sample.key,
+            sample.cost,
+            s=sample.seconds,
+            n=sample.launches,
+            r=self._round,
+            **({} if sample.hidden else {"hidden": False}),
+            **({"checking": round(sample.checking, 6)} if sample.checked else {}),
+            **{name: value for name, value in sensors.items() if value},
+        )
 
     def _fail(self, subject: Subject, error: Exception) -> None:
         status, message = self._bench.failure(error)

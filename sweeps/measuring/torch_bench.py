@@ -49,9 +49,13 @@ class TorchBench:
     careful: Collection[str] = frozenset()
 
     def __init__(
-        self, machine: Machine, device: str, gpu: int | None, cases: Sequence[Case],
+        self,
+        machine: Machine,
+        device: str,
+        gpu: int | None,
+        cases: Sequence[Case],
         number: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             machine: its facts.
@@ -270,7 +274,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
     try:
         from kernels.triton import sm_clock
 
-        return sm_clock.SmClock(sms, device)
+        return sm_clock.TritonSmClock(sms, device)
     except Exception:  # a missing package or C compiler, or a GPU that Triton does not know
         return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.common.errors import UserError
-from sweeps.merging.source import Source
+from sweeps.merging.source import MergeSource
 from sweeps.running.devices import limits_apart
 from sweeps.store import other_software
 
@@ -32,7 +32,7 @@ def refuse_twice(folders: Sequence[Path]) -> None:
             raise UserError(f"{other} is given twice; give each recording once.")
 
 
-def refuse_strangers(sources: Sequence[Source]) -> None:
+def refuse_strangers(sources: Sequence[MergeSource]) -> None:
     """
     Raises:
         UserError: recordings are of different machines, or of one in different settings; of
@@ -52,7 +52,7 @@ def refuse_strangers(sources: Sequence[Source]) -> None:
         seen |= dict.fromkeys(moments, source.folder)
 
 
-def _why_apart(one: Source, other: Source) -> str:
+def _why_apart(one: MergeSource, other: MergeSource) -> str:
     """Why two recordings do not belong together, as a sentence; empty if they do."""
     if one.machine.slug != other.machine.slug:
         return (
@@ -78,7 +78,7 @@ def _why_apart(one: Source, other: Source) -> str:
     return ""
 
 
-def _other_facts(one: Source, other: Source) -> Iterator[tuple[str, Any, Any]]:
+def _other_facts(one: MergeSource, other: MergeSource) -> Iterator[tuple[str, Any, Any]]:
     """Facts of the machine in which two recordings differ, with both values."""
     free = (*_OWN, *(_MEASURED if one.machine.kind == "cpu" else ()))
     facts, others = asdict(one.machine), asdict(other.machine)
@@ -91,6 +91,6 @@ def _shown(fact: Any) -> str:
     return f"{fact:.6g}" if isinstance(fact, float) else str(fact)
 
 
-def _moments(source: Source) -> set[tuple[str, float, float]]:
+def _moments(source: MergeSource) -> set[tuple[str, float, float]]:
     """What no two samples have in common: the case, the moment and the time."""
     return {(e["case"], e["at"], e["s"]) for e in source.events if e["event"] == "sample"}

@@ -16,12 +16,12 @@ from typing import Any
 
 from kernels.machine import Machine
 from sweeps.merging.numbering import merged_gpus, numbers_of_gpus, renumbered
-from sweeps.merging.source import Source
+from sweeps.merging.source import MergeSource
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import make_folder, write_run, write_whole
 
 
-def write_merged(folder: Path, sources: Sequence[Source]) -> None:
+def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     """Write the plan and the samples of all recordings into a new folder.
 
     Raises:
@@ -41,7 +41,7 @@ def _worker_name(number: int, count: int) -> str:
     return f"{number}/{count}"
 
 
-def _lines(source: Source, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
+def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
     """The lines of a recording's samples; what is damaged stays so, and is counted."""
     for line in source.lines:
         if isinstance(line, bytes):
@@ -53,7 +53,7 @@ def _lines(source: Source, worker: str, numbers: Mapping[int, int]) -> Iterator[
 
 
 def _merged_record(
-    sources: Sequence[Source], numbers: Sequence[Mapping[int, int]]
+    sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
     first, count = sources[0], len(sources)
     record = {
@@ -62,18 +62,21 @@ def _merged_record(
         "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _merged_machine(sources).to_json(),
         "merged": [
-            {"worker": _worker_name(i, count), "run": source.record["run"],
-             "health": source.record.get("health")}
+            {
+                "worker": _worker_name(i, count),
+                "run": source.record["run"],
+                "health": source.record.get("health"),
+            }
             for i, source in enumerate(sources, 1)
         ],
         "anchors": [entry.to_json() for entry in _anchors(sources)],
         "plan": _merged_plan(sources),
-    }  # fmt: skip
+    }
     gpus = merged_gpus(sources, numbers)
     return {**record, "gpus": gpus} if gpus else record
 
 
-def _merged_machine(sources: Sequence[Source]) -> Machine:
+def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
     """The first recording's; of a CPU with the highest ceilings that any has measured."""
     machines = [source.machine for source in sources]
     if machines[0].kind != "cpu":
@@ -84,12 +87,12 @@ def _merged_machine(sources: Sequence[Source]) -> Machine:
     return replace(machines[0], peaks=peaks, bandwidth=bandwidth)
 
 
-def _anchors(sources: Sequence[Source]) -> list[PlanEntry]:
+def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
     """Every anchor once."""
     return list({entry.case.id: entry for source in sources for entry in source.anchors}.values())
 
 
-def _merged_plan(sources: Sequence[Source]) -> dict[str, Any]:
+def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     plans = [source.record["plan"] for source in sources]
     cases: dict[str, PlanEntry] = {}
     for i, source in enumerate(sources, 1):
@@ -108,7 +111,7 @@ def _merged_plan(sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
-def _left_out(sources: Sequence[Source], planned: Mapping[str, int]) -> dict[str, int]:
+def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
     """By sweep, how many of its cases are in no plan, if those that had most to plan had all."""
     whole: Counter[str] = Counter()
     for source in sources:

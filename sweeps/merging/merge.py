@@ -14,7 +14,7 @@ from kernels.common.errors import UserError
 from sweeps.folding.fold import fold
 from sweeps.merging.belonging import refuse_strangers, refuse_twice
 from sweeps.merging.combining import write_merged
-from sweeps.merging.source import Source, read_source
+from sweeps.merging.source import MergeSource, read_source
 from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
@@ -57,7 +57,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     return Merged(target, _made_whole(target, write), _repeated(sources))
 
 
-def _repeated(sources: Sequence[Source]) -> frozenset[str]:
+def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
     """The planned cases of which more than one recording has samples."""
     count: Counter[str] = Counter()
     for source in sources:

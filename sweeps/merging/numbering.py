@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from sweeps.merging.source import Source
+from sweeps.merging.source import MergeSource
 from sweeps.store import Event
 
 
-def numbers_of_gpus(sources: Sequence[Source]) -> list[dict[int, int]]:
+def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """For each recording, the new number of each of its GPUs; a GPU keeps its own if it is free."""
     taken: dict[Hashable, int] = {}
     numbers = []
@@ -35,7 +35,7 @@ def numbers_of_gpus(sources: Sequence[Source]) -> list[dict[int, int]]:
 
 
 def merged_gpus(
-    sources: Sequence[Source], numbers: Sequence[Mapping[int, int]]
+    sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
     """What run.json shows of all GPUs, in the order of their new numbers."""
     nodes: dict[Hashable, int] = {}

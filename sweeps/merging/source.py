@@ -23,7 +23,7 @@ _PLACE = {"gpu": COUNT, "id?": str, "host?": str}
 
 
 @dataclass(frozen=True)
-class Source:
+class MergeSource:
     """A recording without shards.
 
     ``lines`` are those of its samples: the event, or the bytes of a line that is damaged.
@@ -51,7 +51,7 @@ class Source:
         return of
 
 
-def read_source(folder: Path) -> Source:
+def read_source(folder: Path) -> MergeSource:
     """Read a recording that is to be merged; nothing in its folder changes.
 
     Raises:
@@ -69,10 +69,15 @@ def read_source(folder: Path) -> Source:
         anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
-    return Source(
-        folder, record, machine, planned, anchors, _read_lines(folder / "samples" / _LOG),
+    return MergeSource(
+        folder,
+        record,
+        machine,
+        planned,
+        anchors,
+        _read_lines(folder / "samples" / _LOG),
         [place for place in read_places(folder) if not misfit(place, _PLACE)],
-    )  # fmt: skip
+    )
 
 
 def _why_not(folder: Path, record: Mapping[str, Any]) -> str:

@@ -112,9 +112,10 @@ def plan_rows(
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
     rows: dict[str, dict[str, Any]]
-    rows = {name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0,
-                   "checking_s": 0.0}
-            for name, all_ in cases.items()}  # fmt: skip
+    rows = {
+        name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0, "checking_s": 0.0}
+        for name, all_ in cases.items()
+    }
     for entry in plan.planned:
         row = rows[entry.case.sweep]
         row["planned"] += 1

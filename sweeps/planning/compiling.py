@@ -55,9 +55,14 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
         sizes = (problem.c, problem.kout)
         pixels = (problem.n, problem.h, problem.w, problem.p, problem.q)
         kind = (
-            problem.pass_, problem.r, problem.s, problem.stride, problem.padding, problem.dilation,
+            problem.pass_,
+            problem.r,
+            problem.s,
+            problem.stride,
+            problem.padding,
+            problem.dilation,
             *(_specialised(size) for size in pixels),
-        )  # fmt: skip
+        )
     classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)
     return (case.implementation, case.config, problem.dtype, problem.layout, *kind, classes)
 
@@ -83,11 +88,13 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     context = get_context("spawn")
     processes = [
         context.Process(
-            target=compile_cases, args=(machine, gpu, wanted[index::count]), daemon=True,
+            target=compile_cases,
+            args=(machine, gpu, wanted[index::count]),
+            daemon=True,
             name="rooftile-compiler",
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
     for process in processes:
         process.start()
     try:

@@ -233,8 +233,11 @@ def make_plan(
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
     costs = costs or Costs.default(machine.kind)
-    entries = {name: _with_costs(cases, machine, compile_seconds, compiled, costs)
-               for name, cases in sweeps.items() if cases}  # fmt: skip
+    entries = {
+        name: _with_costs(cases, machine, compile_seconds, compiled, costs)
+        for name, cases in sweeps.items()
+        if cases
+    }
     largest = {name: _largest_cost(own, share) for name, own in entries.items()}
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
@@ -287,8 +290,9 @@ class _Room:
             naming[shard] = min(
                 self._most_naming,
                 naming.get(shard, self._naming[shard])
-                + _NAMING_SECONDS + _cudnn_seconds(entry.case),
-            )  # fmt: skip
+                + _NAMING_SECONDS
+                + _cudnn_seconds(entry.case),
+            )
         if any(total[shard] > _ADMITTED * (self._budget - naming[shard]) for shard in total):
             return False
         self._total |= total

@@ -57,13 +57,21 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
         for dtype, step in steps.items():
             events = _step_events(step, dtype, kind)
             models.append(
-                {"model": name, "dtype": dtype, "images": MODELS[name].images[kind],
-                 "seconds": seconds[dtype], "operations": operations(events, dtype, kind)}
-            )  # fmt: skip
+                {
+                    "model": name,
+                    "dtype": dtype,
+                    "images": MODELS[name].images[kind],
+                    "seconds": seconds[dtype],
+                    "operations": operations(events, dtype, kind),
+                }
+            )
     return {
-        "schema": SCHEMA, "protocol": PROTOCOL, "machine": device.machine.to_json(),
-        "software": software(device), "models": models,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "protocol": PROTOCOL,
+        "machine": device.machine.to_json(),
+        "software": software(device),
+        "models": models,
+    }
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
@@ -110,9 +118,16 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
         used = dtype if stored == "fp32" else stored
         key = op["name"], json.dumps(shapes), used
         entry = entries.setdefault(
-            key, {"operation": op["name"].removeprefix("aten::"), "shapes": shapes, "dtype": used,
-                  "calls": 0, "seconds": 0.0, "kernels": {}}
-        )  # fmt: skip
+            key,
+            {
+                "operation": op["name"].removeprefix("aten::"),
+                "shapes": shapes,
+                "dtype": used,
+                "calls": 0,
+                "seconds": 0.0,
+                "kernels": {},
+            },
+        )
         entry["calls"] += 1
         entry["seconds"] += taken
         for k in mine:

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from sweeps.measuring.child import Order, work
+from sweeps.measuring.child import Assignment, work
 from sweeps.process import is_stopped
 
 _LISTENING_STEP = 1.0  # seconds; a stop of this process uses up at most this much patience
@@ -30,7 +30,7 @@ class Child:
     spoke: bool = False
 
     @classmethod
-    def start(cls, order: Order) -> Child:
+    def start(cls, order: Assignment) -> Child:
         """A new one."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()

@@ -86,12 +86,17 @@ def explore(
         KeyboardInterrupt: after folding.
     """
     run = begin(
-        replace(request, names=(), add=True), note,
+        replace(request, names=(), add=True),
+        note,
         {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
-    )  # fmt: skip
+    )
     known = read_run(run.folder).get("repeats") is not None
-    run = replace(run, longest=_LARGEST_SHARE * (request.budget or 0.0), repeats=not known,
-                  names=run.names and not quickly)  # fmt: skip
+    run = replace(
+        run,
+        longest=_LARGEST_SHARE * (request.budget or 0.0),
+        repeats=not known,
+        names=run.names and not quickly,
+    )
     with LiveReporter() as live:
         carry_out(run, live, note)
     return run

@@ -185,6 +185,7 @@ def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) 
     ids = [entry.case.id for entry in planned]
     unfinished = {n for n, case in zip(numbers, ids, strict=True) if not known[case].closed}
     return [
-        case for number, case in zip(numbers, ids, strict=True)
+        case
+        for number, case in zip(numbers, ids, strict=True)
         if number in unfinished and known[case] != History()
-    ]  # fmt: skip
+    ]

@@ -32,9 +32,10 @@ def open_with(
 ) -> list[str]:
     """The cases with a feature that are not finished."""
     return [
-        entry.case.id for entry in planned
+        entry.case.id
+        for entry in planned
         if feature_of(entry.case) == feature and not known[entry.case.id].closed
-    ]  # fmt: skip
+    ]
 
 
 def refusal(feature: Feature, how: str) -> str:

@@ -39,7 +39,7 @@ from sweeps.store import (
     refuse_if_running,
     set_aside,
     write_run,
-)  # fmt: skip
+)
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
@@ -372,10 +372,15 @@ def _with_cases(
         if name not in elsewhere
     }
     added = make_plan(
-        lacking, machine, more, plan["shards"], in_order=request.add,
-        together=request.together, before=read_plan(plan),
+        lacking,
+        machine,
+        more,
+        plan["shards"],
+        in_order=request.add,
+        together=request.together,
+        before=read_plan(plan),
         costs=Costs.from_json(plan.get("costs"), machine.kind),
-    )  # fmt: skip
+    )
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
@@ -405,9 +410,14 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
     costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
     plan = make_plan(
-        cases, machine, budget, request.shard[1], in_order=request.add, together=request.together,
+        cases,
+        machine,
+        budget,
+        request.shard[1],
+        in_order=request.add,
+        together=request.together,
         costs=costs,
-    )  # fmt: skip
+    )
     if elsewhere and not any(cases.values()):
         raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
     if not any(cases.values()):

@@ -15,7 +15,7 @@ MEASURE = "measure"
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NodePeers:
     """What a run knows of those that measure with other GPUs of its node at the same time."""
 
     workers: int
@@ -44,7 +44,7 @@ class Run:
     """Cases that tell how fast each GPU is, to be timed before the others."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
-    neighbours: Neighbours | None = None
+    neighbours: NodePeers | None = None
     min_patience: float = 30.0
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""

@@ -22,7 +22,7 @@ from sweeps.folding.fold import fold
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.folding.raised_ceilings import beyond
 from sweeps.folding.steadiness import choose_repeats, repeating_seconds
-from sweeps.measuring.child import Order
+from sweeps.measuring.child import Assignment
 from sweeps.planning.compiling import compiling
 from sweeps.planning.plan import PlanEntry, naming_reserve
 from sweeps.process import terminated_as_interrupt, undisturbed
@@ -98,9 +98,13 @@ class _Supervisor:
     """Children, one after another, until the work of the shard is done."""
 
     def __init__(
-        self, run: Run, log: SampleLog, events: list[Event], reporter: Reporter,
+        self,
+        run: Run,
+        log: SampleLog,
+        events: list[Event],
+        reporter: Reporter,
         note: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._run = run
         self._log = log
         self._reporter = reporter
@@ -146,8 +150,16 @@ class _Supervisor:
         self._tell("place", place=run.place)
 
     def _tell(self, event: str, case: str = "", **more: Any) -> None:
-        self._record({"event": event, "case": case, "worker": self._run.worker, "cost": 0.0,
-                      "at": time.time(), **more})  # fmt: skip
+        self._record(
+            {
+                "event": event,
+                "case": case,
+                "worker": self._run.worker,
+                "cost": 0.0,
+                "at": time.time(),
+                **more,
+            }
+        )
 
     def _time_anchors(self) -> None:
         run, shared = self._run, self._run.neighbours is not None
@@ -183,9 +195,10 @@ class _Supervisor:
             if not self._blamed and not whole and len(self._careful) == careful:
                 return  # it ended before its first pair, and would again
             left = {
-                ids: pair for ids, pair in left.items()
+                ids: pair
+                for ids, pair in left.items()
                 if ids not in whole and self._blamed.isdisjoint(ids)
-            }  # fmt: skip
+            }
 
     def _waiting(self) -> list[Case]:
         histories = self._tally.histories
@@ -279,14 +292,23 @@ class _Supervisor:
         budget: float,
         until: float = math.inf,
         work: str = "measure",
-    ) -> Order:
+    ) -> Assignment:
         run = self._run
-        return Order(
-            run.bench, run.arguments, planned, self._tally.all(), run.worker, budget,
-            self._tally.spent, until, frozenset(self._careful), work, run.longest,
-        )  # fmt: skip
+        return Assignment(
+            run.bench,
+            run.arguments,
+            planned,
+            self._tally.all(),
+            run.worker,
+            budget,
+            self._tally.spent,
+            until,
+            frozenset(self._careful),
+            work,
+            run.longest,
+        )
 
-    def _run_child(self, order: Order) -> str | None:
+    def _run_child(self, order: Assignment) -> str | None:
         """Run one child to its end; None: it died, and another should go on."""
         child = Child.start(order)
         if order.work == "measure":

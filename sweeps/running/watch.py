@@ -59,5 +59,13 @@ class Watch:
             self._tell(**asdict(use))
 
     def _tell(self, **seen: float) -> None:
-        self._record({"event": "host", "case": "", "worker": self._worker, "cost": 0.0,
-                      "at": time.time(), **seen})  # fmt: skip
+        self._record(
+            {
+                "event": "host",
+                "case": "",
+                "worker": self._worker,
+                "cost": 0.0,
+                "at": time.time(),
+                **seen,
+            }
+        )

@@ -13,7 +13,7 @@ from sweeps.timing.statistics import TOLERANCE, median, median_interval
 
 
 @dataclass(frozen=True)
-class Change:
+class SharedSlowdown:
     """What anchors take together over what they take alone, with the 95 % interval of the median
     over the anchors.
     """
@@ -28,7 +28,7 @@ class Change:
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
-def interference(events: Sequence[Event]) -> Change | None:
+def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """What working together changes; None where fewer than six anchors tell.
 
     Of each anchor, the median over the GPUs counts; of those, the median.
@@ -46,4 +46,4 @@ def interference(events: Sequence[Event]) -> Change | None:
             ratios[case].append(median(times[TOGETHER]) / median(times[ALONE]))
     of_anchors = [median(each) for each in ratios.values()]
     interval = median_interval(of_anchors)
-    return None if interval is None else Change(median(of_anchors), *interval)
+    return None if interval is None else SharedSlowdown(median(of_anchors), *interval)

@@ -35,7 +35,7 @@ from sweeps.schema import TOGETHER
 from sweeps.sharing.following import Follower, report
 from sweeps.sharing.gates import Gates
 from sweeps.sharing.interference import interference
-from sweeps.sharing.worker import Job, work
+from sweeps.sharing.worker import WorkerJob, work
 from sweeps.store import (
     Event,
     folder_for,
@@ -44,7 +44,7 @@ from sweeps.store import (
     read_run,
     samples_path,
     write_run,
-)  # fmt: skip
+)
 
 _LOOK_SECONDS = 1.0
 _MOST_DEATHS = 2  # of workers, in one shard: another GPU tries once
@@ -133,9 +133,15 @@ class _Parent:
     """The workers of a node, until no shard is left."""
 
     def __init__(
-        self, folder: Path, request: Request, gpus: Mapping[int, Device], shards: range,
-        total: int, reporter: Reporter, note: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        request: Request,
+        gpus: Mapping[int, Device],
+        shards: range,
+        total: int,
+        reporter: Reporter,
+        note: Callable[[str], None],
+    ) -> None:
         self._folder = folder
         self._request = request
         self._gpus = gpus
@@ -169,8 +175,10 @@ class _Parent:
             # A second Ctrl-C must not stop the folding halfway.
             with undisturbed():
                 self._stop_all()
-                fold(self._folder, [samples_path(self._folder, (s, self._total))
-                                    for s in self._shards])  # fmt: skip
+                fold(
+                    self._folder,
+                    [samples_path(self._folder, (s, self._total)) for s in self._shards],
+                )
         if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {len(self._shards)} shares are not finished "
@@ -237,7 +245,7 @@ class _Parent:
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
-        job = Job(request, len(self._gpus), os.getpid(), anchors)
+        job = WorkerJob(request, len(self._gpus), os.getpid(), anchors)
         process = context.Process(target=work, args=(theirs, job), name="rooftile-gpu")
         process.start()
         theirs.close()  # an open copy here would hide the worker's death from recv()

@@ -11,12 +11,12 @@ from kernels.common.errors import UserError
 from sweeps.process import die_with_parent, terminated_as_interrupt
 from sweeps.running.opening import begin
 from sweeps.running.request import Request
-from sweeps.running.run import Neighbours
+from sweeps.running.run import NodePeers
 from sweeps.running.supervisor import carry_out
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerJob:
     """What a worker is to do; everything in it can be pickled."""
 
     request: Request
@@ -39,7 +39,7 @@ class _Silent:
         pass
 
 
-def work(connection: Connection, job: Job) -> None:
+def work(connection: Connection, job: WorkerJob) -> None:
     """Entry point of a worker. Sends ("note", text), ("wait", gate) and how it ended.
 
     After ("wait", gate) it waits for a message. It ends with ("end", why), or ("failed", sentence)
@@ -60,7 +60,7 @@ def work(connection: Connection, job: Job) -> None:
     try:
         with terminated_as_interrupt():
             run = begin(job.request, note)
-            neighbours = Neighbours(job.workers, job.parent, wait)
+            neighbours = NodePeers(job.workers, job.parent, wait)
             run = replace(run, neighbours=neighbours, anchors=run.anchors if job.anchors else ())
             connection.send(("end", carry_out(run, _Silent(), note)))
     except UserError as error:

@@ -74,9 +74,10 @@ class Cluster:
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self.kind = kind
         self._executor: submitit.Executor = submitit.AutoExecutor(
-            folder=folder, cluster=kind,
+            folder=folder,
+            cluster=kind,
             **({"slurm_max_num_timeout": _MOST_REQUEUES} if kind == "slurm" else {}),
-        )  # fmt: skip
+        )
         self._executor.update_parameters(**_parameters(kind, resources))
         self._jobs: dict[str, submitit.Job[None]] = {}
 
@@ -154,10 +155,20 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     arrays = sorted({number.split("_")[0] for number in ids})
     try:
         answer = subprocess.run(
-            ["squeue", "--noheader", "--array", "--me", f"--name={JOB_NAME}",
-             f"--jobs={','.join(arrays)}", "--format=%i|%t|%r"],
-            capture_output=True, text=True, timeout=_SQUEUE_SECONDS, check=False,
-        )  # fmt: skip
+            [
+                "squeue",
+                "--noheader",
+                "--array",
+                "--me",
+                f"--name={JOB_NAME}",
+                f"--jobs={','.join(arrays)}",
+                "--format=%i|%t|%r",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=_SQUEUE_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"squeue does not answer ({error}).", exit_code=1) from None
     # It fails for a single job that has ended long ago, and knows nothing of it.

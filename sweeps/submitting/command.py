@@ -81,16 +81,25 @@ def submit_command(
         if fresh:
             raise UserError("--fresh is for a submission; add it to the script where it is needed.")
         options = [
-            *chosen, *(["--budget", budget] if budget else []),
-            "--results", str(results.resolve()), "--device", device,
+            *chosen,
+            *(["--budget", budget] if budget else []),
+            "--results",
+            str(results.resolve()),
+            "--device",
+            device,
             *([] if gpu_ids else ["--no-gpu-ids"]),
-        ]  # fmt: skip
+        ]
         print(sbatch_script(options, resources, nodes), end="")
         return
     request = Request(
-        chosen, seconds, results, fresh=fresh, device=device, identify=gpu_ids,
+        chosen,
+        seconds,
+        results,
+        fresh=fresh,
+        device=device,
+        identify=gpu_ids,
         fresh_since=time.time(),
-    )  # fmt: skip
+    )
     try:
         with LiveReporter() as live:
             outcome = submit(request, nodes, cluster, resources, live, note)
@@ -103,8 +112,12 @@ def submit_command(
     for sentence in outcome.missing:
         note(sentence)
     if json:
-        print_json({"folders": [str(folder) for folder in outcome.folders],
-                    "missing": list(outcome.missing)})  # fmt: skip
+        print_json(
+            {
+                "folders": [str(folder) for folder in outcome.folders],
+                "missing": list(outcome.missing),
+            }
+        )
     if outcome.missing:
         same = "the same command without --fresh" if fresh else "the same command"
         raise UserError(f"Not everything is done; {same} goes on with it.", exit_code=1)

@@ -82,8 +82,14 @@ class NodeJob:
         try:
             gpus = dict(itertools.islice(choose_gpus(ALL, self.request.device).items(), self.gpus))
             with LiveReporter() as live:
-                share(self.request, gpus, node, live, note,
-                      lambda folder: NodeNote(folder, "").write(results, node))  # fmt: skip
+                share(
+                    self.request,
+                    gpus,
+                    node,
+                    live,
+                    note,
+                    lambda folder: NodeNote(folder, "").write(results, node),
+                )
         except KeyboardInterrupt:
             note("Stopped. What was measured is kept.")
             sys.exit(130)

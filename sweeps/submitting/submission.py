@@ -38,9 +38,13 @@ class Outcome:
 
 
 def submit(
-    request: Request, nodes: int, kind: str, resources: Resources, reporter: Reporter,
+    request: Request,
+    nodes: int,
+    kind: str,
+    resources: Resources,
+    reporter: Reporter,
     note: Callable[[str], None],
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Submit the nodes that are not done and have no job; return when no job is left.
 
     However it ends, what was measured is folded. Jobs of Slurm go on without this process; the same
@@ -67,9 +71,11 @@ def submit(
     )
     try:
         work = NodeJob(
-            request, nodes, max(1, resources.gpus_per_node),
+            request,
+            nodes,
+            max(1, resources.gpus_per_node),
             os.environ.get("CUDA_VISIBLE_DEVICES") if kind == "local" else None,
-        )  # fmt: skip
+        )
         return _Submission(work, cluster, reporter, note).carry_out()
     finally:
         claim.release()
@@ -90,8 +96,9 @@ class _Submission:
         self._note = note
         self._said: set[str] = set()
         self._unanswered = 0
-        self._runs = {number: _NodeRun(self._results, (number, work.nodes))
-                      for number in self._nodes}  # fmt: skip
+        self._runs = {
+            number: _NodeRun(self._results, (number, work.nodes)) for number in self._nodes
+        }
         self._ids: dict[int, str] = {}
 
     def carry_out(self) -> Outcome:
@@ -154,8 +161,9 @@ class _Submission:
             self._ids.update(submitted)
             if shared:
                 jobs = {str(node): job for node, job in sorted(self._ids.items())}
-                write_json(jobs_folder(self._results) / _LIST,
-                           {"nodes": len(self._nodes), "jobs": jobs})  # fmt: skip
+                write_json(
+                    jobs_folder(self._results) / _LIST, {"nodes": len(self._nodes), "jobs": jobs}
+                )
             whose = f"node{'s' if len(now) > 1 else ''} {', '.join(map(str, now))}"
             self._note(f"Submitted {whose} of {len(self._nodes)}: {', '.join(submitted.values())}.")
         return later

@@ -74,8 +74,10 @@ class HostFlag:
         self._address = ctypes.c_uint64()
         self._call(
             "cuMemHostGetDevicePointer_v2",
-            ctypes.byref(self._address), ctypes.c_void_p(self._memory.data_ptr()), ctypes.c_uint(0),
-        )  # fmt: skip
+            ctypes.byref(self._address),
+            ctypes.c_void_p(self._memory.data_ptr()),
+            ctypes.c_uint(0),
+        )
         self._ticket = 0
         # Ticket and time of the held batch, or None. One tuple, so that the watching thread never
         # pairs the time of one batch with the ticket of the next.

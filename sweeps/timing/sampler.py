@@ -251,9 +251,15 @@ class Sampler:
         else:
             subject.exposed += 1
         return Sample(
-            subject.key, seconds, subject.launches, cost, reading, timing.hidden, checked,
+            subject.key,
+            seconds,
+            subject.launches,
+            cost,
+            reading,
+            timing.hidden,
+            checked,
             cost - subject.cost,
-        )  # fmt: skip
+        )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
         """Launch without a pause for some seconds and time every batch of it.
@@ -278,9 +284,14 @@ class Sampler:
                 if timing.sm_mhz is not None:
                     reading = replace(reading, sm_mhz=timing.sm_mhz)
                 windows.append(
-                    Window(start - begin, timing.seconds / subject.launches, subject.launches,
-                           reading, self._telemetry.joules())
-                )  # fmt: skip
+                    Window(
+                        start - begin,
+                        timing.seconds / subject.launches,
+                        subject.launches,
+                        reading,
+                        self._telemetry.joules(),
+                    )
+                )
         if subject.checker is not None:
             subject.checker.after()
         return windows
@@ -313,10 +324,13 @@ class Sampler:
             self._begin_batch, subject, checker, indices[-1] if late else None
         )
         batch = functools.partial(
-            self._clock.time, subject.launch, indices, before=before,
+            self._clock.time,
+            subject.launch,
+            indices,
+            before=before,
             settle=SUSTAINED_SETTLE if sustained else 0.0,
             paced=subject.paced and not sustained,
-        )  # fmt: skip
+        )
         with subject.settings():
             return self._time_unstopped(batch)
 

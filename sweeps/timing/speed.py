@@ -130,8 +130,9 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     counts = np.bincount(group, minlength=count)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(counts) - counts
-    low, high = (np.minimum(first + half, len(values) - 1) for half in (
-        (counts - 1) // 2, counts // 2))  # fmt: skip
+    low, high = (
+        np.minimum(first + half, len(values) - 1) for half in ((counts - 1) // 2, counts // 2)
+    )
     return np.where(counts > 0, (ordered[low] + ordered[high]) / 2, 0.0)
 
 

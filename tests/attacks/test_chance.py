@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kernels import implementations
-from kernels.correctness.verify import Verdict, verify
+from kernels.correctness.verify import CheckVerdict, verify
 from kernels.operands import Operands
 from kernels.problem import Gemm
 from sweeps.measuring import checking
@@ -44,7 +44,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many results every call looked at."""
     counts: list[int] = []
 
-    def counted(problem: Gemm, sets: Sequence[Operands], *more: Any) -> Verdict:
+    def counted(problem: Gemm, sets: Sequence[Operands], *more: Any) -> CheckVerdict:
         counts.append(len(sets))
         return verify(problem, sets, *more)
 

@@ -23,7 +23,7 @@ import typer
 from analysis.advice.recommend import predicted_ratio
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LIKELY, PREDICTED, Gain, verdict
-from analysis.audit.sums import Change, gain_of_step, summed
+from analysis.audit.sums import SumChange, gain_of_step, summed
 from analysis.imports.public import read_source
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
@@ -108,7 +108,7 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
                 continue
             spreads = fit.spread(lo[i], hi[i]), fit.spread(lo[j], hi[j])
             ratio = predicted_ratio(problems[i], problems[j], (times[i], times[j]), spreads, fit)
-            changes.append(Change(n * times[i], ratio, (fit.change_low, fit.change_high)))
+            changes.append(SumChange(n * times[i], ratio, (fit.change_low, fit.change_high)))
             after += n * (seconds[j] - seconds[i])
             work += n * (problems[j].flops - problems[i].flops)
         if not changes:

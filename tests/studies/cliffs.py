@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
@@ -17,7 +17,7 @@ _MIN_FLOPS = 1e10  # in smaller products the launch hides the steps
 _STEP, _SMALL_STEP = 0.10, 0.05
 
 
-def cliffs(tested: Source, predicted: Array) -> dict[str, Any]:
+def cliffs(tested: PublicRows, predicted: Array) -> dict[str, Any]:
     """Whether one more row costs what it is predicted to cost, over pairs M, M + 1.
 
     Pairs of more than 1e10 FLOP, both held back. ``recall``: of the real steps over 10 %, the

@@ -51,7 +51,7 @@ from analysis.advice.table import QUESTIONS
 from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among
 from analysis.advice.verdict import DO_IT, MIN_GAIN
 from analysis.commands.confirming import GUESSES
-from analysis.imports.public import Source, read_source
+from analysis.imports.public import PublicRows, read_source
 from analysis.model.predict import Model
 from analysis.model.query import Query, group_of
 from analysis.recordings.confirmed import Pair
@@ -113,11 +113,11 @@ class Collections:
     """The rows that two collections share: as they are measured, and the truth in seconds."""
 
     machine: Machine
-    measured: Source
+    measured: PublicRows
     truth: Array
 
     @classmethod
-    def of(cls, machine: Machine, measured: Source, truth: Source) -> Collections:
+    def of(cls, machine: Machine, measured: PublicRows, truth: PublicRows) -> Collections:
         """Of both collections what they share."""
         known = dict(zip(truth.problems, truth.seconds, strict=True))
         seconds = np.array([known.get(problem, np.nan) for problem in measured.problems])

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import typer
 
-from analysis.imports.public import Source
+from analysis.imports.public import PublicRows
 from analysis.model.basis import find_basis
 from kernels.common.program import ROOT
 from kernels.problem import Gemm
@@ -35,7 +35,7 @@ def judge(rows: pd.DataFrame, machine: str, results: Path) -> dict[str, Any]:
     time = rows["time_us"].to_numpy(float) * 1e-6
     guess = predicted.estimate.time
     count = len(problems)
-    tested = Source(
+    tested = PublicRows(
         machine, str(rows["dtype"].iloc[0]), problems, ["cublas"] * count, time, [()] * count, {}
     )
     error = np.abs(guess / time - 1)

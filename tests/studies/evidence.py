@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.imports.public import read_source
-from analysis.imports.tables import Table, choose_tables, find_tables, read_rows
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_rows
 from analysis.model.calibrate import calibrate_query
 from analysis.model.fit import SoftwareRange
 from analysis.model.nearby import Collection, fitted_all, sizes_of
@@ -101,7 +101,7 @@ def played(slug: str, kind: str) -> Played:
     )  # fmt: skip
 
 
-def prior_of_tables(machine: Machine, tables: list[Table]) -> Prior:
+def prior_of_tables(machine: Machine, tables: list[PublicTable]) -> Prior:
     """Collections of a machine and its siblings, of the shapes that neither judge nor are drawn."""
     collections = []
     for table in tables:
@@ -114,7 +114,7 @@ def prior_of_tables(machine: Machine, tables: list[Table]) -> Prior:
     return prior_from_tables(machine, "bf16", trees, held_out)
 
 
-def shipped_without(machine: Machine, others: list[Table]) -> Prior:
+def shipped_without(machine: Machine, others: list[PublicTable]) -> Prior:
     """The prior of shipped constants, as they would be without the collection that judges."""
     prior = prior_without_tables(machine, "cublas gemm bf16")
     table = choose_tables(others)[machine.slug]

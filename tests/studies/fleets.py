@@ -27,13 +27,13 @@ import typer
 
 from analysis.fleet.anchors import (
     KINDS,
-    Device,
     Fleet,
+    FleetDevice,
     kind_of,
     standard_error,
 )
 from analysis.fleet.speeds import FleetSpeeds, fleet_speeds
-from analysis.fleet.verdict import SLOW, Verdict, judge
+from analysis.fleet.verdict import SLOW, DeviceVerdict, judge
 from kernels.machine import known_machine, of_cpu
 from kernels.operation import Layer
 from kernels.problem import Gemm
@@ -178,7 +178,7 @@ def simulate(setting: Setting, seed: int) -> tuple[Fleet, Truth]:
     missing = np.nan if not setting.nvml else 1.0
     fleet = Fleet(
         devices=tuple(
-            Device(i, f"{seed % 16**4:04x}{i:04x}", i // setting.per_node, f"{i + 1}/{count}",
+            FleetDevice(i, f"{seed % 16**4:04x}{i:04x}", i // setting.per_node, f"{i + 1}/{count}",
                    700.0 if setting.nvml else math.nan, 1980.0 if setting.nvml else math.nan)
             for i in range(count)
         ),
@@ -260,7 +260,7 @@ def look(setting: Setting, fleets: int, seed: int = 0) -> Found:
 
 
 def _count(
-    found: Found, setting: Setting, truth: Truth, speeds: FleetSpeeds, verdicts: list[Verdict]
+    found: Found, setting: Setting, truth: Truth, speeds: FleetSpeeds, verdicts: list[DeviceVerdict]
 ) -> None:
     assert found.held is not None
     called = np.array([verdict.verdict == SLOW for verdict in verdicts])
@@ -284,11 +284,11 @@ def _count(
     found.count += setting.gpus
 
 
-def _unexplained(verdict: Verdict, kind: str) -> bool:
+def _unexplained(verdict: DeviceVerdict, kind: str) -> bool:
     return verdict.verdict == SLOW and kind in verdict.slow and not verdict.explained
 
 
-def _throttling(verdict: Verdict) -> bool:
+def _throttling(verdict: DeviceVerdict) -> bool:
     """Named as one that throttled, and as slow for that reason."""
     return "hw_thermal_slowdown" in verdict.throttled and (
         verdict.explained.startswith("clock: hw_thermal_slowdown"))  # fmt: skip

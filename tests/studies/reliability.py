@@ -34,8 +34,8 @@ from analysis.advice.options import Question
 from analysis.advice.recommend import predicted_ratio, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LEAST_PROBABILITY, PREDICTED, probability
-from analysis.audit.sums import Change, gain_of_step
-from analysis.imports.tables import Table, choose_tables, find_tables, gemms_of, read_rows
+from analysis.audit.sums import SumChange, gain_of_step
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, gemms_of, read_rows
 from analysis.model.basis import find_basis
 from analysis.model.calibrate import calibrate_query
 from analysis.model.predict import Model
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 class Judged:
     """A collection whose shapes are asked about, and the truth about them."""
 
-    def __init__(self, table: Table, seed: int) -> None:
+    def __init__(self, table: PublicTable, seed: int) -> None:
         rows = read_rows(table, DTYPE).drop_duplicates(["m", "n", "k"])
         self.machine = known_machine(table.slug)
         gemms = gemms_of(rows)
@@ -142,7 +142,7 @@ class Judged:
                     (spreads[0], spreads[1]), fit,
                 )  # fmt: skip
                 in_sums = (fit.change_low, fit.change_high)
-                changes.append(Change(n * times[i], ratio, in_sums))
+                changes.append(SumChange(n * times[i], ratio, in_sums))
                 after += n * (self.seconds[j] - self.seconds[i])
             if changes:
                 gain = gain_of_step(before, changes)
@@ -150,7 +150,7 @@ class Judged:
                 yield Answer(way, "step", sure, gain.value, true / after - 1)
 
 
-def answers_of(table: Table, results: Path, seed: int) -> Iterator[Answer]:
+def answers_of(table: PublicTable, results: Path, seed: int) -> Iterator[Answer]:
     """All answers about one collection."""
     one = Judged(table, seed)
     basis = find_basis(table.slug, results)

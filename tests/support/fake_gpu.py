@@ -211,7 +211,7 @@ def install_rooftile() -> None:
     import sweeps.measuring.torch_bench
     import sweeps.profiling.profile
     import sweeps.timing.clock
-    from kernels.correctness.verify import Verdict
+    from kernels.correctness.verify import CheckVerdict
     from kernels.launch import Launch
     from kernels.library.vendor import Library
     from kernels.machine import known_machine
@@ -234,8 +234,8 @@ def install_rooftile() -> None:
 
         return Launch(bare, sets)
 
-    def right(*arguments: Any, **options: Any) -> Verdict:
-        return Verdict(1e-4, 1e-2)
+    def right(*arguments: Any, **options: Any) -> CheckVerdict:
+        return CheckVerdict(1e-4, 1e-2)
 
     this_gpu: Callable[[int], Any] = kernels.device._this_gpu
 

@@ -7,10 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sweeps.capture.attention import OneAttention
 from sweeps.capture.capture import fake_tensors
 from sweeps.capture.captured import Captured
-from sweeps.capture.step import Source, Step
+from sweeps.capture.step import ModelSource, ModelStep
 
 
-def counted_by_pytorch(source: Source, step: Step) -> int:
+def counted_by_pytorch(source: ModelSource, step: ModelStep) -> int:
     """Of all products but attention and grouped ones, which PyTorch's counter leaves out."""
     with fake_tensors(), OneAttention(), FlopCounterMode(display=False) as counter:
         source.start(step, {}).call().backward()

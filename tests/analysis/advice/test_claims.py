@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.advice.claims import Expected, Measured, expect, from_processes
+from analysis.advice.claims import ExpectedRatio, MeasuredRatio, expect, from_processes
 from analysis.advice.verdict import CONFIRMED, DO_IT, Gain, verdict
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.timing.statistics import CHECKPOINTS
@@ -127,24 +127,24 @@ def test_claims_that_are_shown_hold_as_often_as_they_say(kind: str, machines: in
 
 
 def test_a_gain_much_larger_than_its_error_is_claimed_as_measured() -> None:
-    (one,) = expect([Measured(math.log(1.5), 0.01, 20.0)])
+    (one,) = expect([MeasuredRatio(math.log(1.5), 0.01, 20.0)])
     assert one.ratio == pytest.approx(1.5, rel=0.005)
     assert one.lo == pytest.approx(1.5 * math.exp(-0.0209), rel=0.005)
     assert one.hi == pytest.approx(1.5 * math.exp(0.0209), rel=0.005)
 
 
 def test_a_gain_within_its_error_shrinks_towards_none() -> None:
-    (one,) = expect([Measured(math.log(1.02), 0.02, 20.0)])
+    (one,) = expect([MeasuredRatio(math.log(1.02), 0.02, 20.0)])
     assert 1.0 < one.ratio < 1.015
     assert one.lo < 1.0
 
 
 def test_among_many_of_no_effect_the_largest_is_not_believed() -> None:
     rng = np.random.default_rng(0)
-    noise = [Measured(float(x), 0.01, 20.0) for x in rng.normal(0.0, 0.01, 200)]
-    largest = Measured(0.03, 0.01, 20.0)
+    noise = [MeasuredRatio(float(x), 0.01, 20.0) for x in rng.normal(0.0, 0.01, 200)]
+    largest = MeasuredRatio(0.03, 0.01, 20.0)
     alone, among = expect([largest])[0], expect([*noise, largest])[-1]
-    assert isinstance(among, Expected)
+    assert isinstance(among, ExpectedRatio)
     assert among.ratio < alone.ratio
     assert among.lo < 1.01 < alone.ratio
 

@@ -7,7 +7,7 @@ import pytest
 from analysis.advice.measurements import Measurements
 from analysis.advice.times import _measured
 from analysis.model.fit import Fit, SoftwareRange
-from analysis.model.shift import Differing, Shift
+from analysis.model.shift import CollectionPair, Shift
 from analysis.recordings.repetition import MeasuredTime, places_of
 from kernels.problem import Gemm
 from kernels.timemodel.constants import default_constants
@@ -47,7 +47,7 @@ def test_rows_without_a_gpu_are_of_one_place() -> None:
 
 def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() -> None:
     seconds = np.geomspace(1e-6, 1e-3, 100)
-    shift = Shift.learned([[Differing(seconds, np.full(100, -0.08))]] * 3)
+    shift = Shift.learned([[CollectionPair(seconds, np.full(100, -0.08))]] * 3)
     known, software = MeasuredTime(1e-5, np.nan, np.nan), SoftwareRange(-1.0, 2.0, -0.5, 0.5)
     fit = Fit(default_constants("hopper", "bf16"), low=-0.1, high=0.1).for_software(software, shift)
     spread = 3 * fit.typical_spread

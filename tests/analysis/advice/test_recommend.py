@@ -10,7 +10,7 @@ import pytest
 from analysis.advice.measurements import Measurements, read_measurements
 from analysis.advice.options import Question, options_of
 from analysis.advice.recommend import _error, advise, advise_all
-from analysis.advice.sizes import Wishes
+from analysis.advice.sizes import SizeConstraints
 from analysis.advice.table import build_table, recommendations_markdown, write_table
 from analysis.advice.verdict import LEAVE_IT, LIKELY, MIN_GAIN
 from analysis.model.fit import UNCALIBRATED_PAIR, Fit
@@ -24,7 +24,7 @@ from sweeps.cases.case import Case
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 
 ODD = Gemm(1024, 1021, 1024, "bf16")
-ANY = Wishes(any_size=True)
+ANY = SizeConstraints(any_size=True)
 ROUND = replace(ODD, n=1024)
 
 

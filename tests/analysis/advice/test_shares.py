@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from analysis.advice.answers import answers_to
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of, question_of
-from analysis.advice.sizes import ANY_DIMENSION, Wishes
+from analysis.advice.sizes import ANY_DIMENSION, SizeConstraints
 from analysis.model.basis import find_basis
 from analysis.model.predict import Model
 from kernels.common.errors import UserError
@@ -40,7 +40,7 @@ def test_no_option_uses_more_than_the_allowance(
 
 def test_a_handful_of_rows_may_become_several_times_as_many() -> None:
     few = Gemm(4, 4096, 4096, "bf16")
-    question = question_of("125%", None, Wishes(change=("m",), any_size=True))
+    question = question_of("125%", None, SizeConstraints(change=("m",), any_size=True))
     options, _ = options_of(few, MODEL, Measurements({}), "cublas", question)
     assert {option.m for option in options if isinstance(option, Gemm)} == set(range(4, 10))
 
@@ -63,7 +63,9 @@ def test_nothing_is_said_against_padding_that_a_prediction_contradicts(tmp_path:
     basis = find_basis("nvidia-b200", tmp_path)
     eight = Gemm(8, 4096, 4096, "bf16")
     named, any_size = (
-        answers_to([eight], basis, Question("pad", 0.125, Wishes(change=("m",), any_size=any_)))
+        answers_to(
+            [eight], basis, Question("pad", 0.125, SizeConstraints(change=("m",), any_size=any_))
+        )
         for any_ in (False, True)
     )
     assert "that may be named" in named[0].advice.reason

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of
-from analysis.advice.sizes import Wishes, dimensions, sizes_near
+from analysis.advice.sizes import SizeConstraints, dimensions, sizes_near
 from analysis.model.predict import Model
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -46,19 +46,19 @@ def test_never_an_odd_number_of_channels_unless_any_will_do() -> None:
     named = names(CONV, Question("choose", 0.15))
     assert named["c"] == {32}
     assert 64 in named["kout"]
-    any_size = names(CONV, Question("choose", 0.15, Wishes(any_size=True)))
+    any_size = names(CONV, Question("choose", 0.15, SizeConstraints(any_size=True)))
     assert any(size % 8 for size in any_size["c"])
 
 
 def test_only_the_sizes_that_may_change_do() -> None:
-    for wishes in (Wishes(change=("n",)), Wishes(fix=("m", "k"))):
+    for wishes in (SizeConstraints(change=("n",)), SizeConstraints(fix=("m", "k"))):
         named = names(GEMM, Question("pad", 0.125, wishes))
         assert named["m"] == named["k"] == set()
         assert 50_304 in named["n"]
 
 
 def test_changed_sizes_are_multiples_of_what_is_asked_for() -> None:
-    named = names(GEMM, Question("choose", 0.15, Wishes(multiple=96)))
+    named = names(GEMM, Question("choose", 0.15, SizeConstraints(multiple=96)))
     assert all(size % 96 == 0 for sizes in named.values() for size in sizes)
     assert named["n"]
 
@@ -71,14 +71,14 @@ def test_a_vocabulary_can_be_shared_by_eight() -> None:
 @pytest.mark.parametrize(
     ("problem", "wishes", "words"),
     [
-        (GEMM, Wishes(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
-        (GEMM, Wishes(fix=("x",)), "has no size X"),
-        (CONV, Wishes(change=("n",)), "it has C, KOUT"),
-        (GEMM, Wishes(change=("m",), fix=("m",)), "no size of .* is left to be changed"),
+        (GEMM, SizeConstraints(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
+        (GEMM, SizeConstraints(fix=("x",)), "has no size X"),
+        (CONV, SizeConstraints(change=("n",)), "it has C, KOUT"),
+        (GEMM, SizeConstraints(change=("m",), fix=("m",)), "no size of .* is left to be changed"),
     ],
 )
 def test_a_wish_that_does_not_fit_gets_a_sentence(
-    problem: Problem, wishes: Wishes, words: str
+    problem: Problem, wishes: SizeConstraints, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
         wishes.check(problem)

@@ -15,16 +15,16 @@ from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers
 from analysis.audit.report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
-from analysis.audit.sums import Change, gain_of_step, summed
+from analysis.audit.sums import SumChange, gain_of_step, summed
 from analysis.model.basis import Basis, find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import Attention, Captured, Dimension, Grouped, Product
+from sweeps.capture.captured import Attention, Captured, Dimension, GroupedGemm, Product
 from sweeps.capture.sources import find_source
-from sweeps.capture.step import Step
+from sweeps.capture.step import ModelStep
 
-STEP = Step(batch=4, seq=512)
+STEP = ModelStep(batch=4, seq=512)
 GPT2 = find_source("gpt2")
 LLAMA = find_source("llama-3-8b", {"layers": 4})
 
@@ -140,7 +140,7 @@ def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
 
 
 def test_experts_are_predicted_as_a_batch() -> None:
-    forward = Grouped(1024, 4096, 2048, 8, "bf16")
+    forward = GroupedGemm(1024, 4096, 2048, 8, "bf16")
     assert as_problem(forward) == Gemm(128, 4096, 2048, "bf16", "nt", 8)
     few = replace(forward, m=3)  # when decoding, no more experts work than there are tokens
     assert as_problem(few) == Gemm(1, 4096, 2048, "bf16", "nt", 3)
@@ -149,7 +149,7 @@ def test_experts_are_predicted_as_a_batch() -> None:
 
 
 def test_tokens_may_go_to_few_experts_alone() -> None:
-    experts = Grouped(1024, 4096, 2048, 8, "bf16")
+    experts = GroupedGemm(1024, 4096, 2048, 8, "bf16")
     product = Product(experts, "experts", "mlp", "forward", 1, -1, 0, {"experts": "num_experts"})
     captured = Captured((product,), (), (), 1, 2)
     (balanced,) = Runtime().products(captured)
@@ -174,7 +174,7 @@ def test_causal_attention_counts_half_or_in_full(gpt2: Captured) -> None:
 
 
 def test_attention_is_counted_by_flops_and_never_for_one_token(h100: Basis) -> None:
-    decoding = capture(GPT2, Step("decode", batch=16, seq=1024))
+    decoding = capture(GPT2, ModelStep("decode", batch=16, seq=1024))
     account = account_of(decoding, Runtime(), h100)
     (missing,) = account.not_counted
     assert missing.startswith("attention: 16×12 heads of 64, 1 queries")
@@ -208,11 +208,11 @@ def test_a_model_says_how_alike_the_errors_of_a_sum_are(h100: Basis, gpt2: Captu
 
 
 def test_a_step_gains_what_its_products_gain() -> None:
-    half = gain_of_step(100.0, [Change(40.0, (2.0, 2.0, 2.0))])
+    half = gain_of_step(100.0, [SumChange(40.0, (2.0, 2.0, 2.0))])
     assert half == pytest.approx((100 / 80 - 1,) * 3)
-    unsure = gain_of_step(100.0, [Change(40.0, (2.0, 1.0, 4.0))])
+    unsure = gain_of_step(100.0, [SumChange(40.0, (2.0, 1.0, 4.0))])
     assert unsure == pytest.approx((0.25, 0.0, 100 / 70 - 1))
-    costs = gain_of_step(100.0, [Change(40.0, (2.0, 2.0, 2.0))], more=20.0)
+    costs = gain_of_step(100.0, [SumChange(40.0, (2.0, 2.0, 2.0))], more=20.0)
     assert costs.value == pytest.approx(0.0)
     assert gain_of_step(100.0, [], unsure=10.0) == pytest.approx((0, 100 / 110 - 1, 100 / 90 - 1))
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.fleet.anchors import Device, Fleet
+from analysis.fleet.anchors import Fleet, FleetDevice
 from analysis.fleet.speeds import fleet_speeds
-from analysis.fleet.verdict import ORDINARY, SLOW, THROTTLED, Verdict, judge, name_of
+from analysis.fleet.verdict import ORDINARY, SLOW, THROTTLED, DeviceVerdict, judge, name_of
 from tests.studies.fleets import MARGIN, PLAIN, Setting, simulate
 
 I = 5  # noqa: E741  the GPU that something is wrong with
@@ -43,7 +43,7 @@ def changed(
     return replace(fleet, log_time=log, sensors=values, throttled=seen, devices=tuple(devices))
 
 
-def verdict_of(fleet: Fleet, margin: float = MARGIN) -> Verdict:
+def verdict_of(fleet: Fleet, margin: float = MARGIN) -> DeviceVerdict:
     verdicts = judge(fleet, fleet_speeds(fleet), margin)
     others = [verdict for i, verdict in enumerate(verdicts) if i != I]
     assert {verdict.verdict for verdict in others} == {ORDINARY}
@@ -170,7 +170,7 @@ def test_of_fewer_than_three_nobody_is_slow(count: int) -> None:
 
 
 def test_names() -> None:
-    assert name_of(Device(3, "ab12cd34", 1, "4/8"), True) == "GPU 3 (ab12cd34) of node 1"
-    assert name_of(Device(3, "", 1, "4/8"), False) == "GPU 3"
-    assert name_of(Device(None, "", 2, "1/4"), True) == "worker 1/4 of node 2"
-    assert name_of(Device(None, "", None, "1/4"), False) == "worker 1/4"
+    assert name_of(FleetDevice(3, "ab12cd34", 1, "4/8"), True) == "GPU 3 (ab12cd34) of node 1"
+    assert name_of(FleetDevice(3, "", 1, "4/8"), False) == "GPU 3"
+    assert name_of(FleetDevice(None, "", 2, "1/4"), True) == "worker 1/4 of node 2"
+    assert name_of(FleetDevice(None, "", None, "1/4"), False) == "worker 1/4"

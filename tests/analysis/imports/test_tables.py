@@ -11,7 +11,7 @@ import pytest
 
 from analysis.imports.tables import (
     PACKAGE,
-    Table,
+    PublicTable,
     choose_tables,
     find_tables,
     read_rows,
@@ -111,8 +111,8 @@ def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         find_tables()
 
 
-def a_table(framework: str, version: str, rows: int) -> Table:
-    return Table(Path("t"), "NVIDIA H200", framework, version, rows, "", "")
+def a_table(framework: str, version: str, rows: int) -> PublicTable:
+    return PublicTable(Path("t"), "NVIDIA H200", framework, version, rows, "", "")
 
 
 def test_the_preferred_framework_s_latest_is_taken_unless_it_knows_few_shapes() -> None:

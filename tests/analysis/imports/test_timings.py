@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.imports.public import read_source
-from analysis.imports.timings import Told, read_timings
+from analysis.imports.timings import FileDefaults, read_timings
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.operation import as_problem
@@ -61,7 +61,7 @@ def read(folder: Path, text: str, **told: str) -> list[tuple[object, str, float]
     """Problem, implementation and time of each row."""
     path = folder / "times.csv"
     path.write_text(text, encoding="utf-8")
-    timings = read_timings(path, Told(**told))
+    timings = read_timings(path, FileDefaults(**told))
     assert timings is not None
     rows = timings.rows.to_dict("records")
     return [(as_problem(problem_of(r)), r["implementation"], r["time_us"]) for r in rows]
@@ -232,7 +232,7 @@ def test_any_bytes_are_times_or_a_sentence(
     path = tmp_path_factory.mktemp("any") / "times.csv"
     path.write_bytes(b"m,n,k,dtype,time_us\n8,8,8,bf16,1\n" + data)
     try:
-        timings = read_timings(path, Told())
+        timings = read_timings(path, FileDefaults())
     except UserError:
         return
     assert timings is not None

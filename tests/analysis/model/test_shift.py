@@ -13,7 +13,7 @@ from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.predict import Model
 from analysis.model.prior import GROUP
 from analysis.model.query import Query
-from analysis.model.shift import Differing, Shift
+from analysis.model.shift import CollectionPair, Shift
 from kernels.problem import Gemm
 from kernels.timemodel.constants import default_constants
 from tests.support.synthetic import H100
@@ -21,9 +21,9 @@ from tests.support.synthetic import H100
 TIMES = np.geomspace(2e-6, 5e-3, 4000)
 
 
-def differing(law: float, rows: int = 4000) -> Differing:
+def differing(law: float, rows: int = 4000) -> CollectionPair:
     """A collection that is slower by a factor everywhere, as its log."""
-    return Differing(TIMES[:: 4000 // rows], np.full(rows, law))
+    return CollectionPair(TIMES[:: 4000 // rows], np.full(rows, law))
 
 
 def test_what_three_siblings_show_is_half_believed_and_what_one_shows_a_quarter() -> None:
@@ -35,7 +35,7 @@ def test_what_three_siblings_show_is_half_believed_and_what_one_shows_a_quarter(
 
 def test_short_products_may_differ_otherwise_than_long_ones() -> None:
     law = np.where(TIMES < 10e-6, 0.06, -0.04)
-    shift = Shift.learned([[Differing(TIMES, law)]] * 3)
+    shift = Shift.learned([[CollectionPair(TIMES, law)]] * 3)
     # Beyond the first and the last median it stays; where the law changes, it is between both.
     far = np.array([1e-9, 3e-6, 1e-4, 1.0])
     expected = np.array([0.03, 0.03, -0.02, -0.02])
@@ -56,8 +56,8 @@ def test_every_sibling_weighs_as_much_and_every_collection_of_one() -> None:
 def test_siblings_weigh_as_much_in_each_range_of_times() -> None:
     short = np.full(1000, 5e-6)
     # All of the first one's rows lie where the others have a tenth of theirs.
-    first = Differing(short, np.full(1000, 0.1))
-    second = Differing(np.append(short[:10], np.full(90, 1e-3)), np.full(100, -0.1))
+    first = CollectionPair(short, np.full(1000, 0.1))
+    second = CollectionPair(np.append(short[:10], np.full(90, 1e-3)), np.full(100, -0.1))
     seconds = np.array([5e-6, 1e-3])
     shift = np.log(Shift.learned([[first], [second], [second]]).applied(seconds) / seconds)
     # Of long ones only two machines say something.
@@ -65,7 +65,7 @@ def test_siblings_weigh_as_much_in_each_range_of_times() -> None:
 
 
 def test_without_siblings_nothing_is_shifted() -> None:
-    nothing = Differing(np.empty(0), np.empty(0))
+    nothing = CollectionPair(np.empty(0), np.empty(0))
     assert Shift.learned([]) == Shift.learned([[], []]) == Shift.learned([[nothing]]) == Shift()
     # A machine that shares no shape with anybody is no machine more that shows something.
     assert Shift.learned([[differing(0.1)], [nothing]]) == Shift.learned([[differing(0.1)]])

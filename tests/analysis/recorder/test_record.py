@@ -14,10 +14,10 @@ import pytest
 
 from analysis.commands.record import find_place, plan_lines
 from analysis.recorder.archive import write_archive
-from analysis.recorder.parts import Part, Step, all_parts
+from analysis.recorder.parts import RecorderPart, RecorderStep, all_parts
 from analysis.recorder.recorder import (
-    Place,
     Recorder,
+    RecorderPlace,
     part_seconds,
     run_command,
     select_parts,
@@ -39,7 +39,7 @@ class Node:
     """
 
     def __init__(self, results: Path, kind: str = "gpu", fails: str = "") -> None:
-        self.place = Place(
+        self.place = RecorderPlace(
             "machine", "A machine", kind, results / "machine", results, {"torch": "2"}
         )
         self.clock = 0.0
@@ -51,7 +51,9 @@ class Node:
         self.share = 0.5  # of a sweep's time that its cases need
         self._work: dict[str, float] = {}
 
-    def slice(self, budget: float, parts: Sequence[Part] = PARTS) -> tuple[Recorder, list[str]]:
+    def slice(
+        self, budget: float, parts: Sequence[RecorderPart] = PARTS
+    ) -> tuple[Recorder, list[str]]:
         said: list[str] = []
         recorder = Recorder(
             self.place, parts, budget, ["--gpu", "0"], said.append, self.run, lambda: self.clock
@@ -82,12 +84,12 @@ class Node:
         self.done.append(step.name)
         return self._sweep(step, command) if step.sweeps else self._other(step, limit)
 
-    def _other(self, step: Step, limit: float) -> tuple[int | None, str]:
+    def _other(self, step: RecorderStep, limit: float) -> tuple[int | None, str]:
         seconds = START + 0.5 * (step.expected(self.place.kind) or 0.0)
         self.clock += min(seconds, limit)
         return (0, "{}") if seconds <= limit else (None, "")
 
-    def _sweep(self, step: Step, command: Sequence[str]) -> tuple[int, str]:
+    def _sweep(self, step: RecorderStep, command: Sequence[str]) -> tuple[int, str]:
         stop = float(command[command.index("--stop-after") + 1].removesuffix("s"))
         budget = float(command[command.index("--budget") + 1].removesuffix("s"))
         expected = step.expected(self.place.kind) or 0.0

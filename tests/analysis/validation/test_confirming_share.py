@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.advice.options import Question
-from analysis.imports.public import Source, read_source
+from analysis.imports.public import PublicRows, read_source
 from analysis.validation.holdout import validate
 from kernels.problem import Problem
 from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST
@@ -37,7 +37,7 @@ def collections(folder: Path, jumps: float, noise: float, law: Law = LAW) -> Col
     truth = law(problems(cases))
     truth = truth * np.exp(jumps * np.random.default_rng(7).standard_normal(len(truth)))
 
-    def measured(seed: int) -> Source:
+    def measured(seed: int) -> PublicRows:
         off = noise * np.random.default_rng(seed).standard_normal(len(truth))
         return read_source(record(folder / str(seed), cases, truth * np.exp(off)), H100)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.imports.tables import Table, choose_tables, find_tables, read_table
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_table
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.predict import model_from_json
 from analysis.model.prior import GROUP
-from analysis.validation.software import Collection, Interval, warm_query
+from analysis.validation.software import CollectionErrors, ErrorRange, warm_query
 from kernels.machine import known_machine, slug_of_device
 from kernels.timemodel.constants import shipped_fits
 from tests.studies.shipping.generation import carried_collections, judge_generation
@@ -36,7 +36,7 @@ def fits() -> dict[str, Fit]:
     }
 
 
-def table(folder: Path, slug: str, factor: float, rows: int) -> Table:
+def table(folder: Path, slug: str, factor: float, rows: int) -> PublicTable:
     """Times by the machine's own shipped constants, all slower by a factor, with 2 % of noise."""
     machine = known_machine(slug)
     assert slug_of_device(machine.name) == slug
@@ -68,13 +68,15 @@ def test_each_machine_is_predicted_by_every_other_one_of_its_generation(tmp_path
     assert abs(right) < 0.1  # H100's constants, scaled, are not far off an H200's own
 
 
-def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> Collection:
+def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> CollectionErrors:
     """Log ratios that scatter about 0, one machine's constants on another."""
     sizes = pd.DataFrame(random_sizes(rows, 0), columns=list("mnk")).assign(dtype="bf16")
     predicted = np.full(rows, 1e-5)
     log_ratios = scatter * np.random.default_rng(rows).standard_normal(rows)
     seconds, spreads = predicted * np.exp(log_ratios), np.ones(rows)
-    one = Collection.from_times(slug, "made up", warm_query(sizes), predicted, seconds, spreads)
+    one = CollectionErrors.from_times(
+        slug, "made up", warm_query(sizes), predicted, seconds, spreads
+    )
     return replace(one, origin=origin)
 
 
@@ -156,5 +158,5 @@ def test_what_is_recorded_is_what_the_tables_give() -> None:
     for name in ("rows", "median", "mean", "p95"):
         assert getattr(one.errors, name) == pytest.approx(recorded[name], rel=0.02)
     # What is shipped was learned from these rows among others.
-    learned = Interval(SoftwareRange(**shipped_fits()["generation"]), {})
+    learned = ErrorRange(SoftwareRange(**shipped_fits()["generation"]), {})
     assert one.inside(learned).mean() > 0.9

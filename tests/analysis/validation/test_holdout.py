@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.imports.public import Source, read_source
+from analysis.imports.public import PublicRows, read_source
 from analysis.model.features import Inputs
 from analysis.model.query import Query
 from analysis.plots.model_quality import (
@@ -20,7 +20,7 @@ from analysis.plots.model_quality import (
 from analysis.validation.design import choose_rows
 from analysis.validation.errors import Errors
 from analysis.validation.holdout import Validation, validate
-from analysis.validation.learning_curve import Point, learning_curve, noise_floor
+from analysis.validation.learning_curve import CurvePoint, learning_curve, noise_floor
 from analysis.validation.report import curve_text, held_back_table, validation_text
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -44,7 +44,7 @@ def rows_of(problem: Problem) -> int:
     return problem.m
 
 
-def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> Source:
+def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> PublicRows:
     cases = gemm_cases(dict.fromkeys(random_sizes(count)))
     truth = model_law(LAW)(problems(cases))
     rng = np.random.default_rng(0)
@@ -53,12 +53,12 @@ def a_source(folder: Path, count: int = 260, noise: float = 0.02) -> Source:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> PublicRows:
     return a_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
-def found(source: Source) -> Validation:
+def found(source: PublicRows) -> Validation:
     """Calibrated on 60 rows; it takes seconds."""
     return validate(source, H100, calibrate=60)
 
@@ -78,7 +78,7 @@ def test_the_document_has_what_was_promised(found: Validation) -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_a_known_law_is_learned_and_beats_every_baseline(source: Source) -> None:
+def test_a_known_law_is_learned_and_beats_every_baseline(source: PublicRows) -> None:
     found = validate(source, H100, calibrate=120)
     assert found.errors.median is not None
     assert found.errors.median < 0.03  # the noise is 2 %
@@ -92,8 +92,8 @@ def test_a_known_law_is_learned_and_beats_every_baseline(source: Source) -> None
 
 
 @pytest.mark.slow
-def test_the_choice_of_rows_never_looks_at_a_time(source: Source, found: Validation) -> None:
-    shuffled = Source(
+def test_the_choice_of_rows_never_looks_at_a_time(source: PublicRows, found: Validation) -> None:
+    shuffled = PublicRows(
         source.name, source.dtype, source.problems, source.implementations,
         source.seconds[::-1].copy(), source.kernels, source.skipped,
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_choice_of_rows_never_looks_at_a_time(source: Source, found: Validat
     assert again.calibrated.tolist() != found.calibrated.tolist()
 
 
-def test_without_calibration_the_constants_are_anothers(source: Source) -> None:
+def test_without_calibration_the_constants_are_anothers(source: PublicRows) -> None:
     found = validate(source, H100, calibrate=0)
     assert found.constants_from == "nvidia-a100-sxm-80gb"
     assert len(found.tested) == len(source)
@@ -144,7 +144,7 @@ def test_beyond_a_size_nothing_was_calibrated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Source) -> None:
+def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: PublicRows) -> None:
     source = source.take(slice(0, 130))
     found = validate(source, H100, holdout="folds")
     assert len(found.tested) == len(found.calibrated) == len(source)
@@ -159,7 +159,7 @@ def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Sour
     assert np.median(missed) < 0.5
 
 
-def convolutions(count: int) -> Source:
+def convolutions(count: int) -> PublicRows:
     """fp32 3×3 layers on an A100, each by the fastest of three algorithms of a known law."""
     rng = np.random.default_rng(0)
     problems = [
@@ -178,7 +178,7 @@ def convolutions(count: int) -> Source:
     }
     kernels = [(named[int(a)],) for a in guess.algorithm]
     seconds = guess.time * np.exp(0.02 * rng.standard_normal(count))
-    return Source("made", "fp32", problems, ["cudnn"] * count, seconds, kernels, {})
+    return PublicRows("made", "fp32", problems, ["cudnn"] * count, seconds, kernels, {})
 
 
 def test_each_algorithm_of_a_convolution_has_its_law_and_is_reported_apart() -> None:
@@ -209,7 +209,7 @@ def test_a_prediction_never_sees_the_names_of_its_own_kernels() -> None:
     assert again.prediction.estimate.time == pytest.approx(found.prediction.estimate.time)
 
 
-def test_tiles_are_compared_where_names_have_them(source: Source, found: Validation) -> None:
+def test_tiles_are_compared_where_names_have_them(source: PublicRows, found: Validation) -> None:
     assert found.tile_agreement is None
     e = found.prediction.estimate
     named = [("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT",)] * len(source)
@@ -217,7 +217,7 @@ def test_tiles_are_compared_where_names_have_them(source: Source, found: Validat
     assert agreement == pytest.approx(np.mean((e.bm == 128) & (e.bn == 256)))
 
 
-def test_more_rows_than_there_are_is_a_sentence(source: Source) -> None:
+def test_more_rows_than_there_are_is_a_sentence(source: PublicRows) -> None:
     with pytest.raises(UserError, match="give --calibrate of at most"):
         validate(source, H100, calibrate=100_000)
 
@@ -227,7 +227,7 @@ def test_cliffs_count_what_they_say() -> None:
     seconds = np.array([1.0, 1.2, 1.0, 1.2, 1.0, 1.0, 1.0, 0.9])
     predicted = np.array([1.0, 1.1, 1.0, 1.0, 1.0, 1.1, 1.0, 0.9])
     small = Gemm(8, 8, 8, "bf16")
-    made = Source(
+    made = PublicRows(
         "x", "bf16", [*base, small, replace(small, m=9)], ["cublas"] * 10,
         np.append(seconds, [1.0, 2.0]), [()] * 10, {},
     )  # fmt: skip
@@ -256,7 +256,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
 
 
 @pytest.mark.slow
-def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: Source) -> None:
+def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: PublicRows) -> None:
     points = learning_curve(source, H100, counts=(32, 128, 100_000))
     rows = [point for point in points if point.holdout == "rows"]
     assert [point.count for point in rows] == [32, 128]
@@ -267,7 +267,7 @@ def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: Source) -> 
 
 
 def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
-    source: Source, tmp_path: Path
+    source: PublicRows, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(1)
     again = replace(
@@ -281,7 +281,7 @@ def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
 
 
 def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
-    curve = [Point("rows", 60, found.errors), Point("rows", 120, found.errors)]
+    curve = [CurvePoint("rows", 60, found.errors), CurvePoint("rows", 120, found.errors)]
     written = write_validation_plots(found, tmp_path, curve, found.errors)
     assert {"learning-curve", "predicted-measured", "error-by-shape"} <= {p.stem for p in written}
     rows = held_back_table(found)

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.imports.tables import Table, choose_tables, find_tables, read_rows, read_table
+from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_rows, read_table
 from analysis.model.basis import find_basis
 from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from analysis.validation.software import Collection
+from analysis.validation.software import CollectionErrors
 from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
@@ -38,7 +38,9 @@ from tests.support.synthetic import H100, model_law, random_sizes
 A, B, C, D = "nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-l40s", "nvidia-b300"
 
 
-def collection(slug: str, scatter: float, rows: int = 4000, spread: float = 1.0) -> Collection:
+def collection(
+    slug: str, scatter: float, rows: int = 4000, spread: float = 1.0
+) -> CollectionErrors:
     """Random shapes whose times scatter about the predictions, in proportion to their spread."""
     rng = np.random.default_rng(rows)
     problems = [Gemm(m, n, k, "bf16") for m, n, k in random_sizes(rows, rows)]
@@ -47,7 +49,7 @@ def collection(slug: str, scatter: float, rows: int = 4000, spread: float = 1.0)
     spreads = spread * rng.uniform(1, 3, rows)
     measured = predicted * np.exp(scatter * spreads * rng.standard_normal(rows))
     query = Query.plain(problems, "cublas", warm=True)
-    return Collection.from_times(slug, "made up", query, predicted, measured, spreads)
+    return CollectionErrors.from_times(slug, "made up", query, predicted, measured, spreads)
 
 
 def test_the_interval_of_other_machines_holds_nine_in_ten_rows_of_a_like_one() -> None:
@@ -81,7 +83,7 @@ def test_the_models_own_error_and_that_of_other_software_add_in_quadrature() -> 
     assert (fit.low, fit.high) == (pytest.approx(-1.645), 2.0)
 
 
-def table(folder: Path, framework: str, factor: float) -> Table:
+def table(folder: Path, framework: str, factor: float) -> PublicTable:
     """The law's times of one framework, all slower by a factor, with 2 % of noise."""
     sizes = sorted(set(random_sizes(2 * FITTED_ROWS, 0)))
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])

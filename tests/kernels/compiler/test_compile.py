@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from kernels.compiler.assembly import InnerLoop
-from kernels.compiler.compilecheck import ARCHES, Row, _complaints, _expected, _Facts, _Job, _jobs
+from kernels.compiler.compilecheck import (
+    ARCHES,
+    CompileRow,
+    _complaints,
+    _expected,
+    _Facts,
+    _Job,
+    _jobs,
+)
 from kernels.compiler.compiletable import compile_markdown, differing_cells
 from kernels.config import HAND_WRITTEN, PersistentConfig, TileConfig
 from kernels.machine import machine_of_arch
@@ -382,7 +390,7 @@ def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copie
 
 
 def test_the_table_folds_layouts_and_shows_spills() -> None:
-    good = Row(
+    good = CompileRow(
         "triton-tiled", "gemm", "bm=128", "bf16", "nt", 16, "sm_90", "wgmma", 168, 0, 1 << 17, 16,
         1.0, 1.0, 90, 4, False, 1, True, "",
     )  # fmt: skip

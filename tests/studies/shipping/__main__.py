@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from analysis.imports.tables import DTYPES, Table, choose_tables, find_tables, read_rows
+from analysis.imports.tables import DTYPES, PublicTable, choose_tables, find_tables, read_rows
 from analysis.model.prior import DTYPE
 from analysis.model.shift import Shift
 from analysis.recordings.imported import VALIDATION, folder_of, is_of_file
@@ -24,7 +24,7 @@ from sweeps.store import write_whole
 
 if TYPE_CHECKING:
     from analysis.model.fit import Fit
-    from analysis.validation.software import Collection
+    from analysis.validation.software import CollectionErrors
     from tests.studies.shipping.learning import Move, ShippedFit
 
 
@@ -64,7 +64,7 @@ def main(
 
     tables = find_tables()
     chosen = _imported(choose_tables(tables), results)
-    collections: list[Collection] = []
+    collections: list[CollectionErrors] = []
     moves: list[Move] = []
     shipped: dict[str, dict[str, ShippedFit]] = {dtype: {} for dtype in DTYPES.values()}
     for slug, table in chosen.items():
@@ -110,7 +110,7 @@ def main(
         )
 
 
-def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
+def _imported(tables: Mapping[str, PublicTable], results: Path) -> dict[str, PublicTable]:
     """The tables of all machines; each must have been imported."""
     known = {slug: table for slug, table in sorted(tables.items()) if slug in known_machines()}
     for slug in known:
@@ -126,16 +126,16 @@ def _imported(tables: Mapping[str, Table], results: Path) -> dict[str, Table]:
 class _Learned(NamedTuple):
     """Errors of predictions of collections that they had not seen, by the prior that predicted."""
 
-    public: Sequence[Collection]
+    public: Sequence[CollectionErrors]
     shipped: Mapping[str, ShippedFit]
-    carried: Sequence[Collection]
-    averaged: Sequence[Collection]
-    narrow_public: Sequence[Collection]
-    narrow_shipped: Sequence[Collection]
+    carried: Sequence[CollectionErrors]
+    averaged: Sequence[CollectionErrors]
+    narrow_public: Sequence[CollectionErrors]
+    narrow_shipped: Sequence[CollectionErrors]
 
 
 def _shipped_text(
-    chosen: Mapping[str, Table], fits: Mapping[str, Mapping[str, Fit]], learned: _Learned
+    chosen: Mapping[str, PublicTable], fits: Mapping[str, Mapping[str, Fit]], learned: _Learned
 ) -> str:
     """The document of shipped.json: see :func:`kernels.timemodel.constants.shipped_fits`."""
     from tests.studies.shipping.generation import averaged_pairs, carried_pairs

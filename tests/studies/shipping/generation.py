@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.imports.tables import Table, read_rows
+from analysis.imports.tables import PublicTable, read_rows
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.prior import (
@@ -23,7 +23,7 @@ from analysis.model.prior import (
     nearest_sibling,
     sibling_pairs,
 )
-from analysis.validation.software import Collection, Interval, judged_row, warm_query
+from analysis.validation.software import CollectionErrors, ErrorRange, judged_row, warm_query
 from kernels.machine import Machine, known_machine
 from kernels.timemodel.constants import Constants, scaled_constants
 from tests.studies.shipping.learning import ShippedFit, software_range, widened_by_others
@@ -31,7 +31,9 @@ from tests.studies.shipping.learning import ShippedFit, software_range, widened_
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
-def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> list[Collection]:
+def carried_collections(
+    fits: Mapping[str, Fit], tables: Iterable[PublicTable]
+) -> list[CollectionErrors]:
     """Every collection of each machine, as constants of each other of its generation predict it.
 
     Args:
@@ -51,14 +53,16 @@ def carried_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> lis
                 spreads = fit.spreads(np.ones(len(rows)))  # all alike, as without trees
                 constants = scaled_constants(fit.constants, there, here, DTYPE)
                 predicted = inputs.estimate(constants).time
-                one = Collection.from_times(
+                one = CollectionErrors.from_times(
                     here.slug, table.source, query, predicted, seconds, spreads
                 )
                 found.append(replace(one, origin=there.slug))
     return found
 
 
-def averaged_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> list[Collection]:
+def averaged_collections(
+    fits: Mapping[str, Fit], tables: Iterable[PublicTable]
+) -> list[CollectionErrors]:
     """Every collection as the mean of the constants of all other generations predicts it.
 
     Args:
@@ -74,7 +78,7 @@ def averaged_collections(fits: Mapping[str, Fit], tables: Iterable[Table]) -> li
         predicted = Inputs.of(here, query).estimate(constants).time
         alike = np.ones(len(rows))  # all spreads are alike, as without trees
         found.append(
-            Collection.from_times(here.slug, table.source, query, predicted, seconds, alike)
+            CollectionErrors.from_times(here.slug, table.source, query, predicted, seconds, alike)
         )
     return found
 
@@ -108,7 +112,7 @@ def _without_generation(fits: Mapping[str, Fit], here: Machine) -> Fit:
 
 
 def judge_generation(
-    shipped: Mapping[str, ShippedFit], collections: Sequence[Collection]
+    shipped: Mapping[str, ShippedFit], collections: Sequence[CollectionErrors]
 ) -> list[dict[str, Any]]:
     """Each machine's collections by the constants that it would get if nobody had measured it.
 
@@ -124,7 +128,7 @@ def judge_generation(
         fits = widened_by_others({name: one for name, one in shipped.items() if name != slug})
         learned = software_range([c for c in collections if slug not in (c.origin, c.slug)])
         fit = carried_fit(fits[there.slug], there, here, learned)
-        interval = Interval(
+        interval = ErrorRange(
             SoftwareRange(fit.low, fit.high, fit.pair_low, fit.pair_high), fit.groups
         )
         rows += [

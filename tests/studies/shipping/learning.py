@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.imports.tables import Table, read_rows
+from analysis.imports.tables import PublicTable, read_rows
 from analysis.model.corrected import corrected_estimate
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit, SoftwareRange
@@ -38,8 +38,8 @@ from analysis.recordings.imported import folder_of
 from analysis.validation.errors import Errors
 from analysis.validation.software import (
     _NO_RANGE,
-    Collection,
-    Interval,
+    CollectionErrors,
+    ErrorRange,
     differing,
     judged_row,
     median_times,
@@ -80,7 +80,7 @@ _NO_SHIFT = Shift()
 
 
 def learned_factors(
-    collections: Sequence[Collection], ranges: Mapping[str, SoftwareRange]
+    collections: Sequence[CollectionErrors], ranges: Mapping[str, SoftwareRange]
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """By generation, what each kind of shape multiplies an interval's ends by.
 
@@ -97,7 +97,7 @@ def learned_factors(
     return found
 
 
-def learned_spread(collections: Sequence[Collection], independent: int) -> dict[str, float]:
+def learned_spread(collections: Sequence[CollectionErrors], independent: int) -> dict[str, float]:
     """Two standard deviations of a kind of prior, see :class:`analysis.model.prior.Spread`.
 
     ``scale`` is the root mean square of the collections' median log ratios, widened because few
@@ -138,7 +138,7 @@ def constants_spread(pairs: Iterable[tuple[Constants, Constants]]) -> float:
     return float(_MAD_TO_STD * np.median(np.abs(left)))
 
 
-def software_range(collections: Sequence[Collection]) -> SoftwareRange:
+def software_range(collections: Sequence[CollectionErrors]) -> SoftwareRange:
     """The range of nine in ten errors.
 
     Every machine weighs as much, by the constants of each other machine; on it every collection.
@@ -166,7 +166,9 @@ def software_range(collections: Sequence[Collection]) -> SoftwareRange:
     return SoftwareRange(*times, *(ends(pairs) if any(map(len, pairs)) else times))
 
 
-def sibling_shift(table: Table, chosen: Mapping[str, Table], tables: Iterable[Table]) -> Shift:
+def sibling_shift(
+    table: PublicTable, chosen: Mapping[str, PublicTable], tables: Iterable[PublicTable]
+) -> Shift:
     """How other software differs from a table's on its machine's siblings (none of its own rows).
 
     Args:
@@ -188,13 +190,13 @@ class ShippedFit:
     """Constants to be shipped; the first collection is of the rows that they were not fitted to."""
 
     fit: Fit
-    collections: Sequence[Collection]
+    collections: Sequence[CollectionErrors]
 
 
 def shipped_fit(
     machine: Machine,
-    table: Table,
-    tables: Iterable[Table],
+    table: PublicTable,
+    tables: Iterable[PublicTable],
     dtype: str = DTYPE,
     shift: Shift = _NO_SHIFT,
 ) -> ShippedFit:
@@ -219,11 +221,11 @@ def shipped_fit(
     inputs = Inputs.of(machine, warm_query(sample))
     constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
 
-    def judged(source: str, part: pd.DataFrame, fit: Fit) -> Collection:
+    def judged(source: str, part: pd.DataFrame, fit: Fit) -> CollectionErrors:
         query, seconds = warm_query(part), part["time_us"].to_numpy() * 1e-6
         predicted = fit.shift.applied(Inputs.of(machine, query).estimate(constants).time)
         spreads = fit.spreads(np.ones(len(part)))  # all alike, as without trees
-        return Collection.from_times(machine.slug, source, query, predicted, seconds, spreads)
+        return CollectionErrors.from_times(machine.slug, source, query, predicted, seconds, spreads)
 
     rest = {source: rows[~chosen[source]] for source, rows in rows_of.items()}
     bare = Fit(constants, rows=len(sample), aligned_only=True, layout="nt", shift=shift)
@@ -241,7 +243,7 @@ def shipped_fit(
 
 def narrow_collections(
     path: Path, results: Path, fits: Mapping[str, Fit]
-) -> tuple[list[Collection], list[Collection]]:
+) -> tuple[list[CollectionErrors], list[CollectionErrors]]:
     """A file's times at small N, as the imported tables and as the shipped constants predict them.
 
     Args:
@@ -265,7 +267,7 @@ def narrow_collections(
         guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
         predicted = fit.shift.applied(guess.time)
         public.append(
-            Collection.from_times(
+            CollectionErrors.from_times(
                 machine.slug, path.stem, query, predicted, seconds, fit.spreads(spread)
             )
         )
@@ -273,12 +275,12 @@ def narrow_collections(
         predicted = fit.shift.applied(inputs.estimate(fit.constants).time)
         alike = fit.spreads(np.ones(len(seconds)))
         shipped.append(
-            Collection.from_times(machine.slug, path.stem, query, predicted, seconds, alike)
+            CollectionErrors.from_times(machine.slug, path.stem, query, predicted, seconds, alike)
         )
     return public, shipped
 
 
-def framework_floor(tables: Iterable[Table]) -> list[dict[str, Any]]:
+def framework_floor(tables: Iterable[PublicTable]) -> list[dict[str, Any]]:
     """How far a framework's earlier version is from its later one on the same machine.
 
     No prediction without own measurements can be expected to be closer. Errors are of the earlier
@@ -300,13 +302,13 @@ def framework_floor(tables: Iterable[Table]) -> list[dict[str, Any]]:
     return found
 
 
-def _version_key(table: Table) -> list[int]:
+def _version_key(table: PublicTable) -> list[int]:
     """The numbers in a framework's version, in their order: 0.5.6.post2 comes before 0.5.14."""
     return [int(number) for number in re.findall(r"\d+", table.version)]
 
 
 def judge_model(
-    collections: Sequence[Collection], more: Sequence[Collection] = ()
+    collections: Sequence[CollectionErrors], more: Sequence[CollectionErrors] = ()
 ) -> list[dict[str, Any]]:
     """Each collection's errors, and its coverage by an interval that had not seen it.
 
@@ -324,18 +326,18 @@ def judge_model(
 
 
 def _interval_without(
-    one: Collection, collections: Sequence[Collection], more: Sequence[Collection]
-) -> Interval:
+    one: CollectionErrors, collections: Sequence[CollectionErrors], more: Sequence[CollectionErrors]
+) -> ErrorRange:
     others = [c for c in collections if c is not one]
     others += [c for c in more if c.slug != one.slug]
     ranges = {c.slug: _range_without(one, collections) for c in others}
-    return Interval(
+    return ErrorRange(
         _range_without(one, collections),
         learned_factors(others, ranges).get(one.generation, {}),
     )
 
 
-def _range_without(one: Collection, collections: Sequence[Collection]) -> SoftwareRange:
+def _range_without(one: CollectionErrors, collections: Sequence[CollectionErrors]) -> SoftwareRange:
     elsewhere = [c for c in collections if c.slug != one.slug]
     here = [c for c in collections if c.slug == one.slug and c is not one]
     if not elsewhere or not here:
@@ -344,7 +346,7 @@ def _range_without(one: Collection, collections: Sequence[Collection]) -> Softwa
 
 
 def judge_shipped(
-    shipped: Sequence[ShippedFit], more: Sequence[Collection] = ()
+    shipped: Sequence[ShippedFit], more: Sequence[CollectionErrors] = ()
 ) -> list[dict[str, Any]]:
     """Each collection's errors, and its coverage by an interval that had not seen it.
 
@@ -372,7 +374,7 @@ class Move:
     gained: float
 
 
-def advised_moves(folder: Path, table: Table, tables: Iterable[Table]) -> list[Move]:
+def advised_moves(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> list[Move]:
     """An imported table's advice to move, once per other collection that timed both shapes."""
     told = json.loads((folder / "recommendations.json").read_bytes())
     moves = []

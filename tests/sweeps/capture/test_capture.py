@@ -11,14 +11,14 @@ from torch.utils.checkpoint import checkpoint
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, linear
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import ROLES, Attention, Grouped, Product, with_names
+from sweeps.capture.captured import ROLES, Attention, GroupedGemm, Product, with_names
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import find_source
-from sweeps.capture.step import Step
+from sweeps.capture.step import ModelStep
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 
-STEP = Step(batch=2, seq=128)
+STEP = ModelStep(batch=2, seq=128)
 SMALL = {"hidden": 256, "heads": 4, "layers": 5, "vocab": 1003}
 
 
@@ -81,7 +81,7 @@ def test_roles_and_places_of_gradients_are_those_of_the_forward_product() -> Non
 
 
 def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
-    captured = capture(find_source("resnet-50"), Step(batch=2))
+    captured = capture(find_source("resnet-50"), ModelStep(batch=2))
     convs = [p for p in captured.products if isinstance(p.work, Conv)]
     counts = {
         name: sum(p.count for p in convs if isinstance(p.work, Conv) and p.work.pass_ == name)
@@ -113,7 +113,7 @@ def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
 )
 def test_slopes_foresee_a_third_value(name: str, changes: dict[str, int]) -> None:
     source = find_source(name)
-    step = Step(mode="prefill", batch=2, seq=128)
+    step = ModelStep(mode="prefill", batch=2, seq=128)
     base = capture(source, step)
     named = {d.name: d for d in dimensions(source, step, base)}
     changed = capture(source, step, changes)
@@ -177,18 +177,18 @@ def build(width: int = 24, experts: int = 4) -> nn.Module:
 
 def test_any_module_s_products_are_seen() -> None:
     source = find_source(f"{__name__}:build", inputs=["x[3,40,24]"])
-    captured = capture(source, Step(dtype="bf16"))
+    captured = capture(source, ModelStep(dtype="bf16"))
     works = [p.work for p in forward(captured.products)]
     assert works[0] == Gemm(40, 40, 24, "bf16", "nt", 3)
     assert works[1] == Gemm(40, 24, 40, "bf16", "nn", 3)
     conv = works[2]
     assert isinstance(conv, Conv)
     assert (conv.h, conv.w, conv.r, conv.s, conv.groups) == (1, 40, 1, 3, 2)
-    assert works[3] == Grouped(120, 48, 24, 4, "bf16", "nn")
+    assert works[3] == GroupedGemm(120, 48, 24, 4, "bf16", "nn")
     assert isinstance(works[4], Attention)
     assert works[5] == Gemm(120, 1, 24, "bf16", "nn")
     assert {p.pass_ for p in captured.products} == {"forward", "dgrad", "wgrad", "backward"}
-    found = dimensions(source, Step(), capture(source, Step()), ("experts",))
+    found = dimensions(source, ModelStep(), capture(source, ModelStep()), ("experts",))
     assert [d.name for d in found] == ["experts"]
 
 
@@ -226,13 +226,13 @@ def mixed_filters() -> nn.Module:
     return nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3))
 
 
-def of(factory: str, *inputs: str, step: Step = STEP) -> list[Product]:
+def of(factory: str, *inputs: str, step: ModelStep = STEP) -> list[Product]:
     return list(capture(find_source(f"{__name__}:{factory}", inputs=inputs), step).products)
 
 
 @pytest.mark.parametrize("mode", ["train", "prefill"])
 def test_pytorch_s_own_attention_is_one_operation(mode: str) -> None:
-    products = of("encoder", "x[2,128,32]", step=Step(mode))
+    products = of("encoder", "x[2,128,32]", step=ModelStep(mode))
     attention = [p for p in products if isinstance(p.work, Attention)]
     assert sum(p.count for p in attention if p.pass_ == "forward") == 3
     assert sum(p.count for p in attention if p.pass_ == "backward") == 3 * (mode == "train")
@@ -262,14 +262,14 @@ def test_filters_of_one_tap_are_stored_as_the_images_are() -> None:
 
 def test_what_nobody_times_is_named() -> None:
     captured = capture(find_source(f"{__name__}:recurrent", inputs=["float32[5,2,16]"]),
-                       Step(dtype="fp32"))  # fmt: skip
+                       ModelStep(dtype="fp32"))  # fmt: skip
     assert not captured.products
     assert any("rnn" in name or "lstm" in name for name in captured.uncounted)
 
 
 def test_names_of_gradients_do_not_depend_on_sizes_that_are_the_same() -> None:
     source = find_source("llama-2-7b", {"layers": 2})
-    step = Step(batch=2, seq=2048)  # as many tokens as there are hidden units
+    step = ModelStep(batch=2, seq=2048)  # as many tokens as there are hidden units
     base = capture(source, step)
     products = with_names(base, dimensions(source, step, base)).products
     (q,) = (p for p in products if p.role == "q" and p.pass_ == "wgrad")
@@ -277,7 +277,7 @@ def test_names_of_gradients_do_not_depend_on_sizes_that_are_the_same() -> None:
 
 
 def test_parts_of_one_tensor_are_each_read() -> None:
-    step = Step("prefill")
+    step = ModelStep("prefill")
     halves, apart = (
         capture(find_source(f"{__name__}:{name}", inputs=["x[64,32]"]), step)
         for name in ("gated_together", "gated_apart")
@@ -306,7 +306,7 @@ def gated_apart() -> nn.Module:
 
 
 def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
-    captured = capture(find_source("gpt2", SMALL), Step("decode", batch=8, seq=500, tokens=1))
+    captured = capture(find_source("gpt2", SMALL), ModelStep("decode", batch=8, seq=500, tokens=1))
     (attention,) = (p.work for p in captured.products if isinstance(p.work, Attention))
     assert (attention.queries, attention.keys, attention.causal) == (1, 501, False)
     assert {p.work.m for p in captured.products if isinstance(p.work, Gemm)} == {8}
@@ -318,7 +318,7 @@ def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
 
 def test_autocast_multiplies_in_its_dtype_and_keeps_parameters_in_fp32() -> None:
     source = find_source("gpt2", SMALL)
-    plain, cast = (capture(source, Step(batch=2, seq=64, autocast=on)) for on in (False, True))
+    plain, cast = (capture(source, ModelStep(batch=2, seq=64, autocast=on)) for on in (False, True))
     assert {p.work.dtype for p in cast.products} == {"bf16"}  # attention's, too
     assert cast.parameter_bytes == 2 * plain.parameter_bytes
     assert sum(m.bytes for m in cast.moved) > sum(m.bytes for m in plain.moved)
@@ -358,6 +358,6 @@ def test_sizes_that_do_not_fit_get_a_sentence() -> None:
     source = find_source("gpt2", SMALL)
     for model in ("resnet-50", "unet"):
         with pytest.raises(UserError, match="does not decode tokens"):
-            capture(find_source(model), Step("decode"))
+            capture(find_source(model), ModelStep("decode"))
     with pytest.raises(UserError, match="no size 'depth' to vary"):
         dimensions(source, STEP, capture(source, STEP), ("depth",))

@@ -11,16 +11,16 @@ import pytest
 
 from kernels.common.errors import UserError
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import ROLES, Attention, Grouped, with_names
+from sweeps.capture.captured import ROLES, Attention, GroupedGemm, with_names
 from sweeps.capture.sources import find_source
-from sweeps.capture.step import Source, Step
+from sweeps.capture.step import ModelSource, ModelStep
 from tests.support.flop_counts import counted_by_pytorch, counted_here
 from tests.support.tiers import quick_and_slow
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs the extra `models`"
 )
-STEP = Step(batch=2, seq=64)
+STEP = ModelStep(batch=2, seq=64)
 
 # Published sizes where a family's default is another; layers are few, since they are alike.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def source_of(tmp_path: Path, kind: str, **settings: Any) -> Source:
+def source_of(tmp_path: Path, kind: str, **settings: Any) -> ModelSource:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, **CONFIGS.get(kind, {}), **settings}))
     return find_source(str(path))
@@ -72,7 +72,7 @@ def test_experts_are_grouped_products(tmp_path: Path) -> None:
     tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # two experts of eight for each token
     experts = [p for p in captured.products if p.role == "experts"]
     assert sum(p.count * p.work.flops for p in experts) == 4 * 3 * 2 * tokens * 3 * hidden * ffn
-    assert {p.work.experts for p in experts if isinstance(p.work, Grouped)} == {8}
+    assert {p.work.experts for p in experts if isinstance(p.work, GroupedGemm)} == {8}
     assert {p.role for p in captured.products} == {
         "q", "k", "v", "out", "router", "experts", "head", "attention",
     }  # fmt: skip
@@ -97,7 +97,7 @@ def test_sizes_have_the_names_of_the_configuration(
     kind: str, role: str, place: int, expected: dict[str, str], tmp_path: Path
 ) -> None:
     source = source_of(tmp_path, kind)
-    step = Step(mode="prefill", batch=2, seq=64)
+    step = ModelStep(mode="prefill", batch=2, seq=64)
     base = capture(source, step)
     captured = with_names(base, dimensions(source, step, base))
     names = [p.names for p in captured.products if p.role == role][place]
@@ -107,7 +107,7 @@ def test_sizes_have_the_names_of_the_configuration(
 @needs_transformers
 def test_a_window_reaches_over_the_keys_that_are_known(tmp_path: Path) -> None:
     source = source_of(tmp_path, "mistral", num_hidden_layers=1, sliding_window=64)
-    captured = capture(source, Step("decode", batch=1, seq=256))
+    captured = capture(source, ModelStep("decode", batch=1, seq=256))
     (work,) = (p.work for p in captured.products if isinstance(p.work, Attention))
     assert (work.keys, work.window, work.pairs) == (257, 64, 64)
 
@@ -115,7 +115,7 @@ def test_a_window_reaches_over_the_keys_that_are_known(tmp_path: Path) -> None:
 @needs_transformers
 def test_a_width_that_follows_from_others_has_one_name(tmp_path: Path) -> None:
     source = source_of(tmp_path, "llama")
-    step = Step(mode="prefill", batch=2, seq=64)
+    step = ModelStep(mode="prefill", batch=2, seq=64)
     base = capture(source, step)
     products = with_names(base, dimensions(source, step, base)).products
     (q,) = (p for p in products if p.role == "q")
