@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.advice.times import times_of
 from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
-from analysis.audit.sums import summed
+from analysis.audit.step_totals import summed
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from analysis.audit.account import Account, account_of
+from analysis.audit.audit_report import (
+    as_markdown,
+    as_text,
+    audit_json,
+    levers_frame,
+    products_frame,
+)
 from analysis.audit.levers import Lever, find_levers
-from analysis.audit.report import as_markdown, as_text, audit_json, levers_frame, products_frame
 from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis
 from kernels.common.errors import UserError

@@ -29,7 +29,7 @@ from analysis.audit.account import (
 )
 from analysis.audit.candidates import REACH, candidates, pairs_of
 from analysis.audit.runtime import Runtime
-from analysis.audit.sums import SumChange, gain_of_step
+from analysis.audit.step_totals import SumChange, gain_of_step
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError

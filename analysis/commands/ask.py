@@ -134,7 +134,7 @@ def recommend_command(
                 "give --gemm, --conv or --file; without a shape, --measure takes only --budget, "
                 "--device, --gpu, --gpus and --results."
             )
-        from analysis.commands.confirming import measure_best_guesses
+        from analysis.commands.confirm import measure_best_guesses
 
         measure_best_guesses(budget, device, gpu, gpus, results)
         return
@@ -146,7 +146,7 @@ def recommend_command(
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):
             raise UserError("fp8 cannot be timed here yet; ask without --measure.")
-        from analysis.commands.confirming import measure_questions
+        from analysis.commands.confirm import measure_questions
         from sweeps.running.request import Request
 
         request = Request(results=results, device=device, gpu=gpu)

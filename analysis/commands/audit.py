@@ -82,7 +82,7 @@ def audit_command(
     Of every product of a step: what it takes, forwards and backwards, and what binds it.
     """
     from analysis.audit.audit import audit
-    from analysis.audit.report import as_comparison
+    from analysis.audit.audit_report import as_comparison
     from analysis.audit.runtime import Runtime
     from sweeps.capture.sources import find_source
     from sweeps.capture.step import ModelStep
@@ -156,7 +156,7 @@ def measured_audit(
         UserError: another machine is meant, or this one is too disturbed to say anything.
     """
     from analysis.audit.account import as_problem
-    from analysis.commands.confirming import basis_here, usable
+    from analysis.commands.confirm import basis_here, usable
     from sweeps.running.confirming import confirm_choices, explore
 
     basis = basis_here(machine, request)

@@ -13,7 +13,7 @@ from kernels.cli import JsonOption, note, print_json
 from kernels.common.program import RESULTS
 
 if TYPE_CHECKING:
-    from analysis.fleet.report import FleetReport
+    from analysis.fleet.fleet_report import FleetReport
 
 
 @app.command("fleet")
@@ -36,7 +36,7 @@ def fleet_command(
     --json, one document for a recording, a list of them for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
-    from analysis.fleet.report import report_json, report_text
+    from analysis.fleet.fleet_report import report_json, report_text
 
     place = RESULTS if folder is None else folder
     share = share_of(margin, "margin")
@@ -55,7 +55,7 @@ def fleet_command(
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
     """The report on a recording, after it is written there; and its plot, if it has one."""
-    from analysis.fleet.report import make_report, write_report
+    from analysis.fleet.fleet_report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot
 
     report = make_report(folder, margin)

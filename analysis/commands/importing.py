@@ -174,7 +174,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     from analysis.plots import write_plots
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import RuleInputs, judge_inputs
-    from analysis.rules.report import write_rules
+    from analysis.rules.rules_report import write_rules
     from analysis.validation.software import write_own_validation, write_validation
 
     analysis = analyse(load(folder))

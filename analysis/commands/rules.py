@@ -54,7 +54,7 @@ def rules_command(
     """Judge the field's rules by what was measured. Writes rules.csv, .md and .json."""
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
-    from analysis.rules.report import terminal_table
+    from analysis.rules.rules_report import terminal_table
 
     if sweeps:
         print(" ".join(rule_sweeps()))
@@ -112,7 +112,7 @@ def _judge_recordings(
     """The verdicts from a machine's recordings, and the files written."""
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
-    from analysis.rules.report import write_rules
+    from analysis.rules.rules_report import write_rules
 
     inputs = rule_inputs(machine, results)
     for recording in inputs.recordings:

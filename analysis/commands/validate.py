@@ -89,8 +89,8 @@ def validate_command(
     from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.holdout import HOLDOUTS, validate
     from analysis.validation.learning_curve import learning_curve, noise_floor
-    from analysis.validation.prior import named_collections, validate_with_prior
-    from analysis.validation.report import advice_text, curve_text, validation_text
+    from analysis.validation.prior_check import named_collections, validate_with_prior
+    from analysis.validation.validation_report import advice_text, curve_text, validation_text
 
     if holdout not in HOLDOUTS:
         raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")

@@ -27,7 +27,7 @@ from analysis.model.prior import Prior, prior_without_tables
 from analysis.model.query import Query
 from analysis.model.residual import MANY_ROWS
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
-from analysis.model.sums import Times, change_factors, sum_factors
+from analysis.model.sum_errors import Times, change_factors, sum_factors
 from analysis.recordings.load import algorithms_of, kernels_of
 from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem

@@ -106,8 +106,8 @@ class Fit:
     deviation of the log ratio. ``sum_low`` and ``sum_high`` are by how much the interval of a sum
     of times is wider, below and above, than their intervals make it, ``change_low`` and
     ``change_high`` likewise after some of the times were changed for those of neighbours (see
-    :mod:`analysis.model.sums`). ``groups`` has factors of both ends of the interval for kinds of
-    shapes (:mod:`analysis.model.groups`). ``start`` says what the rows were fitted on top of.
+    :mod:`analysis.model.sum_errors`). ``groups`` has factors of both ends of the interval for kinds
+    of shapes (:mod:`analysis.model.groups`). ``start`` says what the rows were fitted on top of.
     """
 
     constants: Constants

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import verdict_text
-from analysis.page import charts, findings
+from analysis.page import charts, page_findings
 from analysis.page.page_report import PageReport
 from analysis.page.points import columns_of, points_of
 from kernels.common.program import command
@@ -66,7 +66,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
         nonce=secrets.token_hex(16),
-        say=findings,
+        say=page_findings,
         made_by=command("analysis page").strip("`"),
     )
 

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.fleet.report import FleetReport
-from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, THROTTLED
+from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, THROTTLED
+from analysis.fleet.fleet_report import FleetReport
 from analysis.plots.style import NEUTRAL, panels, save
 
 _STYLE = {SLOW: ("#D55E00", "D"), THROTTLED: ("#E69F00", "^"), ORDINARY: ("#0072B2", "o")}

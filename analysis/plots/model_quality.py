@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from analysis.model.query import Query
 from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_predicted
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
-from analysis.validation.report import held_back_table
+from analysis.validation.validation_report import held_back_table
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 

@@ -18,7 +18,7 @@ from analysis.recordings.imported import (
     is_complete,
     read_imported,
 )
-from analysis.recordings.rows import read_rows
+from analysis.recordings.row_reader import read_rows
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, target

@@ -1,7 +1,7 @@
 """The field's rules: each one's evidence in a recording, and the verdict that follows from it.
 
 ``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Pairs
-are of one run, and verdicts come from their intervals alone (:mod:`analysis.rules.verdict`).
+are of one run, and verdicts come from their intervals alone (:mod:`analysis.rules.rule_finding`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
-from analysis.rules.verdict import Effect, RuleFinding, find_verdict
+from analysis.rules.rule_finding import Effect, RuleFinding, find_verdict
 from kernels.common.errors import UserError
 from kernels.common.program import command, target
 from kernels.config import HAND_WRITTEN

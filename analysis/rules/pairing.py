@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.rules.verdict import Pairs
+from analysis.rules.rule_finding import Pairs
 from kernels.config import ceil_div, large_tile
 from kernels.machine import Machine
 from kernels.operation import Layer, Workload

@@ -20,7 +20,7 @@ from analysis.markdown import table_row
 from analysis.recordings.load import kernels_of, workloads_of
 from analysis.rules.catalogue import all_rules
 from analysis.rules.judge import RuleResult, not_measured
-from analysis.rules.verdict import UNCERTAIN
+from analysis.rules.rule_finding import UNCERTAIN
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.names import read_name

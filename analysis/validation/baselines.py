@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 from analysis.imports.public import PublicRows
 from analysis.model.predict import Model
 from analysis.model.query import Query
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from kernels.machine import Machine
 from kernels.timemodel.estimate import Array
 

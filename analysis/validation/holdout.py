@@ -24,7 +24,7 @@ from analysis.model.prior import TWINS, UNKNOWN, Prior, Spread
 from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.timemodel.constants import foreign_constants

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.imports.public import PublicRows
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import validate
 from kernels.common.errors import UserError
 from kernels.machine import Machine

@@ -35,7 +35,7 @@ from analysis.model.prior import (
 from analysis.model.query import Query
 from analysis.model.shift import CollectionPair, Shift
 from analysis.recordings.imported import VALIDATION
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from kernels.machine import known_machine
 from kernels.timemodel.estimate import Array
 from sweeps.store import write_json

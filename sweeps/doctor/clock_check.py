@@ -27,8 +27,8 @@ from sweeps.measuring.torch_bench import open_bench
 from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.process import die_with_parent
 from sweeps.schema import SCHEMA
+from sweeps.timing.profiler_trace import cpu_tracer, trace_gpu
 from sweeps.timing.sampler import PROTOCOL, Sampler, Subject
-from sweeps.timing.trace import cpu_tracer, trace_gpu
 
 Pass = tuple[dict[str, float], float]
 """Median seconds per launch of each case, and the seconds that the whole pass took."""

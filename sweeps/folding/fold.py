@@ -11,11 +11,11 @@ from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.machine import Machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
+from sweeps.folding.case_rows import confirmed_table, fold_rows, rounds_table
 from sweeps.folding.counts import count_by_sweep
 from sweeps.folding.health import health
 from sweeps.folding.history import checking_seconds, histories, spent_seconds
 from sweeps.folding.raised_ceilings import raise_ceilings
-from sweeps.folding.rows import confirmed_table, fold_rows, rounds_table
 from sweeps.folding.steadiness import canary_report, machine_speeds, repeats_report
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import (

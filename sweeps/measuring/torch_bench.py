@@ -29,11 +29,11 @@ from sweeps.measuring.checking import ResultChecker
 from sweeps.planning.ceilings import ceilings
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
 from sweeps.timing.clock import CpuClock, CudaClock, SmClock, do_nothing
+from sweeps.timing.profiler_trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
 from sweeps.timing.pulse import pulse_of_this_process
 from sweeps.timing.rotation import ResultRotation
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
-from sweeps.timing.trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
 
 _MAX_SETS = 512
 _ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all

@@ -1,6 +1,6 @@
 """The plan of a run: which cases, in which order, and what each is expected to take.
 
-It is made once. Cases are admitted by lines (:func:`sweeps.planning.series.lines_of`), whole or
+It is made once. Cases are admitted by lines (:func:`sweeps.planning.lines.lines_of`), whole or
 not at all, because a line with holes answers nothing. Lines come in the order of what they add:
 within a sweep, so that the first few already cover its axes; among sweeps, so that each gets the
 same share of the time. A line is admitted while its expected cost fits what is left of the budget.
@@ -27,7 +27,7 @@ from kernels.timemodel.estimate import Array, Shapes, Tiles, fastest
 from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.planning.compiling import compilers, kernel_key
-from sweeps.planning.series import lines_of, share_out
+from sweeps.planning.lines import lines_of, share_out
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.timing.statistics import CHECKPOINTS
@@ -216,7 +216,7 @@ def make_plan(
 
     No case may take over 2% of the budget, unless every case of its sweep does. Cases that
     somebody compares, also with those planned ``before``, have one shard
-    (:mod:`sweeps.planning.series`).
+    (:mod:`sweeps.planning.lines`).
 
     Args:
         sweeps: cases by the names of their sweeps.

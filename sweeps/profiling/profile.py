@@ -22,8 +22,8 @@ from kernels.library.vendor import LibraryConfig, library_settings
 from sweeps.profiling.models import MODELS, training_step
 from sweeps.schema import SCHEMA
 from sweeps.store import write_json
+from sweeps.timing.profiler_trace import profile_events
 from sweeps.timing.sampler import PROTOCOL
-from sweeps.timing.trace import profile_events
 
 STEPS = 8
 """Timed steps of each model and dtype, after one that is not."""

@@ -179,7 +179,7 @@ def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) 
         planned: the shard's cases.
         known: their histories.
     """
-    from sweeps.planning.series import series_of  # SciPy, which most runs can do without
+    from sweeps.planning.lines import series_of  # SciPy, which most runs can do without
 
     numbers = series_of([entry.case for entry in planned])
     ids = [entry.case.id for entry in planned]

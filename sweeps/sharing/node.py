@@ -33,8 +33,8 @@ from sweeps.running.request import Request
 from sweeps.running.supervisor import carry_out
 from sweeps.schema import TOGETHER
 from sweeps.sharing.following import Follower, report
-from sweeps.sharing.gates import Gates
 from sweeps.sharing.interference import interference
+from sweeps.sharing.node_gates import Gates
 from sweeps.sharing.worker import WorkerJob, work
 from sweeps.store import (
     Event,

@@ -23,11 +23,11 @@ import typer
 from analysis.advice.recommend import predicted_ratio
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LIKELY, PREDICTED, Gain, verdict
-from analysis.audit.sums import SumChange, gain_of_step, summed
+from analysis.audit.step_totals import SumChange, gain_of_step, summed
 from analysis.imports.public import read_source
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
-from analysis.model.sums import MOST_PRODUCTS, made_up_counts
+from analysis.model.sum_errors import MOST_PRODUCTS, made_up_counts
 from analysis.validation.holdout import Validation, validate
 from kernels.common.errors import UserError
 from kernels.machine import known_machine

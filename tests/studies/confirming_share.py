@@ -50,7 +50,7 @@ from analysis.advice.sizes import SizeIndex
 from analysis.advice.table import QUESTIONS
 from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among
 from analysis.advice.verdict import DO_IT, MIN_GAIN
-from analysis.commands.confirming import GUESSES
+from analysis.commands.confirm import GUESSES
 from analysis.imports.public import PublicRows, read_source
 from analysis.model.predict import Model
 from analysis.model.query import Query, group_of

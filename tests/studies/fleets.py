@@ -32,8 +32,8 @@ from analysis.fleet.anchors import (
     kind_of,
     standard_error,
 )
+from analysis.fleet.device_verdict import SLOW, DeviceVerdict, judge
 from analysis.fleet.speeds import FleetSpeeds, fleet_speeds
-from analysis.fleet.verdict import SLOW, DeviceVerdict, judge
 from kernels.machine import known_machine, of_cpu
 from kernels.operation import Layer
 from kernels.problem import Gemm

@@ -34,14 +34,14 @@ from analysis.advice.options import Question
 from analysis.advice.recommend import predicted_ratio, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import LEAST_PROBABILITY, PREDICTED, probability
-from analysis.audit.sums import SumChange, gain_of_step
+from analysis.audit.step_totals import SumChange, gain_of_step
 from analysis.imports.tables import PublicTable, choose_tables, find_tables, gemms_of, read_rows
 from analysis.model.basis import find_basis
 from analysis.model.calibrate import calibrate_query
 from analysis.model.predict import Model
 from analysis.model.prior import DTYPE, GROUP, prior_without_tables
 from analysis.model.query import Query
-from analysis.model.sums import made_up_counts
+from analysis.model.sum_errors import made_up_counts
 from analysis.recordings.imported import folder_of
 from analysis.recordings.load import load
 from kernels.machine import known_machine, known_machines

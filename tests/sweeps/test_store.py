@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kernels.common.errors import UserError
+from sweeps.folding.case_rows import fold_rows
 from sweeps.folding.history import spent_seconds
-from sweeps.folding.rows import fold_rows
 from sweeps.folding.steadiness import canary_report
 from sweeps.schema import COLUMNS, IDENTITY
 from sweeps.store import (

@@ -11,11 +11,11 @@ import pytest
 
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY
 from analysis.audit.account import Account, account_of, as_problem
+from analysis.audit.audit_report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers
-from analysis.audit.report import as_markdown, as_text, levers_frame, products_frame
 from analysis.audit.runtime import RECOMPUTED, Runtime
-from analysis.audit.sums import SumChange, gain_of_step, summed
+from analysis.audit.step_totals import SumChange, gain_of_step, summed
 from analysis.model.basis import Basis, find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Gemm

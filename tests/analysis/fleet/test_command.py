@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import app
-from analysis.fleet.report import findings, make_report, report_json, report_text
+from analysis.fleet.fleet_report import findings, make_report, report_json, report_text
 from analysis.plots.fleet import draw_fleet, fleet_title
 from kernels.cli import run
 from tests.studies.fleets import (

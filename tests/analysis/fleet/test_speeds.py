@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.fleet.anchors import KINDS, Fleet
+from analysis.fleet.device_verdict import SLOW, judge
 from analysis.fleet.speeds import fleet_speeds
-from analysis.fleet.verdict import SLOW, judge
 from tests.studies.fleets import BAD, MAIN, MARGIN, PLAIN, SETTINGS, Setting, kinds, look, simulate
 
 FLEETS = 100

@@ -24,7 +24,7 @@ from analysis.rules.catalogue import all_rules, rule_sweeps
 from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.pairing import TimedCase
-from analysis.rules.report import counts_sentence, terminal_table, write_rules
+from analysis.rules.rules_report import counts_sentence, terminal_table, write_rules
 from kernels.common.errors import UserError
 from kernels.config import ceil_div, large_tile
 from kernels.machine import Machine, known_machine

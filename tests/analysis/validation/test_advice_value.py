@@ -10,7 +10,7 @@ import pytest
 from analysis.imports.public import read_source
 from analysis.validation.advice_value import judge_advice, judge_measured
 from analysis.validation.holdout import Validation, validate
-from analysis.validation.report import advice_text
+from analysis.validation.validation_report import advice_text
 from kernels.common.errors import UserError
 from tests.support.synthetic import H100, gemm_cases, model_law, problems, record
 

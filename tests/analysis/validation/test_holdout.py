@@ -18,10 +18,10 @@ from analysis.plots.model_quality import (
     write_validation_plots,
 )
 from analysis.validation.design import choose_rows
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.learning_curve import CurvePoint, learning_curve, noise_floor
-from analysis.validation.report import curve_text, held_back_table, validation_text
+from analysis.validation.validation_report import curve_text, held_back_table, validation_text
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem

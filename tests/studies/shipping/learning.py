@@ -35,7 +35,7 @@ from analysis.model.prior import (
 )
 from analysis.model.shift import Shift
 from analysis.recordings.imported import folder_of
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from analysis.validation.software import (
     _NO_RANGE,
     CollectionErrors,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sweeps.folding.case_rows import fold_rows
 from sweeps.folding.health import health
 from sweeps.folding.history import histories
-from sweeps.folding.rows import fold_rows
 from sweeps.folding.steadiness import canary_report, choose_repeats, machine_speeds, repeats_report
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event

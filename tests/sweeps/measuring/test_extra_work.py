@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sweeps.folding.case_rows import confirmed_table
 from sweeps.folding.history import BLOCKS, PROCESSES, History
-from sweeps.folding.rows import confirmed_table
 from sweeps.planning.plan import PlanEntry
 from sweeps.running.supervisor import confirm
 from sweeps.store import CONFIRMED_COLUMNS, read_events

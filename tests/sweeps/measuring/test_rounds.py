@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sweeps.cases.case import Case
+from sweeps.folding.case_rows import fold_rows
 from sweeps.folding.history import CANARY, histories
-from sweeps.folding.rows import fold_rows
 from sweeps.measuring import rounds as rounds_module
 from sweeps.measuring.bench import PoisonedError, Ready
 from sweeps.measuring.rounds import CHUNK, FIRST_CHUNK, Rounds

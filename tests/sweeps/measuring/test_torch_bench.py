@@ -23,8 +23,8 @@ from sweeps.measuring.torch_bench import TorchBench
 from sweeps.planning.choice import choose_sweeps, sweep_cases
 from sweeps.planning.compiling import compilers
 from sweeps.timing.arena import Arena, set_bytes
+from sweeps.timing.profiler_trace import Kernel
 from sweeps.timing.rotation import RotatingLaunch
-from sweeps.timing.trace import Kernel
 
 CPU = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
 GEMM = Gemm(64, 64, 64, "fp32")

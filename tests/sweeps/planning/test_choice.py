@@ -18,8 +18,8 @@ from sweeps.__main__ import note_broken
 from sweeps.cases import spec
 from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.planning.lines import lines_of
 from sweeps.planning.plan import Costs, expected_seconds, make_plan
-from sweeps.planning.series import lines_of
 from sweeps.running import opening
 from sweeps.running.opening import begin
 from sweeps.running.request import Request

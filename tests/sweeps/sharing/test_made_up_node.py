@@ -17,8 +17,8 @@ import pytest
 from filelock import SoftFileLease
 
 from sweeps.claim import SUFFIX
+from sweeps.planning.lines import series_of
 from sweeps.planning.plan import read_plan
-from sweeps.planning.series import series_of
 from sweeps.store import read_events, read_run
 
 pytestmark = pytest.mark.slow

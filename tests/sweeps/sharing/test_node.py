@@ -24,8 +24,8 @@ from kernels.machine import Machine
 from sweeps.cases.spec import all_sweeps
 from sweeps.claim import SUFFIX
 from sweeps.planning.choice import sweep_cases
+from sweeps.planning.lines import series_of
 from sweeps.planning.plan import read_plan
-from sweeps.planning.series import series_of
 from sweeps.process import descendants
 from sweeps.running.request import Request
 from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker

@@ -21,8 +21,8 @@ from kernels.machine import Machine
 from sweeps.cases.case import Case
 from sweeps.claim import SUFFIX
 from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.planning.lines import series_of
 from sweeps.planning.plan import make_plan, read_plan
-from sweeps.planning.series import series_of
 from sweeps.store import read_events, read_run
 from tests.support.slurm_cluster import PARTITION, available, running_cluster, variables
 

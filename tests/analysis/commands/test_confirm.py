@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from analysis.advice.options import Question
-from analysis.commands.confirming import measure_questions
+from analysis.commands.confirm import measure_questions
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.runs import load_runs

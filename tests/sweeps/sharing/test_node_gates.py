@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sweeps.running.run import MEASURE
 from sweeps.schema import ALONE, TOGETHER
-from sweeps.sharing.gates import Gates
+from sweeps.sharing.node_gates import Gates
 
 PHASES = (ALONE, TOGETHER, MEASURE)
 

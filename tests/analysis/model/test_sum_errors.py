@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.model.sums import (
+from analysis.model.sum_errors import (
     LEVEL_CORRELATION,
     Times,
     change_factors,

@@ -12,7 +12,7 @@ from analysis.imports.public import read_source
 from analysis.model.nearby import Collection, sizes_of
 from analysis.model.offsets import CollectionTrees, TreeSettings
 from analysis.validation.holdout import FOLDS
-from analysis.validation.prior import named_collections, validate_with_prior
+from analysis.validation.prior_check import named_collections, validate_with_prior
 from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from tests.support.command_line import analysis

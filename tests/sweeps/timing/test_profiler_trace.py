@@ -14,7 +14,7 @@ from kernels.device import this_cpu
 from kernels.operands import random_operands
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
-from sweeps.timing.trace import (
+from sweeps.timing.profiler_trace import (
     Kernel,
     cpu_tracer,
     kernel_columns,

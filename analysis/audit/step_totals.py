@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.advice.verdict import Gain
-from analysis.model.sums import CHANGE_CORRELATION, LEVEL_CORRELATION, together
+from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, together
 
 
 class TimeSum(NamedTuple):
@@ -25,7 +25,7 @@ class SumChange(NamedTuple):
     after it, with the 90 % interval of that.
 
     ``in_sums`` are by how much the halves of the interval of the time after it are wider in a step:
-    where it may take less, and where more (:func:`analysis.model.sums.change_factors`).
+    where it may take less, and where more (:func:`analysis.model.sum_errors.change_factors`).
     """
 
     before: float

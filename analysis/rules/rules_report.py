@@ -9,8 +9,8 @@ from analysis.markdown import plain, table_row
 from analysis.recordings.write import write_records
 from analysis.rules.inputs import RuleInputs
 from analysis.rules.judge import NOT_MEASURED, RuleResult
+from analysis.rules.rule_finding import Effect
 from analysis.rules.tensor_cores import step_markdown
-from analysis.rules.verdict import Effect
 from kernels.machine import Machine
 from sweeps.store import make_folder, write_whole
 

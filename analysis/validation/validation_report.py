@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.model.prior import floor_sentences
 from analysis.validation.advice_value import AdviceValue, MeasuredValue
-from analysis.validation.errors import Errors
+from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
 from kernels.timemodel.estimate import LIMITS

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from analysis.fleet.anchors import Fleet, FleetDevice
+from analysis.fleet.device_verdict import ORDINARY, SLOW, THROTTLED, DeviceVerdict, judge, name_of
 from analysis.fleet.speeds import fleet_speeds
-from analysis.fleet.verdict import ORDINARY, SLOW, THROTTLED, DeviceVerdict, judge, name_of
 from tests.studies.fleets import MARGIN, PLAIN, Setting, simulate
 
 I = 5  # noqa: E741  the GPU that something is wrong with

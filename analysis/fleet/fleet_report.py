@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from analysis.fleet.anchors import Anchors, read_anchors
+from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, DeviceVerdict, judge
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
-from analysis.fleet.verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, DeviceVerdict, judge
 from sweeps.store import write_json
 
 _LISTED = 20  # GPUs of the table, and sentences about single ones

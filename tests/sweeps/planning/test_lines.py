@@ -13,8 +13,8 @@ from kernels.machine import known_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.planning.choice import choose_sweeps, sweep_cases
+from sweeps.planning.lines import NEAR, lines_of, series_of, share_out
 from sweeps.planning.plan import make_plan
-from sweeps.planning.series import NEAR, lines_of, series_of, share_out
 
 H200 = known_machine("nvidia-h200")
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from analysis.rules.verdict import Effect, Pairs, find_verdict, mean_effect
+from analysis.rules.rule_finding import Effect, Pairs, find_verdict, mean_effect
 
 NOISE = 0.03
 DRAWS = 100
