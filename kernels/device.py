@@ -14,7 +14,7 @@ import torch
 
 from kernels.common.errors import UserError
 from kernels.common.program import OTHER_TORCH, USE_CPU
-from kernels.machine import DeviceProperties, Machine, cpu_threads, from_properties, of_cpu
+from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""
@@ -77,7 +77,7 @@ def this_cpu() -> Device:
     threads = cpu_threads()
     torch.set_num_threads(threads)
     ceilings = {"fp32": 0.0, "bf16": 0.0}
-    return Device(of_cpu(ceilings, 0.0, threads), "cpu")
+    return Device(cpu_machine(ceilings, 0.0, threads), "cpu")
 
 
 def _this_gpu(gpu: int) -> Device:

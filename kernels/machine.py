@@ -1,7 +1,7 @@
 """Plain facts about the machine that computes: rates, bandwidth, caches, each with its source.
 
 Torch-free. Known GPUs come from ``machines.toml``; any other GPU gets its facts from what the
-driver reports (:func:`from_properties`); a CPU's ceilings are measured (:func:`of_cpu`).
+driver reports (:func:`from_properties`); a CPU's ceilings are measured (:func:`cpu_machine`).
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
     return f"cpu-{_dashes(bare) or _dashes(platform.machine())}-{instructions}-{threads}t"
 
 
-def of_cpu(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
+def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
     """This CPU, its ceilings as measured: FLOP/s by dtype, bytes/s, 0 if not yet."""
     model, instructions = cpu_model(), instruction_set()
     measured = "measured by the run: the best of several passes"

@@ -119,7 +119,7 @@ class Layer(_OperationBase):
         }
 
     @classmethod
-    def of_columns(cls, row: Mapping[str, Any]) -> Layer:
+    def from_columns(cls, row: Mapping[str, Any]) -> Layer:
         """Inverse of :meth:`columns`."""
         n, c, h, w = (int(row[name]) for name in ("batch", "c", "h", "w"))
         return cls(row["op"], n, c, h, w, row["dtype"], row["layout"])
@@ -193,7 +193,7 @@ class Series(_OperationBase):
         }
 
     @classmethod
-    def of_columns(cls, row: Mapping[str, Any]) -> Series:
+    def from_columns(cls, row: Mapping[str, Any]) -> Series:
         """Inverse of :meth:`columns`."""
         count, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
         return cls(row["op"], count, m, n, k, row["dtype"])
@@ -268,7 +268,7 @@ class Lstm(_OperationBase):
         }
 
     @classmethod
-    def of_columns(cls, row: Mapping[str, Any]) -> Lstm:
+    def from_columns(cls, row: Mapping[str, Any]) -> Lstm:
         """Inverse of :meth:`columns`."""
         steps, minibatch, gates, features = (int(row[name]) for name in ("batch", "m", "n", "k"))
         return cls(steps, minibatch, gates // GATES, features, row["dtype"])
@@ -310,4 +310,4 @@ def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
     """The operation that a row's columns describe."""
-    return _KINDS[row["op"]].of_columns(row)
+    return _KINDS[row["op"]].from_columns(row)

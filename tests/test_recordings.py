@@ -101,7 +101,7 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     for part in range(3):
         model = calibrate(recording.machine, recording.ok[third != part]).model
         asked = recording.ok[third == part]
-        prediction = model.predict(Query.of_rows(asked))
+        prediction = model.predict(Query.from_rows(asked))
         seconds = asked["time_us"].to_numpy() * 1e-6
         covered += list((prediction.lo <= seconds) & (seconds <= prediction.hi))
     assert 0.85 <= np.mean(covered) <= 0.95  # 90 % is stated

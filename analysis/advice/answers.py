@@ -43,6 +43,6 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     found = []
     for problem in problems:
         advice = advise(problem, basis.model, measured, basis.library(problem), question)
-        origin = basis.of(problem, measured=advice.evidence != PREDICTED)
+        origin = basis.kind_and_source(problem, measured=advice.evidence != PREDICTED)
         found.append(Answer(advice, *origin))
     return found

@@ -77,7 +77,7 @@ class Measurements:
         sizes = {before for _, before, _ in self._confirmed}
         return sizes | {problem for problem, _ in self._other_ways}
 
-    def of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
+    def times_of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
         """Time of each implementation; empty if the problem was not measured."""
         return self._times.get(problem, {})
 
@@ -101,11 +101,11 @@ class Measurements:
         """Time of ``problem`` over that of ``option`` and the interval of a repetition, each by the
         fastest of the implementations that computed both; None where no interval is known.
         """
-        both = self.of(problem).keys() & self.of(option).keys()
+        both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
             return None
         before, after = (
-            (p, min(both, key=lambda name: self.of(p)[name].time)) for p in (problem, option)
+            (p, min(both, key=lambda name: self.times_of(p)[name].time)) for p in (problem, option)
         )
         return self._compared(before, after)
 
@@ -113,17 +113,19 @@ class Measurements:
         """Time of ``problem`` over that of ``option`` in a public table, which has single times
         without an interval; None where it has not both.
         """
-        both = self.of(problem).keys() & self.of(option).keys()
+        both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
             return None
-        one, other = (min((self.of(p)[n] for n in both), key=_seconds) for p in (problem, option))
+        one, other = (
+            min((self.times_of(p)[n] for n in both), key=_seconds) for p in (problem, option)
+        )
         single = math.isnan(one.lo) and math.isnan(other.lo)
         return one.time / other.time if single and one.run == other.run else None
 
     def _compared(self, before: Way, after: Way) -> Ratio | None:
         """The ratio of two ways in the place that knows both best; None where none knows both."""
         ones, others = (
-            self._again.get(way) or [self.of(way[0])[way[1]]] for way in (before, after)
+            self._again.get(way) or [self.times_of(way[0])[way[1]]] for way in (before, after)
         )
         pairs = [(one, other) for one in ones for other in others if one.run == other.run]
         best = min(pairs, key=lambda p: p[0].width + p[1].width, default=None)
@@ -133,13 +135,13 @@ class Measurements:
         """Time of one way over that of another and the interval of a repetition; None where one was
         not measured or has no interval.
         """
-        if any(name not in self.of(problem) for problem, name in (before, after)):
+        if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
         return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
         """The fastest implementation if it is faster again, beyond doubt; else the library."""
-        entry = self.of(problem)
+        entry = self.times_of(problem)
         if library not in entry:
             return library
         name = min(entry, key=lambda key: entry[key].time)
@@ -224,7 +226,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     )
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
         apart = between.get(run, 0.0), of_cases.get(run, 0.0)
-        if math.isnan(lo) and recording.public and not recording.by_others:
+        if math.isnan(lo) and recording.public and not recording.is_public_table:
             time = MeasuredTime.single(seconds, place)
         else:
             time = MeasuredTime(seconds, lo, hi, taken, *apart, place)

@@ -106,7 +106,9 @@ def options_of_each(
 
     def predicted(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
         names = [name for name, some in zip(libraries, lists, strict=True) for _ in some]
-        query = Query.each([option for some in lists for option in some], names, measured.warm)
+        query = Query.with_implementations(
+            [option for some in lists for option in some], names, measured.warm
+        )
         frame = model.predict(query).frame() if names else pd.DataFrame()
         ends = itertools.accumulate(map(len, lists), initial=0)
         return [frame.iloc[i:j].reset_index(drop=True) for i, j in itertools.pairwise(ends)]

@@ -61,7 +61,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
         return []
-    if recording.by_others:
+    if recording.is_public_table:
         model = for_any_software(model)
     by_any = _measured(recording)
     problems = _asked(recording, by_any)
@@ -108,7 +108,7 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
     Without those that were measured only because another one's advice asked for them.
     """
     measured = read_measurements(_table_rows(recording), recording)
-    return {problem: next(iter(measured.of(problem))) for problem in measured.problems}
+    return {problem: next(iter(measured.times_of(problem))) for problem in measured.problems}
 
 
 def _table_rows(recording: Recording) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     if len(recording.products) > MOST_ROWS:
         rows = _drawn(recording)
         looked_at = dict(zip(problems_of(rows), rows["implementation"], strict=True))
-        return looked_at | {p: next(iter(measured.of(p))) for p in measured.timed_anew}
+        return looked_at | {p: next(iter(measured.times_of(p))) for p in measured.timed_anew}
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
         return problems

@@ -63,10 +63,10 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     frame = basis.model.predict(basis.query(problems)).frame()
     rows = []
     for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
-        known = measured.of(problem).get(library)
+        known = measured.times_of(problem).get(library)
         fit = basis.model.fit(group_of(library, problem))
         time = _predicted(row) if known is None else _measured(known, row, fit)
-        kind, source = basis.of(problem, measured=known is not None)
+        kind, source = basis.kind_and_source(problem, measured=known is not None)
         rows.append(
             {
                 "problem": problem.spec(),

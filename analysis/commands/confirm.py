@@ -82,7 +82,7 @@ def measure_best_guesses(
     asked = recording.products
     explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)
     cost = {
-        way: (0.0 if way[1] in explored.of(way[0]) else exploring, confirming)
+        way: (0.0 if way[1] in explored.times_of(way[0]) else exploring, confirming)
         for way, (exploring, confirming) in seconds_of(
             [way for trial in trials for way in trial.ways], machine_here(request)
         ).items()

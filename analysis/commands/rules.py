@@ -135,7 +135,7 @@ def _judge_table(
         raise UserError("--table needs --machine: whose rows of it are wanted.")
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
-    rows = judge_all([Evidence.of_source(source, Model(machine))])
+    rows = judge_all([Evidence.from_public(source, Model(machine))])
     return rows, [] if plots is None else write_table_sheet(rows, machine, source, plots)
 
 

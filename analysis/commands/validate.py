@@ -122,7 +122,7 @@ def validate_command(
     worth = judge_advice(validation) if advice else None
     by_measuring = judge_measured(validation, repeated, counts) if repeated and counts else {}
     judged = validation.tested
-    tested = Query.each(judged.problems, judged.implementations, judged.warm)
+    tested = Query.with_implementations(judged.problems, judged.implementations, judged.warm)
     speed = _shapes_per_second(validation.model, tested)
     if json:
         extra: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """How fast the model is on one core, as arrays: without residual, and with everything."""
     group = str(query.groups()[0])
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
-    inputs, fit = Inputs.of(model.machine, cases), model.fits[group]
+    inputs, fit = Inputs.from_query(model.machine, cases), model.fits[group]
     seconds = {}
     ways = ("physics", None, None), ("full", fit.residual, fit.offsets)
     for name, residual, offsets in ways:

@@ -78,7 +78,7 @@ class Basis:
             return _library_of_cpu(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
-    def of(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
+    def kind_and_source(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
         """The kind and the source of an answer about one problem.
 
         Where nobody measured its operation and dtype, constants of the generation are all there is.
@@ -103,7 +103,7 @@ class Basis:
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
-        return replace(Query.each(problems, libraries), cached=warm)
+        return replace(Query.with_implementations(problems, libraries), cached=warm)
 
 
 def _library_of_cpu(problem: Problem, machine: Machine) -> str:

@@ -70,7 +70,7 @@ def calibrate(
         priors: as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
-    query = Query.of_rows(rows)
+    query = Query.from_rows(rows)
     algorithms = algorithms_of(query.problems, kernels_of(rows))
     return calibrate_query(machine, query, seconds, algorithms=algorithms, priors=priors)
 
@@ -166,7 +166,7 @@ def _held_out(
         held_out, rest = rows[fold == number], rows[fold != number]
         others = query.take(rest), seconds[rest], known[rest]
         fitted = fit_group(machine, *others, prior, part_of=len(rows))
-        inputs = Inputs.of(machine, query.take(held_out))
+        inputs = Inputs.from_query(machine, query.take(held_out))
         pieces.append((held_out, *corrected_estimate(inputs, *fitted)))
     return pieces
 

@@ -49,13 +49,15 @@ class Inputs:
     known: NDArray[Any]
 
     @classmethod
-    def of(cls, machine: Machine, query: Query, known: NDArray[Any] | None = None) -> Inputs:
+    def from_query(
+        cls, machine: Machine, query: Query, known: NDArray[Any] | None = None
+    ) -> Inputs:
         """Read the cases of one group off a query."""
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
         ]
-        shapes = Shapes.of(query.problems, in_cache, query.sustained)
+        shapes = Shapes.from_problems(query.problems, in_cache, query.sustained)
         first = query.problems[0]
         tiles = None
         config_type = HAND_WRITTEN.get(query.implementations[0])
@@ -69,7 +71,9 @@ class Inputs:
         library = config_type is None and machine.kind == "gpu"
         if library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:
-                winograd[name] = Shapes.of(query.problems, in_cache, query.sustained, name)
+                winograd[name] = Shapes.from_problems(
+                    query.problems, in_cache, query.sustained, name
+                )
         if known is None:
             known = np.array([""] * len(shapes), dtype=object)
         return cls(machine, first.dtype, query.problems, shapes, tiles, winograd, known)

@@ -98,9 +98,11 @@ def fit_group(
     constants, _, offsets = unmeasured(prior)
     estimates, is_own = None, prior.is_own(machine)
     if prior.collections:
-        estimates = CollectionEstimates.from_trees(prior.collections, Inputs.of(machine, query))
+        estimates = CollectionEstimates.from_trees(
+            prior.collections, Inputs.from_query(machine, query)
+        )
     if len(modelled):
-        inputs = Inputs.of(machine, query.take(modelled), known[modelled])
+        inputs = Inputs.from_query(machine, query.take(modelled), known[modelled])
         regressors, sureness = np.empty((len(modelled), 0)), np.ones(len(modelled))
         origin: list[float] = []
         if estimates is not None and offsets is not None:
@@ -115,7 +117,7 @@ def fit_group(
     if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return Fitted(constants, None, offsets)
     # The trees must not be told the algorithm: no prediction will know it either.
-    inputs = Inputs.of(machine, query)
+    inputs = Inputs.from_query(machine, query)
     guess = inputs.estimate(constants)
     left = np.log(seconds / guess.time)
     if offsets is not None and estimates is not None:
@@ -150,7 +152,9 @@ def fit_collection(
     query, dtype = Query.plain(gemms, LIBRARY, warm=True), gemms[0].dtype
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
     start, _ = foreign_constants(machine, dtype)
-    constants = fit_constants(Inputs.of(machine, query.take(sample)), seconds[sample], start)
+    constants = fit_constants(
+        Inputs.from_query(machine, query.take(sample)), seconds[sample], start
+    )
     return CollectionTrees.grown(machine, source, gemms, seconds, constants, settings)
 
 

@@ -94,7 +94,11 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         recording: whose machine; its folder says where imports lie.
         rows: the rows that the model will be fitted to.
     """
-    if recording.machine.kind != "gpu" or recording.run.get("published") or recording.by_others:
+    if (
+        recording.machine.kind != "gpu"
+        or recording.run.get("published")
+        or recording.is_public_table
+    ):
         return {}
     if not can_grow():  # a node without scikit-learn predicts by the formula alone
         return {}
@@ -110,7 +114,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
         near = [each.without(shapes) for each in _near(results, recording.machine, theirs)]
         if trees := fitted_all(recording.machine, near):
-            query = Query.of_rows(own)
+            query = Query.from_rows(own)
             found[f"{LIBRARY} gemm {dtype}"] = prior_from_tables(
                 recording.machine, dtype, trees, query
             )

@@ -101,7 +101,7 @@ class CollectionTrees:
             c: constants that were fitted to them.
             settings: number of trees, and of rows in a leaf.
         """
-        inputs = Inputs.of(machine, Query.plain(gemms, LIBRARY, warm=True))
+        inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(c)
         features, log_ratios = inputs.features(c, guess), np.log(seconds / guess.time)
         trees = Forest.grown(features, log_ratios, settings.trees, settings.leaf_rows)
@@ -115,7 +115,7 @@ class CollectionTrees:
             gemms: of any dtype and layout: they are looked up by their sizes.
         """
         asked = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
-        inputs = Inputs.of(self.machine, Query.plain(asked, LIBRARY, warm=True))
+        inputs = Inputs.from_query(self.machine, Query.plain(asked, LIBRARY, warm=True))
         guess = inputs.estimate(self.constants)
         return self.trees.predict(inputs.features(self.constants, guess))
 

@@ -49,7 +49,7 @@ class Model:
         for group in dict.fromkeys(groups):
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
-            inputs = Inputs.of(self.machine, query.take(where))
+            inputs = Inputs.from_query(self.machine, query.take(where))
             guess, spread = corrected_estimate(inputs, fit.constants, fit.residual, fit.offsets)
             guess = replace(guess, time=fit.shift.applied(guess.time))
             spread = fit.spreads(spread)

@@ -169,7 +169,7 @@ def prior_from_tables(
         tuple(leading),
     )
     offsets = Offsets.from_weights(collections, prior.weights)
-    usual = float(np.median(offsets.spread(offsets.at(Inputs.of(machine, query)))))
+    usual = float(np.median(offsets.spread(offsets.at(Inputs.from_query(machine, query)))))
     software = software_of(machine.slug, dtype)
     fit = Fit(
         prior.fit.constants,

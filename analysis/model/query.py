@@ -30,10 +30,10 @@ class Query:
 
         Operands come from memory or, ``warm``, from the cache where they fit it.
         """
-        return cls.each(problems, [implementation] * len(problems), warm)
+        return cls.with_implementations(problems, [implementation] * len(problems), warm)
 
     @classmethod
-    def each(
+    def with_implementations(
         cls, problems: Sequence[Problem], implementations: Sequence[str], warm: bool = False
     ) -> Query:
         """As :meth:`plain`, each problem on its implementation."""
@@ -41,7 +41,7 @@ class Query:
         return cls(problems, implementations, [""] * n, [warm] * n, [False] * n)
 
     @classmethod
-    def of_rows(cls, rows: pd.DataFrame) -> Query:
+    def from_rows(cls, rows: pd.DataFrame) -> Query:
         """The cases of measured rows."""
         return cls(
             problems_of(rows),

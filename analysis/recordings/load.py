@@ -97,7 +97,7 @@ class Recording:
         return "public" in self.run
 
     @property
-    def by_others(self) -> bool:
+    def is_public_table(self) -> bool:
         """Whether it is a table that others published: whoever asks may run other software."""
         return self.public and self.run["public"]["framework"] != FILE
 

@@ -100,7 +100,7 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """A row for every rule; pairs of two recordings are never mixed, an unusable one has none."""
     evidence = [
-        Evidence.of_unusable(r) if r.unusable else Evidence.of_recording(r)
+        Evidence.from_unusable(r) if r.unusable else Evidence.from_recording(r)
         for r in inputs.recordings
     ]
     return judge_all(evidence, model_rules(inputs.steps))

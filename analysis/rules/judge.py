@@ -87,13 +87,13 @@ class Evidence:
         return cls(machine, [], np.empty(0))
 
     @classmethod
-    def of_unusable(cls, recording: Recording) -> Evidence:
+    def from_unusable(cls, recording: Recording) -> Evidence:
         """No case, and which sweeps an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
     @classmethod
-    def of_recording(cls, recording: Recording) -> Evidence:
+    def from_recording(cls, recording: Recording) -> Evidence:
         """The library's cases of a recording, in bursts; a case of two sweeps stays two.
 
         Products are predicted by constants that had not seen them.
@@ -154,7 +154,7 @@ class Evidence:
         return cls(recording.machine, cases, times, public=True)
 
     @classmethod
-    def of_source(cls, source: PublicRows, model: Model) -> Evidence:
+    def from_public(cls, source: PublicRows, model: Model) -> Evidence:
         """Others' measurements: one time per case, without an interval."""
         cases = _cases_with_times(source.problems, source.implementations, source.seconds)
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
@@ -193,7 +193,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
         names = [cases[i].implementation for i in owners]
-        return model.predict(Query.each(problems, names)).estimate.time
+        return model.predict(Query.with_implementations(problems, names)).estimate.time
 
     return workload_seconds(products, moving, seconds_of)
 

@@ -43,7 +43,7 @@ def baseline_errors(
 
 def _where_finite(seconds: Array, measured: Array) -> Errors:
     known = np.isfinite(seconds)
-    return Errors.of(seconds[known], measured[known])
+    return Errors.from_times(seconds[known], measured[known])
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:

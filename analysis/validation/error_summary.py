@@ -19,7 +19,7 @@ class Errors:
     p95: float | None
 
     @classmethod
-    def of(cls, predicted: Array, measured: Array) -> Errors:
+    def from_times(cls, predicted: Array, measured: Array) -> Errors:
         """Of predicted and measured seconds."""
         if not len(measured):
             return cls(0, None, None, None)

@@ -58,7 +58,7 @@ class Validation:
     @property
     def errors(self) -> Errors:
         """Over all held-back rows."""
-        return Errors.of(self.prediction.estimate.time, self.tested.seconds)
+        return Errors.from_times(self.prediction.estimate.time, self.tested.seconds)
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
@@ -66,7 +66,7 @@ class Validation:
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
-            name: Errors.of(times[names == name], self.tested.seconds[names == name])
+            name: Errors.from_times(times[names == name], self.tested.seconds[names == name])
             for name in sorted(set(names) - {""})
         }
 
@@ -94,7 +94,7 @@ class Validation:
         predicted, tested = self.prediction.estimate.time, self.tested
         log_ratio = np.log(tested.seconds / predicted)
         alone = np.full(len(tested), math.sqrt(0.5))  # so that an error is not divided by anything
-        query = Query.each(tested.problems, tested.implementations, tested.warm)
+        query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
         errors = pair_errors(query, predicted, log_ratio, alone)
         low, high = np.quantile(errors, [0.05, 0.95]) if len(errors) else (None, None)
         return {"pairs": len(errors), "low": low, "high": high}
@@ -117,7 +117,7 @@ class Validation:
             **_figures(self.errors),
             "coverage_90": self.coverage,
             "neighbours": self.neighbours,
-            "above_1e11": asdict(Errors.of(predicted[large], self.tested.seconds[large])),
+            "above_1e11": asdict(Errors.from_times(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
             "baselines": plain,
             "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
@@ -161,7 +161,7 @@ def validate(
     Raises:
         UserError: there are too few rows, or no constants of another machine.
     """
-    query = Query.each(source.problems, source.implementations, source.warm)
+    query = Query.with_implementations(source.problems, source.implementations, source.warm)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = split_rows(source, holdout, seed)
     if holdout == "folds" or calibrate is None:
@@ -173,7 +173,7 @@ def validate(
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
-        features = Inputs.of(machine, query.take(pool)).design(start)
+        features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, calibrate, seed)]
         prior = Prior.bare(start, _spread(machine, source.dtype))
         learned = calibrate_query(

@@ -64,4 +64,4 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     if not pairs:
         raise UserError(f"{first.name} and {second.name} have no problem in common.")
     ours, theirs = np.array(pairs).T
-    return Errors.of(1 + (theirs / ours - 1) / math.sqrt(2), np.ones(len(ours)))
+    return Errors.from_times(1 + (theirs / ours - 1) / math.sqrt(2), np.ones(len(ours)))

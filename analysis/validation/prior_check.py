@@ -140,7 +140,7 @@ def _validate_once(
     group = str(query.groups()[0])
     chosen = np.empty(0, dtype=np.intp)
     if count:
-        features = Inputs.of(machine, query.take(pool)).design(start)
+        features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, count, seed)]
     sizes = sizes_of(source.problems)
     gone = sizes[np.concatenate([tested, chosen])]

@@ -77,7 +77,7 @@ class CollectionErrors:
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
         groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
-        errors = Errors.of(predicted, seconds)
+        errors = Errors.from_times(predicted, seconds)
         return cls(slug, source, errors, log_ratios, spreads, pairs, groups)
 
     @property
@@ -177,10 +177,10 @@ def _compared(
     query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
     expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
     one = CollectionErrors.from_times(table.slug, table.source, query, expected, seconds, spreads)
-    inputs = Inputs.of(model.machine, query)
+    inputs = Inputs.from_query(model.machine, query)
     guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
     seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
-    return replace(one, repeated=Errors.of(repeated, seconds), seen=seen)
+    return replace(one, repeated=Errors.from_times(repeated, seconds), seen=seen)
 
 
 def warm_query(rows: pd.DataFrame) -> Query:

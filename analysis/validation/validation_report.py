@@ -77,7 +77,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
     for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
         lines += ["", title]
         for name, group in rows.groupby(key, sort=False):
-            errors = Errors.of(group["predicted"].to_numpy(), group["measured"].to_numpy())
+            errors = Errors.from_times(group["predicted"].to_numpy(), group["measured"].to_numpy())
             lines.append(_error_line(f"  {name}", errors))
     return lines
 

@@ -69,7 +69,7 @@ class Shapes:
         return len(self.m)
 
     @classmethod
-    def of(
+    def from_problems(
         cls,
         problems: Sequence[Problem],
         cached: Sequence[bool] | None = None,

@@ -134,7 +134,7 @@ class TritonFamily(ABC):
         """Estimated seconds of a problem under each config, to rank them by."""
         gemm = problem.implied_gemm
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
-        shapes = Shapes.of([problem] * len(configs))
+        shapes = Shapes.from_problems([problem] * len(configs))
         c = replace(c, tail=0.0) if self.shares_tail else c
         peak = machine.peak(problem.dtype)
         return estimate(shapes, Tiles(*np.array(rows).T), machine, peak, c).time

@@ -26,7 +26,7 @@ class Matrices(NamedTuple):
     c: Tensor
 
     @classmethod
-    def of(cls, operands: Operands) -> Matrices:
+    def from_operands(cls, operands: Operands) -> Matrices:
         """Give every operand a batch dimension."""
         return cls(*(t if t.dim() == 3 else t.unsqueeze(0) for t in operands))
 
@@ -52,7 +52,7 @@ class AlignmentUnits(NamedTuple):
     written: int
 
     @classmethod
-    def of(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
+    def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
         """The largest that hold; strides of 1 do not count."""
         _, m, n, k = matrices.sizes
         a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
@@ -145,7 +145,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
     )
     _, m, n, k = matrices.sizes
     return {
-        "UNITS": tuple(AlignmentUnits.of(matrices, problem.dtype)),
+        "UNITS": tuple(AlignmentUnits.from_matrices(matrices, problem.dtype)),
         "BM": config.bm,
         "BN": config.bn,
         "BK": config.bk,

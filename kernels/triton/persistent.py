@@ -226,11 +226,11 @@ class TritonPersistent(GemmFamily):
         """One launch of ``ctas`` CTAs, or of as many as there are tiles."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
-        matrices = Matrices.of(operands)
+        matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = gemm_options(problem, matrices, config)
-        sizes, *strides = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *strides = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices)
         a, b, c = (_tma_order(matrix) for matrix in matrices)
         # Decided by the operands at hand as well: an offset or stride may rule TMA out.
         if not config.tma or a is None or b is None:

@@ -81,11 +81,11 @@ class TritonSplitK(GemmFamily):
         """The parts, then their sum."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
-        matrices = Matrices.of(operands)
+        matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
         grid = tile_count(m, n, config.bm, config.bn, batch), config.parts(problem)
         a, b, c = matrices
-        sizes, *read, _ = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *read, _ = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices)
         arguments = (a, b, scratch, batch, sizes, *read)
         parts = LaunchSpec(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
         return [parts, add_parts_call(scratch, c)]

@@ -139,14 +139,16 @@ class TritonStreamK(GemmFamily):
         """The persistent kernel, then the sum over what its CTAs share, if they share anything."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
-        matrices = Matrices.of(operands)
+        matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
         streamed = streamed_tiles(tiles, config.ctas)  # 0 where the tiles fill whole waves
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
         # The sum walks no K, so it takes the same options without those of the product.
         shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
-        sizes, *read, written = AlignmentUnits.of(matrices, problem.dtype).arguments(matrices)
+        sizes, *read, written = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(
+            matrices
+        )
         arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
         calls = [LaunchSpec(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:

@@ -61,9 +61,12 @@ class TritonTiled(GemmFamily):
     ) -> list[LaunchSpec]:
         """One launch of batch × tiles CTAs."""
         assert isinstance(problem, Gemm)
-        matrices = Matrices.of(operands)
+        matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
-        arguments = (*matrices, *AlignmentUnits.of(matrices, problem.dtype).arguments(matrices))
+        arguments = (
+            *matrices,
+            *AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices),
+        )
         options = gemm_options(problem, matrices, config)
         return [LaunchSpec(matmul_tiled, (tiles,), arguments, options)]

@@ -66,7 +66,7 @@ class AlikeLayers:
                 outputs = forward(*args, **kwargs)
             finally:
                 self.stack.pop()
-            traced[key] = _Traced.of(layer, tensors, outputs)
+            traced[key] = _Traced.from_call(layer, tensors, outputs)
             return outputs
 
         return call
@@ -81,7 +81,7 @@ class _Traced:
     tree: Any
 
     @classmethod
-    def of(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _Traced:
+    def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _Traced:
         leaves, tree = tree_flatten(outputs)
         kinds = [_kind(tensor) for tensor in inputs]
         made: list[Any] = []

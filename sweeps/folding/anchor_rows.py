@@ -34,7 +34,7 @@ def anchor_rows(
         gpus: the places in run.json, with ``gpu``, ``id`` and ``node``.
     """
     taken: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
-    for event in of_latest(events):
+    for event in latest_anchor_events(events):
         taken[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(event)
     known = {place["gpu"]: place for place in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
@@ -88,7 +88,7 @@ def steady_rows(
             **{name: event.get(name) for name in (*SENSORS, "joules")},
             "throttled": ";".join(event.get("throttled", ())),
         }
-        for event in of_latest(events)
+        for event in latest_anchor_events(events)
         if "t" in event and event["case"] in cases
     ]
 
@@ -147,7 +147,7 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
     return used / launches if used > 0 else None
 
 
-def of_latest(events: Sequence[Event]) -> Iterator[Event]:
+def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
     """The anchors' samples since a worker last began on a GPU: a run that goes on may repeat them.
 
     The events of a worker are in the order of their file.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sweeps.cases.case import Case
-from sweeps.measuring.bench import Bench, Ready, Visit, make_event
+from sweeps.measuring.bench import Bench, OnStart, Ready, make_event
 from sweeps.schema import ALONE, PHASES
 from sweeps.store import Event
 from sweeps.timing.sampler import Subject
@@ -23,8 +23,8 @@ def time_anchors(
     cases: Sequence[Case],
     bench: Bench,
     worker: str,
-    tell: Callable[[Event], None],
-    visit: Visit,
+    emit: Callable[[Event], None],
+    on_start: OnStart,
     seconds: float,
     wait: Callable[[str], None] | None = None,
 ) -> None:
@@ -37,19 +37,19 @@ def time_anchors(
         cases: the anchors.
         bench: where they run.
         worker: the shard's name, for the events.
-        tell: called with an event for every sample.
-        visit: called before whatever may crash.
+        emit: called with an event for every sample.
+        on_start: called before whatever may crash.
         seconds: of work without a pause.
         wait: where other GPUs of the node are measured, too: called with a phase before it, and
             returns when it may begin.
     """
     sampler = bench.sampler
-    tell(make_event(bench, worker, "anchoring", "", 0.0))
-    ready = [r for r in bench.prepare(cases, {}, visit) if isinstance(r, Ready)]
+    emit(make_event(bench, worker, "anchoring", "", 0.0))
+    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
 
     def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
-        tell(
+        emit(
             make_event(
                 bench,
                 worker,
@@ -65,7 +65,7 @@ def time_anchors(
         )
 
     def sample(subject: Subject, phase: str) -> None:
-        visit([], subject.cost)
+        on_start([], subject.cost)
         try:
             taken = sampler.sample(subject)
         except Exception as error:
@@ -75,7 +75,7 @@ def time_anchors(
             report(subject.key, phase, taken.seconds, taken.reading)
 
     def hold(subject: Subject, phase: str) -> None:
-        visit([], seconds + 2 * subject.cost)
+        on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)
         except Exception as error:

@@ -51,12 +51,14 @@ class Bench(Protocol):
     """Ids of cases to be handled one by one, because a process died handling them together."""
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases; ``visit`` is called before whatever may crash the process."""
+        """Check and warm up cases; ``on_start`` is called before whatever may crash the process."""
         ...
 
-    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+    def name(
+        self, cases: Sequence[Case], on_start: OnStart
+    ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """The columns that name each case's kernels, in any order.
 
         A case whose records were lost is left out: another process may get them. One whose kernels
@@ -83,7 +85,7 @@ class Bench(Protocol):
         ...
 
 
-Visit = Callable[[Sequence[str], float], None]
+OnStart = Callable[[Sequence[str], float], None]
 """Called with the ids of the cases that are about to run (none where the work belongs to no case)
 and the seconds that this should take."""
 

@@ -75,10 +75,10 @@ def work(connection: Connection) -> None:
             os._exit(1)  # only a forked copy has it closed; it must not measure on
         connection.send(message)
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         send("event", event)
 
-    def visit(cases: Sequence[str], seconds: float) -> None:
+    def on_start(cases: Sequence[str], seconds: float) -> None:
         send("visit", tuple(cases), seconds)
 
     def wait(phase: str) -> None:
@@ -91,7 +91,7 @@ def work(connection: Connection) -> None:
             beside = BESIDE[order.work]
             cases = [entry.case for entry in order.planned]
             options = {**order.options, **({"wait": wait} if order.waits else {})}
-            beside(cases, bench, order.worker, tell, visit, **options)
+            beside(cases, bench, order.worker, emit, on_start, **options)
             send("end", "done")
             return
         # The budget counts measuring alone; ``until`` is a moment, from which starting this process
@@ -103,8 +103,8 @@ def work(connection: Connection) -> None:
             order.worker,
             order.budget,
             order.spent,
-            tell,
-            visit,
+            emit,
+            on_start,
             limit=order.until - time.monotonic(),
             longest=order.longest,
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from sweeps.cases.case import Case
 from sweeps.folding.history import BLOCKS
-from sweeps.measuring.bench import Bench, Ready, Visit, make_event
+from sweeps.measuring.bench import Bench, OnStart, Ready, make_event
 from sweeps.store import Event
 from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS
@@ -18,7 +18,11 @@ _TRIES = 3  # of a block in which launch gaps show
 
 
 def repeat_cases(
-    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
+    cases: Sequence[Case],
+    bench: Bench,
+    worker: str,
+    emit: Callable[[Event], None],
+    on_start: OnStart,
 ) -> None:
     """Time some cases again, in a process of its own: how well do medians repeat?
 
@@ -27,14 +31,14 @@ def repeat_cases(
     """
     sampler = bench.sampler
     begin = sampler.now()
-    ready = [r for r in bench.prepare(cases, {}, visit) if isinstance(r, Ready)]
+    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
     sampler.wake()
-    tell(make_event(bench, worker, "aside", "", sampler.now() - begin))
+    emit(make_event(bench, worker, "aside", "", sampler.now() - begin))
     shuffle = random.Random(0).shuffle
     for _ in range(CHECKPOINTS[1]):
         shuffle(ready)
         for result in list(ready):
-            visit([result.case.id], result.subject.cost)
+            on_start([result.case.id], result.subject.cost)
             try:
                 sample = sampler.sample(result.subject)
             except Exception as error:
@@ -42,11 +46,15 @@ def repeat_cases(
                 ready.remove(result)
                 continue
             if sample.hidden:
-                tell(make_event(bench, worker, "repeat", sample.key, sample.cost, s=sample.seconds))
+                emit(make_event(bench, worker, "repeat", sample.key, sample.cost, s=sample.seconds))
 
 
 def confirm_pairs(
-    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
+    cases: Sequence[Case],
+    bench: Bench,
+    worker: str,
+    emit: Callable[[Event], None],
+    on_start: OnStart,
 ) -> None:
     """Time pairs of cases anew: what does the second of each gain over the first?
 
@@ -60,13 +68,13 @@ def confirm_pairs(
         cases: the pairs, one after the other.
         bench: where they run.
         worker: the shard's name, for the events.
-        tell: called with an event for every block, whose ``process`` is this one's beginning.
-        visit: called before every visit.
+        emit: called with an event for every block, whose ``process`` is this one's beginning.
+        on_start: called before every visit.
     """
     process = time.time()
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
     for begin in range(0, len(pairs), _PAIRS_AT_ONCE):
-        _confirm_some(pairs[begin : begin + _PAIRS_AT_ONCE], process, bench, worker, tell, visit)
+        _confirm_some(pairs[begin : begin + _PAIRS_AT_ONCE], process, bench, worker, emit, on_start)
 
 
 def _confirm_some(
@@ -74,8 +82,8 @@ def _confirm_some(
     process: float,
     bench: Bench,
     worker: str,
-    tell: Callable[[Event], None],
-    visit: Visit,
+    emit: Callable[[Event], None],
+    on_start: OnStart,
 ) -> None:
     sampler = bench.sampler
     begin = sampler.now()
@@ -84,15 +92,15 @@ def _confirm_some(
 
     def fail(case: Case, status: str, message: str) -> None:
         ready.pop(case, None)
-        tell(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
+        emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
-    for result in bench.prepare(cases, {}, visit):
+    for result in bench.prepare(cases, {}, on_start):
         if isinstance(result, Ready):
             ready[result.case] = result.subject
         else:
             fail(result.case, result.status, result.message)
     sampler.wake()
-    tell(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
+    emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
     due = list(pairs)
     shuffle = random.Random(process).shuffle
     for number in range(BLOCKS):
@@ -105,18 +113,18 @@ def _confirm_some(
                 for _ in range(_TRIES if all(case in ready for case in pair) else 0):
                     samples = []
                     for case in (pair[0], pair[1], pair[1], pair[0]):
-                        visit([case.id], ready[case].cost)
+                        on_start([case.id], ready[case].cost)
                         samples.append(sampler.sample(ready[case]))
                     if all(sample.hidden for sample in samples):
                         seconds = [sample.seconds for sample in samples]
                         break
                 for case in pair if seconds and number == BLOCKS - 1 else ():
-                    _check_after(ready[case], visit)
+                    _check_after(ready[case], on_start)
             except Exception as error:  # a wrong result, too
                 fail(case, *bench.failure(error))
                 continue
             if seconds:
-                tell(
+                emit(
                     make_event(
                         bench,
                         worker,
@@ -130,14 +138,18 @@ def _confirm_some(
                 )
 
 
-def _check_after(subject: Subject, visit: Visit) -> None:
-    visit([subject.key], subject.cost + subject.checking)
+def _check_after(subject: Subject, on_start: OnStart) -> None:
+    on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.after()
 
 
 def name_kernels(
-    cases: Sequence[Case], bench: Bench, worker: str, tell: Callable[[Event], None], visit: Visit
+    cases: Sequence[Case],
+    bench: Bench,
+    worker: str,
+    emit: Callable[[Event], None],
+    on_start: OnStart,
 ) -> None:
     """Report the names of the cases' kernels. This loads a profiler: time nothing afterwards.
 
@@ -145,11 +157,11 @@ def name_kernels(
         cases: those that have times and no names yet.
         bench: where they run.
         worker: the shard's name, for the events.
-        tell: called with every event.
-        visit: called before every visit.
+        emit: called with every event.
+        on_start: called before every visit.
     """
     begin = bench.sampler.now()
-    for case, facts in bench.name(cases, visit):
+    for case, facts in bench.name(cases, on_start):
         now = bench.sampler.now()
-        tell(make_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
+        emit(make_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
         begin = now

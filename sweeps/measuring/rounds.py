@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sweeps.cases.case import Case
 from sweeps.folding.history import CANARY, History
-from sweeps.measuring.bench import Bench, Ready, Refusal, Visit, make_event
+from sweeps.measuring.bench import Bench, OnStart, Ready, Refusal, make_event
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.sampler import Subject
@@ -49,8 +49,8 @@ class Rounds:
         worker: str,
         budget: float,
         spent: float,
-        tell: Callable[[Event], None],
-        visit: Visit,
+        emit: Callable[[Event], None],
+        on_start: OnStart,
         seed: int | None = None,
         limit: float = math.inf,
         longest: float | None = None,
@@ -63,8 +63,8 @@ class Rounds:
             worker: the shard's name, for the events.
             budget: seconds of measuring, over all resumes.
             spent: seconds of it that are used up.
-            tell: called with every event.
-            visit: called before every visit of a case.
+            emit: called with every event.
+            on_start: called before every visit of a case.
             seed: of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
             longest: seconds that six samples of a case may take; None: a share of the budget.
@@ -82,8 +82,8 @@ class Rounds:
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
-        self._tell = tell
-        self._visit = visit
+        self._emit = emit
+        self._on_start = on_start
         self._random = random.Random(seed)
         # Rounds are numbered over the whole run: two cases' samples of one round belong together.
         earlier = (e.get("r", 0) for h in known.values() for e in h.every_sample)
@@ -156,7 +156,7 @@ class Rounds:
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
                 continue
-            self._visit([subject.key], subject.cost + subject.checking)
+            self._on_start([subject.key], subject.cost + subject.checking)
             begin = self._sampler.now()
             try:
                 if subject.checker is not None and not subject.checked_late:
@@ -222,7 +222,7 @@ class Rounds:
         self._expected += sum(entry.expected for entry in chosen)
         begin = self._sampler.now()
         cases = [entry.case for entry in chosen]
-        for result in self._bench.prepare(cases, self._known, self._visit):
+        for result in self._bench.prepare(cases, self._known, self._on_start):
             cost = self._sampler.now() - begin
             self._left -= cost
             self._preparing += cost
@@ -259,7 +259,7 @@ class Rounds:
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
     def _take_sample(self, subject: Subject) -> None:
-        self._visit([subject.key], subject.cost)
+        self._on_start([subject.key], subject.cost)
         try:
             sample = self._sampler.sample(subject)
         except Exception as error:
@@ -316,7 +316,7 @@ class Rounds:
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work of no case and charge it to the budget; None if it fails, and the run goes on."""
-        self._visit([name] if name else [], _ASIDE_SECONDS)
+        self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
         result = None
         try:
@@ -329,4 +329,4 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        self._tell(make_event(self._bench, self._worker, event, case, cost, **more))
+        self._emit(make_event(self._bench, self._worker, event, case, cost, **more))

@@ -24,7 +24,7 @@ from kernels.problem import Gemm
 from kernels.registry import library_for
 from sweeps.cases.case import Case
 from sweeps.folding.history import CANARY, History
-from sweeps.measuring.bench import PoisonedError, Ready, Refusal, Visit
+from sweeps.measuring.bench import OnStart, PoisonedError, Ready, Refusal
 from sweeps.measuring.checking import ResultChecker
 from sweeps.planning.ceilings import ceilings
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
@@ -114,39 +114,41 @@ class TorchBench:
         return max(2, min(wanted, _MAX_SETS))
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
         """Compile all, then check and warm up each."""
-        self._compile([case for case in cases if case.id not in self.careful], visit)
+        self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
-            visit([case.id], _FIRST_SECONDS)
+            on_start([case.id], _FIRST_SECONDS)
             try:
                 yield self._prepare_one(case, known.get(case.id, History()))
             except Exception as error:  # any error of a library or a compiler becomes a row
                 yield Refusal(case, *self.failure(error))
 
-    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+    def name(
+        self, cases: Sequence[Case], on_start: OnStart
+    ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """The kernels of one launch of each case on a GPU, all from one profiler session.
 
         Raises:
             Exception: any error of a profiler that is not permitted.
         """
-        traced = trace_gpu(self._warm_launches(cases, visit))
+        traced = trace_gpu(self._warm_launches(cases, on_start))
         for case, kernels in zip(cases, traced, strict=True):
             if kernels is not None:
                 yield case, kernel_columns(kernels)
 
-    def _warm_launches(self, cases: Sequence[Case], visit: Visit) -> Iterator[LaunchOnce]:
+    def _warm_launches(self, cases: Sequence[Case], on_start: OnStart) -> Iterator[LaunchOnce]:
         """A launch of each case, made when its turn comes; a no-op where that fails."""
         for case in cases:
-            visit([case.id], _FIRST_SECONDS)
+            on_start([case.id], _FIRST_SECONDS)
             try:
                 launch = self._warm_launch(case)
             except Exception as error:
                 self.failure(error)  # a broken context ends this process here
                 launch = do_nothing
             yield launch
-        visit([], _COMPILE_AHEAD_SECONDS)  # reading the trace
+        on_start([], _COMPILE_AHEAD_SECONDS)  # reading the trace
 
     def _warm_launch(self, case: Case) -> LaunchOnce:
         """One launch of a case, after a first that loads modules and compiles."""
@@ -175,7 +177,7 @@ class TorchBench:
         dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
         return Gemm(size, size, size, dtype)
 
-    def _compile(self, cases: Sequence[Case], visit: Visit) -> None:
+    def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
         """Let every implementation compile its cases of this chunk on all CPU cores.
 
         A failure here is repeated, and reported as a row, when the case is prepared.
@@ -190,7 +192,7 @@ class TorchBench:
                 for case in members
                 if implementation.supports(case.problem, self.machine) is None
             ]
-            visit([case.id for case in members], _COMPILE_AHEAD_SECONDS)
+            on_start([case.id for case in members], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
                 implementation.compile_ahead(wanted)
 

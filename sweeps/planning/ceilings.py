@@ -9,7 +9,7 @@ import torch
 
 from kernels import implementations
 from kernels.device import Device, select_device
-from kernels.machine import Machine, of_cpu
+from kernels.machine import Machine, cpu_machine
 from kernels.operands import random_operands
 from kernels.problem import Gemm
 from kernels.registry import library_for
@@ -32,7 +32,7 @@ def measured_device(kind: str, gpu: int) -> Device:
 def measure_ceilings(device: Device) -> Device:
     """The same CPU with its peaks (FLOP/s by dtype) and bandwidth (bytes/s) filled in."""
     peaks, bandwidth = ceilings(device.machine, device.machine.peaks)
-    return replace(device, machine=of_cpu(peaks, bandwidth, device.machine.sms))
+    return replace(device, machine=cpu_machine(peaks, bandwidth, device.machine.sms))
 
 
 def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:

@@ -427,7 +427,10 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             where = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
-            shapes, tiles = Shapes.of([problems[i] for i in where]), Tiles.library(machine, dtype)
+            shapes, tiles = (
+                Shapes.from_problems([problems[i] for i in where]),
+                Tiles.library(machine, dtype),
+            )
             constants = default_constants(machine.generation, dtype)
             seconds[where] = fastest(shapes, tiles, machine, machine.peak(dtype), constants).time
         return seconds

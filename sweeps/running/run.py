@@ -44,7 +44,7 @@ class Run:
     """Cases that tell how fast each GPU is, to be timed before the others."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
-    neighbours: NodePeers | None = None
+    peers: NodePeers | None = None
     min_patience: float = 30.0
     compile_beside: bool = True
     """Whether other processes may use the GPU to compile for it."""
@@ -62,12 +62,12 @@ class Run:
     @property
     def workers(self) -> int:
         """How many runs share the host."""
-        return self.neighbours.workers if self.neighbours else 1
+        return self.peers.workers if self.peers else 1
 
     @property
     def parent(self) -> int | None:
         """The process that started them all, if there are several."""
-        return self.neighbours.parent if self.neighbours else None
+        return self.peers.parent if self.peers else None
 
     @property
     def worker(self) -> str:

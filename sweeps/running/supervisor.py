@@ -50,7 +50,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     """Measure until the plan is done or the budget is spent, then fold; returns which it was.
 
     However the run ends, also by an interrupt, the samples are folded into the table, unless
-    neighbours have a parent that folds.
+    peers have a parent that folds.
 
     Raises:
         UserError: a second writer, a full disk, or a bench that cannot be set up.
@@ -88,7 +88,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
         try:
             yield _Supervisor(run, log, events, reporter, note)
         finally:
-            if run.neighbours is None and (run.folder / "run.json").exists():
+            if run.peers is None and (run.folder / "run.json").exists():
                 # A second Ctrl-C must not stop the folding halfway.
                 with undisturbed():
                     fold(run.folder)
@@ -125,8 +125,8 @@ class _Supervisor:
     def supervise(self) -> str:
         self._arrive()
         self._time_anchors()
-        if self._run.neighbours:
-            self._run.neighbours.wait(MEASURE)
+        if self._run.peers:
+            self._run.peers.wait(MEASURE)
         self._refuse_crashed_features()
         beside = self._waiting() if self._run.compile_beside else []
         self._watch.look_at_gpu()
@@ -162,7 +162,7 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        run, shared = self._run, self._run.neighbours is not None
+        run, shared = self._run, self._run.peers is not None
         if run.anchors and (shared or not self._anchored):
             order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
             self._run_child(replace(order, options=run.anchor_options, waits=shared))
@@ -348,8 +348,8 @@ class _Supervisor:
                     if work == "measure":
                         self._tally.report(self._reporter, self._run.budget)
                         self._watch.look_now_and_then()
-                case "wait" if self._run.neighbours:
-                    self._run.neighbours.wait(content[0])
+                case "wait" if self._run.peers:
+                    self._run.peers.wait(content[0])
                     child.connection.send("go")
                 case "end":
                     if work == "measure":  # the child is still there to be asked about

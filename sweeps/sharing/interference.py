@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sweeps.folding.anchor_rows import of_latest
+from sweeps.folding.anchor_rows import latest_anchor_events
 from sweeps.schema import ALONE, TOGETHER
 from sweeps.store import Event
 from sweeps.timing.statistics import TOLERANCE, median, median_interval
@@ -38,7 +38,7 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
-    for event in of_latest(events):
+    for event in latest_anchor_events(events):
         seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
     ratios = defaultdict(list)
     for (case, _), times in seconds.items():

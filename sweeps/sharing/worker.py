@@ -60,8 +60,8 @@ def work(connection: Connection, job: WorkerJob) -> None:
     try:
         with terminated_as_interrupt():
             run = begin(job.request, note)
-            neighbours = NodePeers(job.workers, job.parent, wait)
-            run = replace(run, neighbours=neighbours, anchors=run.anchors if job.anchors else ())
+            peers = NodePeers(job.workers, job.parent, wait)
+            run = replace(run, peers=peers, anchors=run.anchors if job.anchors else ())
             connection.send(("end", carry_out(run, _Silent(), note)))
     except UserError as error:
         connection.send(("failed", str(error)))

@@ -13,7 +13,7 @@ import pytest
 
 from kernels.common.errors import UserError
 from kernels.device import Device
-from kernels.machine import of_cpu
+from kernels.machine import cpu_machine
 from sweeps.folding.fold import fold
 from sweeps.running import opening
 from sweeps.running.request import Request
@@ -146,7 +146,7 @@ def _quiet(text: str) -> None:
 
 def _no_ceilings(device: Device) -> Device:
     peaks = dict.fromkeys(device.machine.peaks, 1e11)
-    return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
+    return replace(device, machine=cpu_machine(peaks, 3e10, device.machine.sms))
 
 
 def _request(results: Path, budget: float = 20.0) -> Request:

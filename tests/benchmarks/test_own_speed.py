@@ -46,7 +46,7 @@ def test_sweeps_expanded(benchmark: Any, capsys: Any) -> None:
 def test_shapes_predicted(benchmark: Any, capsys: Any) -> None:
     """The physics alone: shapes as arrays, the fastest of the library's tiles for each."""
     sizes = random_sizes(SHAPES)
-    shapes = Shapes.of([Gemm(m, n, k, "bf16") for m, n, k in sizes])
+    shapes = Shapes.from_problems([Gemm(m, n, k, "bf16") for m, n, k in sizes])
     tiles, constants = Tiles.library(H100, "bf16"), default_constants("hopper", "bf16")
     benchmark(fastest, shapes, tiles, H100, H100.peak("bf16"), constants)
     say_rate(benchmark, capsys, SHAPES, "shapes predicted")

@@ -16,6 +16,7 @@ from kernels.machine import (
     DeviceProperties,
     Machine,
     _slug_of_device_name,
+    cpu_machine,
     cpu_slug,
     cpu_threads,
     from_properties,
@@ -23,7 +24,6 @@ from kernels.machine import (
     known_machine,
     known_machines,
     machine_of_arch,
-    of_cpu,
     slug_of_device,
     usable_cores,
 )  # fmt: skip
@@ -219,11 +219,11 @@ def test_bf16_is_emulated_where_no_instruction_computes_it(
 ) -> None:
     for instructions, emulated in (("avx2", ("bf16",)), ("avx512", ("bf16",)), ("amx", ())):
         monkeypatch.setattr(machine_module, "instruction_set", lambda found=instructions: found)
-        assert of_cpu({"fp32": 1e11}, 3e10, 2).emulated == emulated
+        assert cpu_machine({"fp32": 1e11}, 3e10, 2).emulated == emulated
 
 
 def test_machines_survive_json() -> None:
-    for machine in (*known_machines().values(), of_cpu({"fp32": 1e11}, 3e10, 2)):
+    for machine in (*known_machines().values(), cpu_machine({"fp32": 1e11}, 3e10, 2)):
         assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
 
 

@@ -117,7 +117,7 @@ class Collections:
     truth: Array
 
     @classmethod
-    def of(cls, machine: Machine, measured: PublicRows, truth: PublicRows) -> Collections:
+    def match(cls, machine: Machine, measured: PublicRows, truth: PublicRows) -> Collections:
         """Of both collections what they share."""
         known = dict(zip(truth.problems, truth.seconds, strict=True))
         seconds = np.array([known.get(problem, np.nan) for problem in measured.problems])
@@ -188,7 +188,9 @@ class Swept:
         self._of, self._model, self.rows = of, model, rows
         needed = np.unique([row for one in asked for row in one.rows])
         source = of.measured
-        query = Query.each(source.problems, source.implementations, source.warm).take(needed)
+        query = Query.with_implementations(
+            source.problems, source.implementations, source.warm
+        ).take(needed)
         frame = model.predict(query).frame().set_index(needed)
         self._frame = frame[["time_us", "lo_us", "hi_us"]]
 
@@ -327,7 +329,7 @@ def main(
 ) -> None:
     """Print what each share earns; runs that the file has are not made again."""
     here = known_machine(machine)
-    of = Collections.of(here, *(read_source(path, here) for path in (measured, truth)))
+    of = Collections.match(here, *(read_source(path, here) for path in (measured, truth)))
     settings = {
         "at": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine,
         "measured": measured.name, "truth": truth.name, "rows": len(of.truth), "apart": of.apart,

@@ -31,7 +31,7 @@ def judge(rows: pd.DataFrame, machine: str, results: Path) -> dict[str, Any]:
     problems = [Gemm(m, n, k, d) for m, n, k, d in rows[["m", "n", "k", "dtype"]].to_numpy()]
     basis = find_basis(machine, results)
     predicted = basis.model.predict(basis.query(problems))
-    kind, source = basis.of(problems[0])
+    kind, source = basis.kind_and_source(problems[0])
     time = rows["time_us"].to_numpy(float) * 1e-6
     guess = predicted.estimate.time
     count = len(problems)

@@ -34,7 +34,7 @@ from analysis.fleet.anchors import (
 )
 from analysis.fleet.device_verdict import SLOW, DeviceVerdict, judge
 from analysis.fleet.speeds import FleetSpeeds, fleet_speeds
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from kernels.operation import Layer
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
@@ -333,7 +333,7 @@ def timed(nodes: int = 125) -> str:
         report_on(folder, MARGIN)
         seconds = time.perf_counter() - began
         size, rows = path.stat().st_size, len(path.read_text(encoding="utf-8").splitlines()) - 1
-    machine = of_cpu({}, 0.0, os.cpu_count() or 1).name
+    machine = cpu_machine({}, 0.0, os.cpu_count() or 1).name
     return (
         f"{len(fleet.devices):,} GPUs: {rows:,} rows, {size / 1e6:.1f} MB; read, judged, drawn and "
         f"written in {seconds:.1f} s ({machine}, {os.cpu_count()} threads)"

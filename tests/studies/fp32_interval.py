@@ -36,7 +36,9 @@ def judge(file: Path, machine: str) -> dict[str, Any]:
     within = (predicted.lo <= measured.seconds) & (measured.seconds <= predicted.hi)
     quantiles = np.quantile(ratio, [0.05, 0.5, 0.95])
     return {
-        "machine": machine, "source": basis.of(measured.problems[0])[1], "rows": len(ratio),
+        "machine": machine,
+        "source": basis.kind_and_source(measured.problems[0])[1],
+        "rows": len(ratio),
         "measured_over_predicted": dict(zip(("p5", "median", "p95"), quantiles, strict=True)),
         "coverage_90": float(within.mean()),
     }  # fmt: skip

@@ -47,7 +47,7 @@ def log_errors(rows: pd.DataFrame, slug: str, fallback: float, split: float) -> 
     constants: Constants = prior_without_tables(machine, GROUP).fit.constants
     constants = replace(constants, fallback=fallback, fallback_split=split)
     gemms = [Gemm(int(m), int(n), int(k), "bf16") for m, n, k in rows[["m", "n", "k"]].to_numpy()]
-    inputs = Inputs.of(machine, Query.plain(gemms, "cublas", warm=True))
+    inputs = Inputs.from_query(machine, Query.plain(gemms, "cublas", warm=True))
     return np.log(rows["time_us"].to_numpy() * 1e-6 / inputs.estimate(constants).time)
 
 

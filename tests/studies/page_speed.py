@@ -24,7 +24,7 @@ import numpy as np
 from analysis.commands.page import write_page
 from analysis.model.fitted import analyse
 from analysis.recordings.load import load
-from kernels.machine import of_cpu
+from kernels.machine import cpu_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from tests.support.browsing import CHROMIUM, opened
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
     version = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True)
     found = {
         "protocol": f"median of {TURNS} openings of each page by turns",
-        "machine": f"{of_cpu({}, 0.0, os.cpu_count() or 1).name}, {os.cpu_count()} cores",
+        "machine": f"{cpu_machine({}, 0.0, os.cpu_count() or 1).name}, {os.cpu_count()} cores",
         "browser": version.stdout.strip(), "packages": "constraints.txt", "pages": rows,
         "ready_ratio": many["ready_ms"] / few["ready_ms"],
         "filter_over_ready": many["filter_ms"] / many["ready_ms"],

@@ -59,7 +59,7 @@ def times(recording: Recording) -> dict[Any, MeasuredTime]:
     return {
         (problem, name): time
         for problem in measured.problems
-        for name, time in measured.of(problem).items()
+        for name, time in measured.times_of(problem).items()
         if time.lo == time.lo and time.rounds
     }
 

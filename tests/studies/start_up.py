@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from kernels.common.program import ROOT
-from kernels.machine import of_cpu
+from kernels.machine import cpu_machine
 from tests.support.installed import QUESTION, Installed, build
 
 PAIRS = 9  # of start-ups
@@ -38,7 +38,7 @@ def start_ups(here: Installed) -> dict[str, object]:
     return {
         "protocol": f"median of {PAIRS} alternating pairs after one that warms up",
         "python": platform.python_version(), "packages": "constraints.txt",
-        "machine": f"{of_cpu({}, 0.0, os.cpu_count() or 1).name}, {os.cpu_count()} cores",
+        "machine": f"{cpu_machine({}, 0.0, os.cpu_count() or 1).name}, {os.cpu_count()} cores",
         "seconds": medians, "ratio": one / other,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels.device import this_cpu
-from kernels.machine import Machine, of_cpu
+from kernels.machine import Machine, cpu_machine
 from kernels.operation import Workload
 from sweeps.cases.case import Case
 from sweeps.planning.plan import PlanEntry
@@ -24,7 +24,7 @@ from tests.support.fakes import Silent
 @functools.cache
 def cpu() -> Machine:
     """This CPU with ceilings that nothing reaches, and a cache that is flushed quickly."""
-    facts = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e15), 1e12, 2)
+    facts = cpu_machine(dict.fromkeys(this_cpu().machine.peaks, 1e15), 1e12, 2)
     return replace(facts, l2_bytes=1 << 20, memory_bytes=1 << 31)
 
 

@@ -122,14 +122,14 @@ def _json(data: bytes, draw: random.Random) -> bytes:
     document = json.loads(data)
     places: list[tuple[Any, Any]] = []
 
-    def visit(node: Any) -> None:
+    def on_start(node: Any) -> None:
         pairs = node.items() if isinstance(node, dict) else enumerate(node)
         for key, value in list(pairs):
             places.append((node, key))
             if isinstance(value, dict | list):
-                visit(value)
+                on_start(value)
 
-    visit(document)
+    on_start(document)
     # The deeper a place, the more of its like there are: an upper one is drawn as often.
     node, key = draw.choice(places if draw.random() < 0.5 else places[:40])
     if draw.random() < 0.3 and isinstance(node, dict):

@@ -18,7 +18,7 @@ from kernels.common.errors import WrongResultError
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.folding.history import CANARY, History
-from sweeps.measuring.bench import PoisonedError, Ready, Refusal, Visit
+from sweeps.measuring.bench import OnStart, PoisonedError, Ready, Refusal
 from sweeps.planning.plan import PlanEntry
 from sweeps.timing.clock import LaunchCall, Timing, do_nothing
 from sweeps.timing.sampler import Sampler, Subject
@@ -151,16 +151,16 @@ class FakeBench:
         self._canary = canary
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
         together = [one for one in cases if one.id not in self.careful]
         if any(self._behaviour(one) == "abort-together" for one in together):
-            visit([one.id for one in together], 1e5)
+            on_start([one.id for one in together], 1e5)
             os.abort()
         for one in cases:
             behaviour = self._behaviour(one)
             # Only what is meant to hang is given up early, however slow the machine is.
-            visit([one.id], 0.01 if behaviour == "hang" else 1e5)
+            on_start([one.id], 0.01 if behaviour == "hang" else 1e5)
             self.prepared.append(one)
             if behaviour in ("wrong", "oom", "unsupported"):
                 facts = {"rel_error": 0.5} if behaviour == "wrong" else {}
@@ -188,9 +188,11 @@ class FakeBench:
             subject.exposed = len(known[one.id].exposed) if one.id in known else 0
             yield Ready(one, subject, {"rel_error": 1e-7})
 
-    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+    def name(
+        self, cases: Sequence[Case], on_start: OnStart
+    ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         for one in cases:
-            visit([one.id], 1e5)
+            on_start([one.id], 1e5)
             behaviour = self._behaviour(one)
             if behaviour == "profiler-fails":
                 raise RuntimeError("CUPTI is not permitted")

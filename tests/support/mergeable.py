@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernels.machine import Machine, known_machine, of_cpu
+from kernels.machine import Machine, cpu_machine, known_machine
 from sweeps.planning.plan import PlanEntry
 from sweeps.schema import SCHEMA
 from sweeps.store import read_run, write_run
 from sweeps.timing.sampler import PROTOCOL
 from tests.support.runs import a_run, carry
 
-CPU = of_cpu({"fp32": 1e11}, 3e10, 2)
+CPU = cpu_machine({"fp32": 1e11}, 3e10, 2)
 H200 = known_machine("nvidia-h200")
 
 

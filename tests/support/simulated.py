@@ -20,7 +20,7 @@ from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.folding.history import CANARY, History
 from sweeps.measuring import bench as bench_module
-from sweeps.measuring.bench import Ready, Refusal, Visit
+from sweeps.measuring.bench import OnStart, Ready, Refusal
 from sweeps.measuring.rounds import Rounds
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
@@ -178,7 +178,7 @@ class SimulatedBench:
         return subject
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], visit: Visit
+        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
         for one in cases:
             self.clock.pause(0.02)
@@ -190,7 +190,9 @@ class SimulatedBench:
     def canary(self) -> Subject:
         return self.subject(simulated_case(500), CANARY)
 
-    def name(self, cases: Sequence[Case], visit: Visit) -> Iterator[tuple[Case, Mapping[str, Any]]]:
+    def name(
+        self, cases: Sequence[Case], on_start: OnStart
+    ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         return iter(())  # nothing here has kernels
 
     def failure(self, error: Exception) -> tuple[str, str]:

@@ -31,7 +31,7 @@ def model_law(constants: Constants | None = None, machine: Machine = H100) -> La
         dtype = problems[0].dtype
         c = constants or default_constants(machine.generation, dtype)
         tiles = Tiles.library(machine, dtype)
-        return fastest(Shapes.of(problems), tiles, machine, machine.peak(dtype), c).time
+        return fastest(Shapes.from_problems(problems), tiles, machine, machine.peak(dtype), c).time
 
     return seconds
 

@@ -43,7 +43,7 @@ def test_a_sample_is_analysed_and_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("few_are_many")
 def test_rules_predict_every_row_by_a_fit_to_the_sample(tmp_path: Path) -> None:
     recording = recorded(tmp_path, 150)
-    evidence = Evidence.of_recording(recording)
+    evidence = Evidence.from_recording(recording)
     assert len(evidence.cases) == 150
     assert (evidence.predicted > 0).all()
 

@@ -138,7 +138,9 @@ def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Pat
     recording = load(record(tmp_path, cases, [1e-5, 2e-5, 3e-5]))
     rows = recording.ok.copy()
     rows.loc[rows["sweep"] != "two", ["time_lo_us", "time_hi_us"]] = np.nan
-    assert read_measurements(rows, recording).of(problem)["cublas"].time == pytest.approx(2e-5)
+    assert read_measurements(rows, recording).times_of(problem)["cublas"].time == pytest.approx(
+        2e-5
+    )
 
 
 def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Path) -> None:
@@ -149,7 +151,9 @@ def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Pat
     recording = load(record(tmp_path, cases, [3e-5, 2e-5, 2e-5, 1e-5, 1e-5]))
     rows = recording.ok.copy()
     rows.loc[rows["config"] == "", ["time_lo_us", "time_hi_us"]] = np.nan  # the least certain
-    assert read_measurements(rows, recording).of(problem)["cublas"].time == pytest.approx(3e-5)
+    assert read_measurements(rows, recording).times_of(problem)["cublas"].time == pytest.approx(
+        3e-5
+    )
 
 
 @pytest.mark.parametrize(

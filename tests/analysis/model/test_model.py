@@ -166,7 +166,7 @@ def test_few_rows_move_the_scale_and_hardly_any_single_constant() -> None:
     start = default_constants("hopper", "bf16")
     prior = Prior.bare(start, Spread(scale=0.3, shape=0.1))
     fit = fit_group(H100, query, slow, np.full(6, ""), prior)
-    ratio = Inputs.of(H100, query).estimate(fit.constants).time / slow
+    ratio = Inputs.from_query(H100, query).estimate(fit.constants).time / slow
     assert np.median(ratio) == pytest.approx(1.0, rel=0.05)
     for rate in ("compute", "dram", "feed", "l2"):  # those that none of the six depend on, too
         slower = getattr(start, rate) / getattr(fit.constants, rate)
@@ -190,7 +190,7 @@ def test_a_fit_takes_one_thread_whatever_blas_may_use(monkeypatch: pytest.Monkey
     query = Query.plain([Gemm(m, 1024, 1024, "bf16") for m in range(1, 64)], "cublas")
     seconds = model_law()(query.problems) * 1.2
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        fit_constants(Inputs.of(H100, query), seconds, default_constants("hopper", "bf16"))
+        fit_constants(Inputs.from_query(H100, query), seconds, default_constants("hopper", "bf16"))
         after = pools()
     assert threads
     assert {count for inside in threads for count in inside} == {1}
@@ -337,9 +337,11 @@ def test_public_bf16_tables_calibrated_on_256_rows(
     machine = known_machine(slug)
     # From another generation's constants, so that nothing fitted to this table helps.
     start = default_constants("volta", "bf16")
-    seen = Inputs.of(machine, Query.plain(problems[:256], "cublas"))
+    seen = Inputs.from_query(machine, Query.plain(problems[:256], "cublas"))
     constants = fit_constants(seen, seconds[:256], start)
-    guess = Inputs.of(machine, Query.plain(problems[256:], "cublas")).estimate(constants).time
+    guess = (
+        Inputs.from_query(machine, Query.plain(problems[256:], "cublas")).estimate(constants).time
+    )
     assert np.abs(guess / seconds[256:] - 1).mean() < mean
 
 

@@ -122,7 +122,7 @@ def test_a_collection_may_tell_of_one_kind_of_limit_alone(prior: CollectionTrees
     def fixed(gemms: list[Gemm]) -> np.ndarray:
         """How much what is fixed counts in their times."""
         query = Query.plain(gemms, "cublas", warm=True)
-        return CollectionEstimates.from_trees((prior,), Inputs.of(H100, query)).shares[:, 0]
+        return CollectionEstimates.from_trees((prior,), Inputs.from_query(H100, query)).shares[:, 0]
 
     # It knows the jumps of launches, and of all else their opposite.
     times = truth(theirs) * np.exp((2 * fixed(theirs) - 2) * jumps(theirs))
@@ -151,7 +151,7 @@ def test_without_a_row_the_first_collection_answers(
     assert np.corrcoef(said, jumps(asked))[0, 1] > 0.5
     # Where its trees disagree it is further off, and its spread says so.
     off = np.abs(said - jumps(asked))
-    inputs = Inputs.of(H100, Query.plain(asked, "cublas", warm=True))
+    inputs = Inputs.from_query(H100, Query.plain(asked, "cublas", warm=True))
     wide = fitted.offsets.spread(fitted.offsets.at(inputs))
     np.testing.assert_allclose(wide, np.hypot(1, deviation / 0.02))
     assert wide.min() >= 1
@@ -165,7 +165,7 @@ def test_without_a_row_or_a_table_of_the_machine_siblings_answer_together(
         known_machine("nvidia-h200"),
         replace(nonsense, machine=known_machine("nvidia-h20")),
     )
-    asked = Inputs.of(h200, Query.plain(shapes(50, 24), "cublas", warm=True))
+    asked = Inputs.from_query(h200, Query.plain(shapes(50, 24), "cublas", warm=True))
     fitted = unmeasured(prior_on(prior, replace(prior, source="x"), other, machine=h200))
     assert fitted.offsets is not None
     assert [w[0] for w in fitted.offsets.weights] == [0.5, 0, 0.5]

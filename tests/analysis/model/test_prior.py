@@ -70,7 +70,7 @@ def test_a_machine_without_measurements_answers_like_its_sibling_and_no_surer(
     tmp_path: Path,
 ) -> None:
     here, there = (find_basis(slug, tmp_path) for slug in ("nvidia-h800", "nvidia-h100-sxm"))
-    assert here.of(LARGE)[0] == here.kind == "generation"
+    assert here.kind_and_source(LARGE)[0] == here.kind == "generation"
     assert here.source.startswith("constants of nvidia-h100-sxm, scaled, warm; ")
     assert "factor of two" not in here.source
     time, low, high = ends(here, LARGE)
@@ -112,7 +112,7 @@ def test_less_bandwidth_costs_what_is_bound_by_it(tmp_path: Path) -> None:
 )
 def test_what_no_pair_tells_remains_a_factor_of_two(tmp_path: Path, problem: Problem) -> None:
     basis = find_basis("nvidia-h800", tmp_path)
-    assert basis.of(problem)[1].endswith("a factor of two either way")
+    assert basis.kind_and_source(problem)[1].endswith("a factor of two either way")
     _, low, high = ends(basis, problem)
     assert (low, high) == pytest.approx(UNCALIBRATED)
 
@@ -124,8 +124,8 @@ def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path
     its_time, its_low, its_high = ends(basis, half)
     assert its_time == time
     assert (its_low, its_high) == pytest.approx((1.1 * low, 1.1 * high))
-    assert basis.of(half)[0] == basis.of(LARGE)[0] == "shipped"
-    assert "fp16 by what is known of bf16" in basis.of(half)[1]
+    assert basis.kind_and_source(half)[0] == basis.kind_and_source(LARGE)[0] == "shipped"
+    assert "fp16 by what is known of bf16" in basis.kind_and_source(half)[1]
 
 
 def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:
@@ -141,12 +141,14 @@ def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None
     slugs = ("nvidia-a100-sxm-40gb", "nvidia-l4", "nvidia-a10")  # an A10's SMs are other ones
     sure, *others = (find_basis(slug, tmp_path) for slug in slugs)
     assert ends(sure, fp32)[1:] == pytest.approx(FP32_LIKE)
-    assert "fp32 by constants of nvidia-a100-pcie-80gb, −10% to +42%" in sure.of(fp32)[1]
+    assert (
+        "fp32 by constants of nvidia-a100-pcie-80gb, −10% to +42%" in sure.kind_and_source(fp32)[1]
+    )
     conv = Conv.parse("32,64,56,56,64,3,3,1,1,1,1,fp32")
     unsure: list[tuple[Basis, Problem]] = [(other, fp32) for other in others]
     for basis, problem in [*unsure, (sure, conv)]:
         assert ends(basis, problem)[1:] == pytest.approx(UNCALIBRATED)
-        assert "a factor of two either way" in basis.of(problem)[1]
+        assert "a factor of two either way" in basis.kind_and_source(problem)[1]
 
 
 def test_a_machine_without_a_sibling_like_it_gets_the_mean_of_all_generations(
@@ -160,7 +162,9 @@ def test_a_machine_without_a_sibling_like_it_gets_the_mean_of_all_generations(
     _, near_low, near_high = ends(find_basis("nvidia-h800", tmp_path), LARGE)
     assert UNCALIBRATED[0] < low < near_low
     assert near_high < high < UNCALIBRATED[1]
-    assert find_basis("nvidia-t4", tmp_path).of(LARGE)[0] == "none"  # which has no bf16
+    assert (
+        find_basis("nvidia-t4", tmp_path).kind_and_source(LARGE)[0] == "none"
+    )  # which has no bf16
 
 
 def test_every_generation_counts_the_same_in_the_mean() -> None:

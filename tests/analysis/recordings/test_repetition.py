@@ -101,7 +101,7 @@ def test_a_change_that_all_cases_share_widens_times_and_no_ratio(tmp_path: Path)
     assert between_processes(recording) == {RUN: 0.3}
     assert between_cases(recording) == {RUN: 0.01}
     measured = read_measurements(recording.products, recording)
-    lo, hi = measured.of(CASES[0].problem)["cublas"].repetition  # type: ignore[arg-type]
+    lo, hi = measured.times_of(CASES[0].problem)["cublas"].repetition  # type: ignore[arg-type]
     assert hi / lo > 1.5
     _, error = steady_times(recording.ok.reset_index(drop=True), recording)
     assert np.all(error < 0.02)

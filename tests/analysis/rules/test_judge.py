@@ -70,7 +70,7 @@ def plant(
     recording = load(record(folder, cases, samples[4], machine=machine))
     recording.rows["time_lo_us"] = samples[1] * 1e6  # what nine samples give
     recording.rows["time_hi_us"] = samples[7] * 1e6
-    return judge_all([Evidence.of_recording(recording)])
+    return judge_all([Evidence.from_recording(recording)])
 
 
 def alignment_cases() -> list[Case]:
@@ -298,7 +298,7 @@ def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
     plan = {"sweeps": ["sources", "square"], "cases": []}
     cases = gemm_cases([(512, 512, 512), (640, 640, 640)], "square")
     folder = record(tmp_path, cases, [1e-4, 2e-4], plan=plan)
-    rows = {row.id: row for row in judge_all([Evidence.of_recording(load(folder))])}
+    rows = {row.id: row for row in judge_all([Evidence.from_recording(load(folder))])}
     how = "needs pairs of the sweeps sources, steps: run `make rules` with a larger budget"
     assert rows["wave"].reason == how
     assert rows["nhwc"].reason.endswith(": run `make rules`")  # nobody planned that
@@ -354,7 +354,7 @@ def test_public_tables_answer_the_rules_that_they_can(
 ) -> None:
     machine = known_machine(slug)
     source = read_source(public_data / "aiconfigurator" / f"{table}.parquet", machine)
-    rows = {r.id: r for r in judge_all([Evidence.of_source(source, Model(machine))])}
+    rows = {r.id: r for r in judge_all([Evidence.from_public(source, Model(machine))])}
     recorded = RECORDINGS / f"rules-{slug.split('-')[1]}.json"
     for before in json.loads(recorded.read_text(encoding="utf-8")):
         now = rows[before["id"]]

@@ -41,7 +41,7 @@ def collections(folder: Path, jumps: float, noise: float, law: Law = LAW) -> Col
         off = noise * np.random.default_rng(seed).standard_normal(len(truth))
         return read_source(record(folder / str(seed), cases, truth * np.exp(off)), H100)
 
-    return Collections.of(H100, measured(0), measured(1))
+    return Collections.match(H100, measured(0), measured(1))
 
 
 def test_shares_answer_the_same_questions_and_pay_for_what_they_measure(tmp_path: Path) -> None:

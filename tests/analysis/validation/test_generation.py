@@ -41,7 +41,7 @@ def table(folder: Path, slug: str, factor: float, rows: int) -> PublicTable:
     machine = known_machine(slug)
     assert slug_of_device(machine.name) == slug
     sizes = pd.DataFrame(sorted(set(random_sizes(rows, 0))), columns=list("mnk"))
-    inputs = Inputs.of(machine, warm_query(sizes.assign(dtype="bf16")))
+    inputs = Inputs.from_query(machine, warm_query(sizes.assign(dtype="bf16")))
     noise = np.exp(0.02 * np.random.default_rng(rows).standard_normal(len(sizes)))
     frame = sizes.assign(
         framework="TRTLLM", version="1.0", device=machine.name, gemm_dtype="bfloat16",

@@ -170,7 +170,7 @@ def convolutions(count: int) -> PublicRows:
         )
     ]  # fmt: skip
     law = replace(default_constants("ampere", "fp32"), compute=0.7, launch=2e-5, dram=0.7)
-    guess = Inputs.of(A100, Query.plain(problems, "cudnn")).estimate(law)
+    guess = Inputs.from_query(A100, Query.plain(problems, "cudnn")).estimate(law)
     named = {
         0: "ampere_scudnn_128x64_relu_medium_nn_v1",
         1: "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
@@ -241,8 +241,8 @@ def test_cliffs_count_what_they_say() -> None:
 
 
 def test_errors_of_nothing_are_none() -> None:
-    assert Errors.of(np.empty(0), np.empty(0)) == Errors(0, None, None, None)
-    found = Errors.of(np.array([1.1, 0.9, 1.0]), np.ones(3))
+    assert Errors.from_times(np.empty(0), np.empty(0)) == Errors(0, None, None, None)
+    found = Errors.from_times(np.array([1.1, 0.9, 1.0]), np.ones(3))
     assert (found.rows, found.median) == (3, pytest.approx(0.1))
 
 

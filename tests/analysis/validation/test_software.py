@@ -197,7 +197,7 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
             assert -most < fit.low < 0 < fit.high < most, (slug, group)
             for name, (low, high) in physical_bounds(basis.model.machine).items():
                 assert low <= getattr(fit.constants, name) <= high, (slug, name)
-        assert basis.of(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
+        assert basis.kind_and_source(Gemm(64, 64, 64, "fp32"))[0] in ("generation", "none")
 
 
 @pytest.mark.skipif(

@@ -38,7 +38,7 @@ def one_tile(bm: int, bn: int, split: int = 1) -> Tiles:
 
 
 def seconds(problem: Problem, tile: Tiles, constants: Constants = IDEAL) -> float:
-    return float(estimate(Shapes.of([problem]), tile, H100, PEAK, constants).time[0])
+    return float(estimate(Shapes.from_problems([problem]), tile, H100, PEAK, constants).time[0])
 
 
 def test_without_losses_a_large_product_takes_its_flops_over_the_peak() -> None:
@@ -81,7 +81,7 @@ def test_nchw_moves_its_activations_once_more() -> None:
     nhwc = Conv.parse("32,64,56,56,64,1,1,1,0,1,1,bf16,nhwc")
     x, _, y = nhwc.operand_elements
     plain = replace(nhwc, layout="nchw", dtype="fp32")  # FMAs need no change of layout
-    shapes = Shapes.of([nhwc, replace(nhwc, layout="nchw"), plain])
+    shapes = Shapes.from_problems([nhwc, replace(nhwc, layout="nchw"), plain])
     assert shapes.helper_bytes.tolist() == [0, 2 * 2 * (x + y), 0]
     assert shapes.helper_kernels.tolist() == [0, 2, 0]
     # It adds to the product's own time, whatever binds that.
@@ -92,7 +92,7 @@ def test_nchw_moves_its_activations_once_more() -> None:
 
 def test_winograd_multiplies_less_and_moves_more() -> None:
     conv = Conv.parse("32,256,28,28,256,3,3,1,1,1,1,fp32,nchw")
-    direct, two, four = (Shapes.of([conv], algorithm=name) for name in ALGORITHMS)
+    direct, two, four = (Shapes.from_problems([conv], algorithm=name) for name in ALGORITHMS)
     products = [float((s.batch * s.m * s.n * s.k)[0]) for s in (direct, two, four)]
     assert products[0] / products[1] == pytest.approx(9 / 4)  # 28 is a multiple of 2 and of 4
     assert products[0] / products[2] == pytest.approx(9 * 16 / 36)
@@ -103,8 +103,8 @@ def test_winograd_multiplies_less_and_moves_more() -> None:
     assert four.helper_bytes[0] == four.bytes[0] + 4 * (x + filters + y)
     # The gradient of the input is the same product, channels exchanged.
     narrow = replace(conv, kout=64)
-    forward = Shapes.of([narrow], algorithm="winograd-4x4")
-    backward = Shapes.of([replace(narrow, pass_="dgrad")], algorithm="winograd-4x4")
+    forward = Shapes.from_problems([narrow], algorithm="winograd-4x4")
+    backward = Shapes.from_problems([replace(narrow, pass_="dgrad")], algorithm="winograd-4x4")
     assert (forward.n[0], forward.k[0]) == (backward.k[0], backward.n[0])
 
 
@@ -115,13 +115,16 @@ def test_winograd_multiplies_less_and_moves_more() -> None:
 def test_where_winograd_cannot_be_used_the_implied_gemm_is(change: dict[str, Any]) -> None:
     conv = replace(Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp32,nchw"), **change)
     assert conv.winograd_gemm(4) is None
-    direct, wino = Shapes.of([conv]), Shapes.of([conv], algorithm="winograd-4x4")
+    direct, wino = (
+        Shapes.from_problems([conv]),
+        Shapes.from_problems([conv], algorithm="winograd-4x4"),
+    )
     assert (direct.m[0], direct.batch[0]) == (wino.m[0], wino.batch[0])
 
 
 def test_strided_dgrad_counts_only_useful_products() -> None:
     conv = Conv.parse("32,64,56,56,64,3,3,2,1,1,1,bf16,nhwc,dgrad")
-    shapes = Shapes.of([conv])
+    shapes = Shapes.from_problems([conv])
     assert float(shapes.density[0]) == pytest.approx(0.25, rel=0.05)
 
 
@@ -130,7 +133,7 @@ def test_no_time_beats_the_roofline_and_fastest_beats_every_candidate(
     m: int, n: int, k: int, dtype: str
 ) -> None:
     gemm = Gemm(m, n, k, dtype)
-    shapes = Shapes.of([gemm])
+    shapes = Shapes.from_problems([gemm])
     tiles = Tiles.library(H100, dtype)
     constants = default_constants("hopper", dtype)
     peak = H100.peak(dtype)
@@ -146,7 +149,7 @@ def test_no_time_beats_the_roofline_and_fastest_beats_every_candidate(
 @given(sizes, sizes, sizes)
 def test_parts_are_consistent(m: int, n: int, k: int) -> None:
     e = fastest(
-        Shapes.of([Gemm(m, n, k, "bf16")]), Tiles.library(H100, "bf16"), H100, PEAK,
+        Shapes.from_problems([Gemm(m, n, k, "bf16")]), Tiles.library(H100, "bf16"), H100, PEAK,
         default_constants("hopper", "bf16"),
     )  # fmt: skip
     parts = [float(getattr(e, name)[0]) for name in LIMITS]
@@ -163,9 +166,9 @@ def test_a_batch_of_predictions_is_the_same_as_one_at_a_time() -> None:
     problems = [Gemm(m, n, k, "bf16") for m, n, k in sizes]
     constants = default_constants("hopper", "bf16")
     tiles = Tiles.library(H100, "bf16")
-    together = fastest(Shapes.of(problems), tiles, H100, PEAK, constants).time
+    together = fastest(Shapes.from_problems(problems), tiles, H100, PEAK, constants).time
     for i in (0, 1023, 1024, 2499):
-        alone = fastest(Shapes.of([problems[i]]), tiles, H100, PEAK, constants).time
+        alone = fastest(Shapes.from_problems([problems[i]]), tiles, H100, PEAK, constants).time
         assert float(together[i]) == float(alone[0])
 
 
@@ -180,7 +183,7 @@ def test_every_known_generation_has_constants_within_their_bounds(dtype: str) ->
 
 def test_splitting_k_helps_few_tiles_and_a_long_sum() -> None:
     e = fastest(
-        Shapes.of([Gemm(64, 64, 65536, "bf16"), Gemm(8192, 8192, 64, "bf16")]),
+        Shapes.from_problems([Gemm(64, 64, 65536, "bf16"), Gemm(8192, 8192, 64, "bf16")]),
         Tiles.library(H100, "bf16"), H100, PEAK, default_constants("hopper", "bf16"),
     )  # fmt: skip
     assert float(e.split[0]) > 1
@@ -192,7 +195,7 @@ def misaligned_price(generation: str, gemm: Gemm) -> float:
     machine = known_machine({"hopper": "nvidia-h100-sxm", "blackwell": "nvidia-b200",
                              "ampere": "nvidia-a100-sxm-80gb"}[generation])  # fmt: skip
     aligned = replace(gemm, n=-(-gemm.n // 8) * 8)
-    shapes = Shapes.of([gemm, aligned], [True] * 2, [False] * 2)
+    shapes = Shapes.from_problems([gemm, aligned], [True] * 2, [False] * 2)
     peak, c = machine.peak("bf16"), default_constants(generation, "bf16")
     one, other = fastest(shapes, Tiles.library(machine, "bf16"), machine, peak, c).time
     return float(one / other)
@@ -212,7 +215,7 @@ def test_rows_that_bulk_copies_cannot_load_cost_more_on_later_generations() -> N
 
 def test_kernels_for_misaligned_rows_may_not_split_k() -> None:
     few = Gemm(64, 60, 65536, "bf16")
-    shapes = Shapes.of([few, replace(few, n=64)], [False] * 2, [False] * 2)
+    shapes = Shapes.from_problems([few, replace(few, n=64)], [False] * 2, [False] * 2)
     c = default_constants("hopper", "bf16")
     tiles = Tiles.library(H100, "bf16")
     splits = [

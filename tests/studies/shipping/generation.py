@@ -46,7 +46,7 @@ def carried_collections(
     for table in (t for t in tables if t.rows and t.slug in judged):
         rows = read_rows(table, DTYPE)
         query, seconds = warm_query(rows), rows["time_us"].to_numpy() * 1e-6
-        inputs = Inputs.of(known_machine(table.slug), query)
+        inputs = Inputs.from_query(known_machine(table.slug), query)
         for there, here in pairs:
             if here.slug == table.slug:
                 fit = fits[there.slug]
@@ -75,7 +75,7 @@ def averaged_collections(
         rows = read_rows(table, DTYPE)
         query, seconds = warm_query(rows), rows["time_us"].to_numpy() * 1e-6
         constants = _without_generation(fits, here).constants
-        predicted = Inputs.of(here, query).estimate(constants).time
+        predicted = Inputs.from_query(here, query).estimate(constants).time
         alike = np.ones(len(rows))  # all spreads are alike, as without trees
         found.append(
             CollectionErrors.from_times(here.slug, table.source, query, predicted, seconds, alike)

@@ -218,12 +218,12 @@ def shipped_fit(
         chosen[source][order[: FITTED_ROWS // len(pooled)]] = True
     sample = pd.concat([rows_of[source][chosen[source]] for source in pooled], ignore_index=True)
     start, _ = foreign_constants(machine, dtype)
-    inputs = Inputs.of(machine, warm_query(sample))
+    inputs = Inputs.from_query(machine, warm_query(sample))
     constants = fit_constants(inputs, sample["time_us"].to_numpy() * 1e-6, start)
 
     def judged(source: str, part: pd.DataFrame, fit: Fit) -> CollectionErrors:
         query, seconds = warm_query(part), part["time_us"].to_numpy() * 1e-6
-        predicted = fit.shift.applied(Inputs.of(machine, query).estimate(constants).time)
+        predicted = fit.shift.applied(Inputs.from_query(machine, query).estimate(constants).time)
         spreads = fit.spreads(np.ones(len(part)))  # all alike, as without trees
         return CollectionErrors.from_times(machine.slug, source, query, predicted, seconds, spreads)
 
@@ -258,7 +258,7 @@ def narrow_collections(
         query, seconds = warm_query(part), part["time_us"].to_numpy(dtype=float) * 1e-6
         like = np.array([priced_alignment(p) >= WIDE_BYTES for p in query.problems])
         query, seconds = query.take(np.flatnonzero(like)), seconds[like]
-        inputs = Inputs.of(machine, query)
+        inputs = Inputs.from_query(machine, query)
         calibration = json.loads(
             (folder_of(results, machine.slug) / "calibration.json").read_bytes()
         )
@@ -296,7 +296,7 @@ def framework_floor(tables: Iterable[PublicTable]) -> list[dict[str, Any]]:
             found.append(
                 {
                     "machine": one.slug, "earlier": one.source, "later": other.source,
-                    **asdict(Errors.of(pair.seconds, later)),
+                    **asdict(Errors.from_times(pair.seconds, later)),
                 }
             )  # fmt: skip
     return found

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN, large_tile, next_wave_edge
-from kernels.machine import Machine, known_machine, of_cpu
+from kernels.machine import Machine, cpu_machine, known_machine
 from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 from sweeps.cases.axes import Edges, Multiple, parse_axis, parse_size_axis, resolve_axis
@@ -19,7 +19,7 @@ from sweeps.cases.spec import FOLDER, Sweep, all_sweeps, read_sweep
 from sweeps.planning.choice import sweep_cases
 
 H200 = known_machine("nvidia-h200")
-CPU = replace(of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2), emulated=("bf16",))
+CPU = replace(cpu_machine({"fp32": 2e11, "bf16": 4e11}, 3e10, 2), emulated=("bf16",))
 
 
 def library(problem: Workload, machine: Machine) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.recorder.recorder import run_command
-from kernels.machine import of_cpu
+from kernels.machine import cpu_machine
 from sweeps.doctor.clock_check import _around_a_profiler, _one_pass, summarise
 from tests.support.gpu_recording import FAKE
 
@@ -30,7 +30,7 @@ def test_passes_are_compared_over_the_cases_that_all_of_them_have() -> None:
 
 def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
     """In this process: a command gives each pass one of its own."""
-    cpu = of_cpu({"fp32": 1e11}, 2e10, 1)
+    cpu = cpu_machine({"fp32": 1e11}, 2e10, 1)
     timers = _one_pass(cpu, None, 2)["timers"]
     assert set(timers) == {"sampler", "blocked_autorange"}
     for timer in timers.values():

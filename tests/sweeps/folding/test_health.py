@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.machine import Machine, known_machine, of_cpu
+from kernels.machine import Machine, cpu_machine, known_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.folding.health import health, health_sentence
@@ -18,7 +18,7 @@ from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
 from sweeps.timing.speed import STEADY, MachineSpeed
 
-CPU = replace(of_cpu({"fp32": 60e9}, 10e9, 2), slug="cpu-test-2t")
+CPU = replace(cpu_machine({"fp32": 60e9}, 10e9, 2), slug="cpu-test-2t")
 STEADY_RECORD: dict[str, Any] = {
     "canary": {"spread": 0.02},
     "repeats": {"cases": 24, "between": 0.005},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.folding.history import histories
@@ -14,7 +14,7 @@ from sweeps.folding.steadiness import choose_repeats
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
 
-CPU = replace(of_cpu({"fp32": 60e9}, 10e9, 2), slug="cpu-test-2t")
+CPU = replace(cpu_machine({"fp32": 60e9}, 10e9, 2), slug="cpu-test-2t")
 FAST = PlanEntry(Case("s", Gemm(512, 512, 512, "fp32"), "mkl"), 0.01)
 SLOW = PlanEntry(Case("s", Gemm(500, 512, 512, "fp32"), "mkl"), 0.01)
 PLANNED = [FAST, SLOW]

@@ -12,7 +12,7 @@ import torch
 
 from kernels import implementations
 from kernels.device import this_cpu
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from kernels.problem import Conv, Gemm
 from kernels.registry import library_for
 from sweeps.cases.case import Case
@@ -26,7 +26,7 @@ from sweeps.timing.arena import Arena, set_bytes
 from sweeps.timing.profiler_trace import Kernel
 from sweeps.timing.rotation import RotatingLaunch
 
-CPU = of_cpu(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
+CPU = cpu_machine(dict.fromkeys(this_cpu().machine.peaks, 1e11), 2e10, 2)
 GEMM = Gemm(64, 64, 64, "fp32")
 SMALL = Case("s", GEMM, library_for(GEMM, CPU))
 

@@ -13,7 +13,7 @@ import pytest
 
 from kernels.common.errors import UserError
 from kernels.device import Device
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from sweeps.__main__ import note_broken
 from sweeps.cases import spec
 from sweeps.cases.spec import all_sweeps, broken_sweeps
@@ -61,7 +61,7 @@ def a_request(tmp_path: Path, *names: str, **more: Any) -> Request:
 def with_ceilings(device: Device) -> Device:
     """Without measuring them, which takes seconds."""
     peaks = dict.fromkeys(device.machine.peaks, 1e11)
-    return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
+    return replace(device, machine=cpu_machine(peaks, 3e10, device.machine.sms))
 
 
 def quiet(text: str) -> None:
@@ -157,7 +157,7 @@ def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
 def test_what_people_look_for_first_is_whole_on_a_slow_cpu(budget: float, bf16: bool) -> None:
     """The plan of a slow CPU once left out a line of `alignment`."""
     machine = replace(
-        of_cpu({"fp32": 90e9, "bf16": 180e9 if bf16 else 10e9}, 16e9, 1),
+        cpu_machine({"fp32": 90e9, "bf16": 180e9 if bf16 else 10e9}, 16e9, 1),
         l2_bytes=32 << 20,
         emulated=() if bf16 else ("bf16",),
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.common.errors import UserError
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 from sweeps.planning.plan import (
@@ -25,7 +25,7 @@ from sweeps.store import read_run
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
 H200 = known_machine("nvidia-h200")
-CPU = of_cpu({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
+CPU = cpu_machine({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
 
 
 def sweep(name: str, *sizes: int) -> list[Case]:
@@ -184,7 +184,7 @@ def test_naming_has_its_place_in_the_budget() -> None:
 
 def test_a_cpu_s_plan_leaves_no_time_for_naming() -> None:
     """Its kernels are named while its cases are prepared."""
-    cpu = replace(of_cpu({"fp32": 90e9}, 16e9, 1), l2_bytes=1 << 20)
+    cpu = replace(cpu_machine({"fp32": 90e9}, 16e9, 1), l2_bytes=1 << 20)
     cases = [replace(case, implementation="mkl") for case in sweep("s", *range(64, 9000, 8))]
     planned = make_plan({"s": cases}, cpu, 60).planned
     assert len(planned) < len(cases)

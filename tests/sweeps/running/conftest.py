@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.device import Device
-from kernels.machine import of_cpu
+from kernels.machine import cpu_machine
 from sweeps.planning.plan import Costs
 from sweeps.running import opening
 
@@ -16,7 +16,7 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured(device: Device) -> Device:
         peaks = dict.fromkeys(device.machine.peaks, 1e11)
-        return replace(device, machine=of_cpu(peaks, 3e10, device.machine.sms))
+        return replace(device, machine=cpu_machine(peaks, 3e10, device.machine.sms))
 
     monkeypatch.setattr(opening, "measure_ceilings", measured)
     monkeypatch.setattr(opening, "probe", lambda cases, machine: Costs.default(machine.kind))

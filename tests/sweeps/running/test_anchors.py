@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.machine import known_machine, of_cpu
+from kernels.machine import cpu_machine, known_machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
 from sweeps.planning.anchor_plan import ANCHORS, anchor_cases, steady_seconds
 from sweeps.planning.plan import PlanEntry
@@ -20,7 +20,7 @@ def test_a_gpu_has_about_twenty_anchors_and_a_cpu_some() -> None:
     assert 17 <= len(gpu) <= 22
     assert {case.sweep for case in gpu} == set(ANCHORS)
     assert [case.mode for case in gpu].count("sustained") == 1
-    assert len(anchor_cases(of_cpu({"fp32": 1e11}, 3e10, 2))) >= 8
+    assert len(anchor_cases(cpu_machine({"fp32": 1e11}, 3e10, 2))) >= 8
     assert (steady_seconds(60.0), steady_seconds(24.0)) == (5.0, 2.0)
 
 
