@@ -17,7 +17,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
         return ()
     names = tuple(word.strip() for word in (words.split(",") if isinstance(words, str) else words))
     if not all(names):
-        raise UserError(f"--{option} takes names with commas between, not {words!r}.")
+        raise UserError(f"--{option} takes names separated by commas, not {words!r}.")
     return names
 
 
@@ -37,7 +37,7 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
         share = -1.0
     if 1 <= share <= most and not text.endswith("%") and not isinstance(value, float):
         raise UserError(
-            f"--{option} {text} may mean {text}% or {100 * share:g}%; write one of the two."
+            f"--{option} {text} could mean {text}% or {100 * share:g}%; write one of them."
         )
     if not 0 <= share <= most:
         raise UserError(

@@ -27,7 +27,7 @@ from kernels.common.program import needs_extra, target
 from kernels.config import HAND_WRITTEN
 from kernels.problem import TIMED_DTYPES, Problem
 
-app = new_app("What can be timed here: list it, check it, compile it.")
+app = new_app("List, check and compile the implementations that can be timed.")
 
 
 @app.command("list")
@@ -59,7 +59,10 @@ def list_command(
 @app.command("check")
 def check_command(
     implementation: Annotated[
-        list[str] | None, typer.Option("--implementation", help="Only this one; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--implementation", help="Implementation to check; repeatable [default: all]."
+        ),
     ] = None,
     gemm: GemmOption = None,
     conv: ConvOption = None,
@@ -104,17 +107,22 @@ def check_command(
 @app.command("compile")
 def compile_command(
     arch: Annotated[
-        list[str] | None, typer.Option("--arch", help="Such as sm_90; may be repeated.")
+        list[str] | None,
+        typer.Option("--arch", help="GPU architecture, such as sm_90; repeatable [default: five]."),
     ] = None,
     implementation: Annotated[
-        list[str] | None, typer.Option("--implementation", help="Only this one; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--implementation", help="Kernel family to compile; repeatable [default: all]."
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every candidate config.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Compile every candidate config.")] = False,
     write: Annotated[
-        Path | None, typer.Option("--write", help="Also write a Markdown table to this file.")
+        Path | None, typer.Option("--write", help="Markdown file to write the table to.")
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option("--compare", help="Exit 1 where such a table says otherwise.")
+        Path | None,
+        typer.Option("--compare", help="Recorded table to compare with; exit 1 where they differ."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -144,12 +152,12 @@ def compile_command(
     if write is not None:
         write.write_text(compile_markdown(rows), encoding="utf-8")
     bad = [row for row in rows if not row.ok]
-    note(f"{len(rows)} kernels compiled, {len(bad)} not as they should be.")
+    note(f"{len(rows)} kernels compiled; {len(bad)} have a problem.")
     differences = [] if kept is None else differing_cells(kept, compile_markdown(rows))
     for line in differences:
         note(
-            f"{line}: if that is meant, "
-            f"{target(f'compile-check WRITE={compare}', f'compile --write {compare}')}."
+            f"{line}. To accept the changes, run: "
+            f"{target(f'compile-check WRITE={compare}', f'compile --write {compare}')}"
         )
     if bad or differences or not rows:
         raise typer.Exit(1)

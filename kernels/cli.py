@@ -28,11 +28,11 @@ ConvOption = Annotated[
         "--conv", help="N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, gpu or cpu.")]
-GpuOption = Annotated[int, typer.Option("--gpu", help="Which GPU, counted from 0.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device to use: auto, gpu or cpu.")]
+GpuOption = Annotated[int, typer.Option("--gpu", help="GPU number, counted from 0.")]
 GpusOption = Annotated[
-    str | None, typer.Option("--gpus", help="Several at once: all, or numbers such as 0,3.")
+    str | None, typer.Option("--gpus", help="GPUs to use together: all, or numbers such as 0,3.")
 ]
 
 
@@ -50,7 +50,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
         raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text[:40]!r}.")
     seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
     if seconds > _LONGEST:
-        raise UserError(f"--{option} {text} is more than a year; give less.")
+        raise UserError(f"--{option} {text} is more than a year; give a shorter time.")
     return seconds
 
 

@@ -124,11 +124,14 @@ class TileConfig(Config):
             if size < 16 or size & (size - 1):
                 return f"{name}={size} is not a power of two of at least 16."
         if self.accumulators > 128:
-            return f"{self.accumulators} accumulators a thread do not fit; use more warps."
+            return (
+                f"{self.accumulators} accumulators per thread do not fit in the registers; "
+                "use more warps."
+            )
         shared = self.shared_bytes(dtype, machine)
         if shared > machine.shared_cta_bytes:
             return (
-                f"{self.stages} stages take {shared >> 10} KiB of shared memory and a CTA of "
+                f"{self.stages} stages need {shared >> 10} KiB of shared memory; a CTA of "
                 f"{machine.name} has {machine.shared_cta_bytes >> 10}."
             )
         return None
@@ -184,7 +187,7 @@ class PersistentConfig(TileConfig):
     def invalid(self, dtype: str, machine: Machine) -> str | None:
         """Also: what a specialised kernel stores is not halved."""
         if self.specialize and self.halves:
-            return "specialize=on and halves=on exclude each other."
+            return "specialize=on and halves=on cannot be combined."
         return super().invalid(dtype, machine)
 
     @property

@@ -45,8 +45,8 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
         return this_cpu()
     if torch.version.hip is not None:
         raise UserError(
-            "This PyTorch is built for ROCm and Rooftile measures NVIDIA GPUs and CPUs; "
-            f"use a CUDA build of PyTorch, or {USE_CPU}."
+            "This PyTorch is built for ROCm. Rooftile measures NVIDIA GPUs and CPUs: use a CUDA "
+            f"build of PyTorch, or {USE_CPU}."
         )
     if torch.cuda.is_available():
         return _this_gpu(gpu)
@@ -54,7 +54,10 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
     if driver is not None:
         raise UserError(_why_unusable(driver), exit_code=1)
     if kind == "gpu":
-        raise UserError(f"No NVIDIA GPU was found on this machine; use {USE_CPU}.", exit_code=1)
+        raise UserError(
+            f"No NVIDIA GPU was found on this machine; to measure the CPU, use {USE_CPU}.",
+            exit_code=1,
+        )
     return this_cpu()
 
 
@@ -83,13 +86,13 @@ def this_cpu() -> Device:
 def _this_gpu(gpu: int) -> Device:
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
-        raise UserError(f"GPU {gpu} is not there; PyTorch sees {count}, counted from 0.")
+        raise UserError(f"GPU {gpu} does not exist; PyTorch sees {count}, counted from 0.")
     p = torch.cuda.get_device_properties(gpu)
     if not _is_built_for((p.major, p.minor), torch.cuda.get_arch_list()):
         built = " ".join(torch.cuda.get_arch_list())
         raise UserError(
-            f"{p.name} is sm_{p.major}{p.minor}, and PyTorch {torch.__version__} is built for "
-            f"{built}: {OTHER_TORCH} that is built for it, or use {USE_CPU}.",
+            f"{p.name} is sm_{p.major}{p.minor}, but PyTorch {torch.__version__} is built for "
+            f"{built}: {OTHER_TORCH} built for it, or use {USE_CPU}.",
             exit_code=1,
         )
     machine = from_properties(
@@ -147,15 +150,18 @@ def nvidia_driver() -> str | None:
 
 def _why_unusable(driver: str) -> str:
     """One sentence: driver found, what PyTorch needs, what to do."""
-    problem = f"An NVIDIA GPU is there (driver {driver}), but PyTorch {torch.__version__} "
+    problem = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return problem + f"is told to hide it: unset CUDA_VISIBLE_DEVICES, or use {USE_CPU}."
+        return problem + (
+            "cannot see it because CUDA_VISIBLE_DEVICES hides it: unset that "
+            f"variable, or use {USE_CPU}."
+        )
     if torch.version.cuda is None:
         return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
     oldest = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
     return problem + (
-        f"cannot use it: built for CUDA {torch.version.cuda}, it needs driver {oldest} or later; "
-        f"update the driver, {OTHER_TORCH} that it can run, or use {USE_CPU}."
+        f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
+        f"Update the driver, {OTHER_TORCH} that it can run, or use {USE_CPU}."
     )
 
 

@@ -100,13 +100,13 @@ class Machine:
                 Recordings come from strangers.
         """
         if fault := misfit(data, _FACTS, "machine"):
-            raise UserError(f"these are no facts of a machine: {fault}.")
+            raise UserError(f"invalid machine description: {fault}.")
         if data["kind"] not in ("gpu", "cpu"):
-            raise UserError(f"these are no facts of a machine: its kind is {data['kind']!r}.")
+            raise UserError(f"invalid machine description: its kind is {data['kind']!r}.")
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(
-                f"{slug!r} is no machine's slug, which has lower-case letters, digits and dashes."
+                f"{slug!r} is not a valid machine name; use lower-case letters, digits and dashes."
             )
         capability = data["capability"]
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
@@ -133,7 +133,7 @@ def _whole_table() -> Iterator[dict[str, Any]]:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(
-            f"{_TABLE} is damaged ({type(error).__name__}: {error}); restore it, as from the "
+            f"{_TABLE} is damaged ({type(error).__name__}: {error}). Restore it from the "
             "repository."
         ) from None
 
@@ -291,7 +291,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
         relatives = [m for m in known_machines().values() if m.generation == _GENERATIONS[row]]
         similar = min(relatives, key=lambda m: abs(m.sms - p.sms))
         bandwidth = similar.bandwidth
-        bandwidth_source = f"assumed to be {similar.slug}'s: the device does not tell its own"
+        bandwidth_source = f"assumed equal to {similar.slug}: the device does not report it"
     card = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
     if card is not None:
         whole = known_machines()[card]
@@ -373,7 +373,7 @@ def cpu_threads() -> int:
     asked = os.environ.get("THREADS", "")
     if asked:
         if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
-            raise UserError(f"THREADS is {asked!r}; give a positive whole number.")
+            raise UserError(f"THREADS is {asked!r}; give a whole number of at least 1.")
         return int(asked)
     cores = usable_cores()
     return cores - 1 if cores >= 4 else 1

@@ -79,7 +79,7 @@ class Layer(_OperationBase):
         check_word("dtype", self.dtype, TIMED_DTYPES)
         check_word("layer layout", self.layout, CONV_LAYOUTS)
         if self.op == "batchnorm" and self.n * self.h * self.w == 1:
-            raise UserError("batchnorm needs more than one value a channel to take a mean of.")
+            raise UserError("batchnorm needs more than one value per channel to compute a mean.")
 
     @property
     def elements(self) -> int:

@@ -21,7 +21,7 @@ includes quantising A from 16 bits, as where a model's activations are quantised
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
 """Those that sweeps time. About fp8, others' measurements alone are known."""
 
-FP8_INCLUDES = "with quantising the activations"
+FP8_INCLUDES = "including the quantisation of the activations"
 """What the time of an fp8 product contains, in words."""
 
 _HALF_BYTES = 2  # an element of 16 bits: what fp8's A is quantised from, and its result
@@ -181,7 +181,7 @@ class Conv:
     def __post_init__(self) -> None:
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
         if self.dtype == "fp8":
-            raise UserError("fp8 is known of GEMMs alone, not of convolutions.")
+            raise UserError("fp8 is available only for GEMMs, not for convolutions.")
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
@@ -192,8 +192,8 @@ class Conv:
                 raise UserError(f"{name} must be at least {minimum}, not {getattr(self, name)}.")
         if self.c % self.groups or self.kout % self.groups:
             raise UserError(
-                f"groups={self.groups} must divide the channels in ({self.c}) and out "
-                f"({self.kout})."
+                f"groups={self.groups} must divide the input channels ({self.c}) and the output "
+                f"channels ({self.kout})."
             )
         if min(self.p, self.q) < 1:
             raise UserError(

@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from kernels.device import Device
     from kernels.machine import Machine
 
-app = new_app("What is timed, and how.")
+app = new_app("Run and inspect sweeps.")
 app.command("submit")(submit_command)
 
-ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
+ResultsOption = Annotated[
+    Path, typer.Option("--results", help="Folder with the results of all machines.")
+]
 
 
 @app.command("show")
@@ -44,22 +46,26 @@ def show_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A sweep; none to list all. With --plan any number; none for the default sweeps."
+            help=(
+                "Sweep to show [default: list all]. With --plan, any number [default: the "
+                "default sweeps]."
+            )
         ),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="How many cases a budget has room for, and seconds.")
+        bool,
+        typer.Option("--plan", help="Show how many cases fit the budget, and the expected time."),
     ] = False,
     budget: Annotated[
         str | None, typer.Option(help="Measuring time of the plan, such as 90s, 10m or 2h.")
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="A GPU of machines.toml [default: this machine]."),
+        typer.Option("--machine", help="GPU from machines.toml [default: this machine]."),
     ] = None,
     cores: Annotated[
         int | None,
-        typer.Option("--cores", help="CPU cores that compile [default: this host's]."),
+        typer.Option("--cores", help="CPU cores available for compiling [default: this host's]."),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -70,9 +76,9 @@ def show_command(
     from sweeps.planning.ceilings import measured_device
 
     if not plan and len(names or ()) > 1:
-        raise UserError("name one sweep, or give --plan for several.")
+        raise UserError("name one sweep, or add --plan for several.")
     if not plan and (budget or cores):
-        raise UserError("--budget and --cores are for --plan.")
+        raise UserError("--budget and --cores need --plan.")
     if not plan and not names:
         _list_sweeps(json)
         return
@@ -140,7 +146,7 @@ def _show_plan(
 @app.command("doctor")
 def doctor_command(
     name: Annotated[
-        bool, typer.Option("--name", help="Only this machine's name and its folder of results.")
+        bool, typer.Option("--name", help="Print only this machine's name and results folder.")
     ] = False,
     clock: Annotated[
         bool,
@@ -149,12 +155,18 @@ def doctor_command(
         ),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Re-time recorded cases: still the same speed?")
+        bool,
+        typer.Option(
+            "--again", help="Re-time recorded cases to see whether the speed has changed."
+        ),
     ] = False,
     cases: Annotated[
         int | None,
         typer.Option(
-            "--cases", help="Cases of --again [default: 8] or --clock [default: 60; 11 on a CPU]."
+            "--cases",
+            help=(
+                "Number of cases for --again [default: 8] or --clock [default: 60; 11 on a CPU]."
+            ),
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
@@ -168,7 +180,7 @@ def doctor_command(
     from sweeps.doctor.doctor import examine
 
     if name + clock + again > 1:
-        raise UserError("give one of --name, --clock and --again.")
+        raise UserError("give only one of --name, --clock and --again.")
     if clock:
         _check_clock(cases, device, gpu, results, json)
         return
@@ -225,8 +237,8 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
         return
     for name, timer in report["timers"].items():
         print(
-            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case, two passes differ by "
-            f"{timer['passes_differ']:.2%}, {timer['over_sampler']:.3f}× the sampler's time"
+            f"{name:18} {timer['seconds_per_case'] * 1e3:8.1f} ms per case, two passes differ "
+            f"by {timer['passes_differ']:.2%}, {timer['over_sampler']:.3f}× the sampler's time"
         )
 
 
@@ -246,36 +258,52 @@ def run_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Sweeps, or files of them; a,b if needed together; all defaults if none."
+            help="Sweeps or sweep files; a,b are measured together [default: the default sweeps]."
         ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Measuring time: 90s, 10m, 2h.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Measuring time: 90s, 10m, 2h [default: 10m; 2m on a CPU].")
+    ] = None,
     results: ResultsOption = RESULTS,
     shard: Annotated[
-        str, typer.Option(help="I/N: the I-th of N shares, from 1; with --gpus, of N nodes.")
+        str, typer.Option(help="Share I of N, counted from 1; with --gpus, of N nodes.")
     ] = "1/1",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Keep an old run aside and start a new one.")
+    ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     gpus: GpusOption = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", help="Measure only this dtype, even if emulated; repeatable."),
+        typer.Option(
+            "--dtype", help="Dtype to measure, even if emulated; repeatable [default: all]."
+        ),
     ] = None,
     skip_recorded: Annotated[
         Path | None,
-        typer.Option("--skip-recorded", help="Leave out sweeps that this folder has whole."),
+        typer.Option(
+            "--skip-recorded", help="Folder of results; sweeps complete there are skipped."
+        ),
     ] = None,
     add: Annotated[
         bool,
-        typer.Option("--add", help="Add these sweeps to the recording; measure only them now."),
+        typer.Option("--add", help="Add these sweeps to the recording and measure only them."),
     ] = False,
     leave: Annotated[
         float,
-        typer.Option("--leave", min=0.0, max=0.9, help="Share of the budget left for confirming."),
+        typer.Option(
+            "--leave",
+            min=0.0,
+            max=0.9,
+            help="Share of the budget reserved for confirming advice.",
+        ),
     ] = 0.0,
     stop_after: Annotated[
-        str | None, typer.Option("--stop-after", help="End this call by then; the next goes on.")
+        str | None,
+        typer.Option(
+            "--stop-after", help="Time after which this call ends; the next call resumes."
+        ),
     ] = None,
     gpu_ids: Annotated[
         bool,
@@ -317,9 +345,11 @@ def run_command(
         gpu_ids,
     )
     if gpus and gpu:
-        raise UserError("--gpu names one GPU and --gpus several; give one of them.")
+        raise UserError("--gpu names one GPU and --gpus several; give only one of them.")
     if gpus and add:
-        raise UserError("--add is for one GPU: leave --gpus out, or name all sweeps at first.")
+        raise UserError(
+            "--add works on one GPU: leave --gpus out, or name all sweeps at the start."
+        )
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
     note_broken()
@@ -336,15 +366,15 @@ def run_command(
                 folder = started.folder
                 carry_out(started, live, note)
     except KeyboardInterrupt:
-        note("Stopped. What was measured is kept; the same command goes on.")
+        note("Stopped. Measurements are saved. Run the same command to resume.")
         raise
     record = read_run(folder)
     note(counts_sentence(record))
     note(health_sentence(record))
     if not record["counts"]["measured"] and (stop_at is None or time.monotonic() < stop_at):
         raise UserError(
-            f"No case has a time; {folder / 'measurements.csv'} says why, and "
-            f"{command('sweeps doctor')} may tell more.",
+            f"No case has a time. {folder / 'measurements.csv'} has the reasons; "
+            f"{command('sweeps doctor')} may show more.",
             exit_code=1,
         )
     note(f"Results are in {folder}")
@@ -355,10 +385,10 @@ def run_command(
 
 @app.command("merge")
 def merge_command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of recordings.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of the recordings to merge.")],
     into: Annotated[
         Path | None,
-        typer.Option("--into", help="Folder to make; merged/<machine> in the results if none."),
+        typer.Option("--into", help="Folder to create [default: merged/<machine> in the results]."),
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
@@ -372,8 +402,8 @@ def merge_command(
     folder, record = merged.folder, merged.record
     if merged.repeated:
         note(
-            f"{len(merged.repeated)} cases were timed in several recordings. The table has each of "
-            "them from the recording with the most samples. To see whether times agree, run: "
+            f"{len(merged.repeated)} cases were timed in several recordings. The table takes "
+            "each from the recording with the most samples. To see whether times agree, run: "
             f"{command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))
@@ -401,16 +431,16 @@ def profile_command(
     selected = select_device(device, gpu)
     folder = folder_for(results, selected.machine.slug)
     if is_profiled(folder, selected) and not fresh:
-        note(f"The models are profiled already, in {folder}; --fresh profiles them again.")
+        note(f"The models are already profiled in {folder}; use --fresh to profile them again.")
         return
     make_folder(folder)
-    note(f"Profiled models are in {write_models(folder, profile_models(selected, note))}")
+    note(f"The profiles are in {write_models(folder, profile_models(selected, note))}")
 
 
 def note_broken() -> None:
     """Say what is wrong with files of sweeps that cannot be read, and go on."""
     for error in broken_sweeps().values():
-        note(f"warning: {error} The other sweeps are not affected.")
+        note(f"warning: {error} Other sweeps are not affected.")
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -104,8 +104,8 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
         python = None
     if python is None:
         _say(
-            f"The optional extra {group} is missing; everything else works without it. It is tried "
-            "again tomorrow, or after `make clean`."
+            f"The optional extra {group} could not be installed; everything else works without "
+            "it. The next attempt is tomorrow, or after `make clean`."
         )
         failed.setdefault(group, time.time())
     elif group in failed:
@@ -214,8 +214,9 @@ def make_venv(on_top_of: str | None = None) -> bool:
         venv.create(VENV, with_pip=True)
     except (OSError, subprocess.CalledProcessError):
         _say(
-            "The environment .venv could not be made: install your system's package for Python's "
-            "venv module (python3-venv on Debian and Ubuntu), or point PYTHON at another Python."
+            "The environment .venv could not be created: install your system's package for "
+            "Python's venv module (python3-venv on Debian and Ubuntu), or set PYTHON to another "
+            "Python."
         )
         return False
     site = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
@@ -267,7 +268,7 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
     _say(
         f"The packages could not be installed ({(errors or ['pip failed'])[0]}): check the "
-        "network and the package index, or point PYTHON at an interpreter that has them."
+        "network and the package index, or set PYTHON to an interpreter that has them."
     )
     return False
 

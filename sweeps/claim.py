@@ -59,8 +59,8 @@ class Claim:
             return False
         except OSError as error:
             raise UserError(
-                f"{self._lease.lock_file} could not be written ({error.strerror}); make room "
-                "there, or choose another --results.",
+                f"{self._lease.lock_file} could not be written ({error.strerror}); free some "
+                "space there, or choose another --results.",
                 exit_code=1,
             ) from None
         return True
@@ -84,8 +84,8 @@ def claimed(path: Path) -> Iterator[None]:
     """
     claim = Claim(
         path,
-        f"{path}{SUFFIX} says that another process is still at work on it; if none is, remove "
-        "that file and run again.",
+        f"{path}{SUFFIX} says that another process is using it. If none is, remove that file and "
+        "run again.",
         wait=True,
     )
     try:

@@ -28,11 +28,11 @@ _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "schema": (_WHOLE, "version of this table's format"),
-    "run": (_TEXT, "which run: the UTC time at which its plan was made"),
-    "time_utc": (_TEXT, "when the last sample of the case was taken, ISO 8601"),
-    "worker": (_TEXT, "which shard measured it, such as 1/1"),
+    "run": (_TEXT, "run that measured the case: the UTC time at which it was planned"),
+    "time_utc": (_TEXT, "time of the case's last sample, ISO 8601"),
+    "worker": (_TEXT, "shard that measured it, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
-    "sweep": (_TEXT, "the sweep that asked for the case"),
+    "sweep": (_TEXT, "sweep that the case belongs to"),
     "op": (_TEXT, "gemm, conv, or another operation: relu, projections, lstm, …"),
     "pass": (_TEXT, "fprop, dgrad or wgrad of a convolution; empty for a GEMM"),
     "m": (_WHOLE, "rows of the GEMM, or of the GEMM that a convolution's pass or a series implies"),
@@ -51,12 +51,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "groups": (_WHOLE, "groups of channels"),
     "dtype": (
         _TEXT,
-        "fp32 (IEEE), tf32, fp16 or bf16; of imports also fp8, with the quantising of A",
+        "fp32 (IEEE), tf32, fp16 or bf16; imported tables also fp8, which includes quantising A",
     ),
     "layout": (_TEXT, "nn, nt, tn or tt of a GEMM; nhwc or nchw of a convolution"),
-    "implementation": (_TEXT, "who computed it: cublas, cudnn, mkl, onednn, triton-tiled, …"),
-    "config": (_TEXT, "how it was tuned, key=value joined by ;; empty for the default"),
-    "mode": (_TEXT, "burst: short batches with pauses; sustained: 0.3 s and more without one"),
+    "implementation": (_TEXT, "implementation: cublas, cudnn, mkl, onednn, triton-tiled, …"),
+    "config": (_TEXT, "its tuning parameters, key=value joined by ;; empty for the default"),
+    "mode": (_TEXT, "burst: short batches with pauses; sustained: at least 0.3 s without a pause"),
     "cache": (
         _TEXT,
         "cold: operands come from memory; warm: from the last-level cache; weights-cold: the first "
@@ -64,30 +64,30 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "fill": (_TEXT, "distribution of the operands' values"),
     "status": (_TEXT, "ok, wrong, oom, unsupported or error; only ok rows have times"),
-    "message": (_TEXT, "why a row is not ok, or what to know about one that is"),
-    "time_us": (_REAL, "median time of a launch, with the gap to the next; microseconds"),
-    "time_lo_us": (_REAL, "lower end of the median's 95 % interval; empty under 6 samples"),
+    "message": (_TEXT, "why a row is not ok, or a remark about one that is"),
+    "time_us": (_REAL, "median time per launch, including the gap to the next; microseconds"),
+    "time_lo_us": (_REAL, "lower end of the median's 95% interval; empty below 6 samples"),
     "time_hi_us": (_REAL, "upper end"),
     "samples": (_WHOLE, "timed batches behind the median"),
-    "converged": (_FLAG, "true if the interval is within ±1 % of the median"),
-    "tflops": (_REAL, "useful FLOPs over the median time, TFLOP/s"),
-    "gbps": (_REAL, "least bytes over the median time, GB/s"),
-    "rel_error": (_REAL, "max |y − ref| / max |ref| against float64 over the entries checked"),
+    "converged": (_FLAG, "true if the interval is within ±1% of the median"),
+    "tflops": (_REAL, "useful FLOPs divided by the median time, TFLOP/s"),
+    "gbps": (_REAL, "minimum bytes divided by the median time, GB/s"),
+    "rel_error": (_REAL, "max |y − ref| / max |ref| against float64 over the checked entries"),
     "kernel": (_TEXT, "name of the kernel that takes most of the time"),
-    "tile": (_TEXT, "its tile of the result, rows x columns x depth, if its name says"),
-    "grid": (_TEXT, "its grid of CTAs"),
-    "kernels": (_TEXT, "every kernel of one launch with its share of the time, JSON"),
-    "tensor_cores": (_FLAG, "whether the main kernel uses Tensor Cores, if its name says"),
+    "tile": (_TEXT, "result tile, rows x columns x depth, if the kernel's name says so"),
+    "grid": (_TEXT, "grid of CTAs"),
+    "kernels": (_TEXT, "all kernels of one launch with their shares of the time, JSON"),
+    "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, as far as its name says"),
     "sm_mhz": (
         _REAL,
-        "median of the samples' mean SM clock, by the SMs' cycle counters, else by NVML",
+        "median of the samples' mean SM clocks, from the SMs' cycle counters, else from NVML",
     ),
     "power_w": (
         _REAL,
-        "board power at the moment, of sustained rows alone (a burst is too short); watts",
+        "board power, only for sustained rows (a burst is too short); watts",
     ),
     "temp_c": (_REAL, "GPU temperature; °C"),
-    "throttled": (_TEXT, "reasons for which the clock was held back, joined by ;"),
+    "throttled": (_TEXT, "reasons for which the clock was throttled, joined by ;"),
 }
 """Name → (kind of value, meaning), in the order of the file."""
 
@@ -220,7 +220,7 @@ def fault_of_event(event: Any) -> str:
     """Why a line's document is no event; empty if it is one."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
-        return "it is no event"
+        return "it is not an event"
     if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
-        return "it has not four times"
+        return "it does not have four times"
     return misfit(event, _EVENTS.get(kind, _ANY))

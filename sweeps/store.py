@@ -80,8 +80,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(
-            f"{folder} should be a folder and something else is in its place; move that away or "
-            "choose another --results."
+            f"{folder} should be a folder, but something else is there; move it away, or choose "
+            "another --results."
         ) from None
 
 
@@ -183,8 +183,8 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 
 def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"{path} could not be written ({error.strerror}); what was measured is kept: make room "
-        "and run again to go on.",
+        f"{path} could not be written ({error.strerror}). Measurements are saved. Free some "
+        "space and run the same command to resume.",
         exit_code=1,
     )
 
@@ -230,13 +230,13 @@ class SampleLog:
         """
         if self._claim.lost:
             raise UserError(
-                f"this process was stopped for so long that another one writes {self.path} now.",
+                f"this process was suspended for so long that another one now writes {self.path}.",
                 exit_code=1,
             )
         if not self._is_there():
             raise UserError(
-                f"{self.path} was removed while it was written: what was measured is lost; run "
-                "again to start anew.",
+                f"{self.path} was removed while it was being written, so its measurements are "
+                "lost; run again to start over.",
                 exit_code=1,
             )
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -289,7 +289,7 @@ def read_events(
                 continue
             event, fault = parse_event(line)
             if event is None:
-                damaged.append(f"{path.name} line {number} is damaged and left out: {fault}.")
+                damaged.append(f"{path.name} line {number} is damaged and was left out: {fault}.")
             else:
                 events.append(event)
     return events, damaged
@@ -300,7 +300,7 @@ def parse_event(line: bytes) -> tuple[Event | None, str]:
     try:
         event = json.loads(line)
     except ValueError:
-        return None, "it is no JSON"
+        return None, "it is not JSON"
     fault = fault_of_event(event)
     return (None, fault) if fault else (event, "")
 

@@ -50,14 +50,14 @@ class AdviceFinding:
     def _what(self) -> str:
         best = self.best
         if not best.changed:
-            return f"{best.problem.dtype}: compute it with {best.implementation}"
+            return f"{best.problem.dtype}: use {best.implementation} instead"
         dims = _dimensions(best)
         names = " and ".join(name.upper() for name in dims)
         step = self._step()
         one = len(dims) == 1
         if _cause(best) == "alignment":
             unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            what = f"make {'it' if one else 'them'} a multiple of {unit}, misalignment costs time"
+            what = f"make {'it' if one else 'them'} a multiple of {unit}; misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
             what = f"make {'it' if one else 'them'} a multiple of {step}"
         else:
@@ -96,12 +96,12 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     found = findings(advice)
     lines = [f"- {finding.text()}" for finding in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:
-        lines.append(f"- {len(found) - MAX_FINDINGS} more findings are among the rows below.")
+        lines.append(f"- {len(found) - MAX_FINDINGS} more findings are in the rows below.")
     left = [answer for answer in advice if answer.verdict == LEAVE_IT]
-    asked = f"{len(left)} of {len(advice)} questions"
+    asked = f"{len(left)} of {len(advice)} queries"
     reasons = Counter(answer.reason for answer in left).most_common(4)
     told = "; ".join(f"{count}: {reason}" for reason, count in reasons)
-    lines.append(f"- **leave it** is the answer to {asked}" + (f" ({told})." if told else "."))
+    lines.append(f"- **leave it** is the answer for {asked}" + (f" ({told})." if told else "."))
     return lines
 
 

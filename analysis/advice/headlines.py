@@ -24,7 +24,7 @@ from analysis.units import rate
 from sweeps.timing.statistics import Z95, median_interval
 
 UNUSABLE_LINE = (
-    "Nothing is concluded from times such as these. The same command measures everything again; a "
+    "Nothing is concluded from such times. Run the same command to measure everything again; a "
     "quieter machine helps."
 )
 _LEAST = 8  # cases or pairs that a sentence rests on
@@ -97,8 +97,10 @@ def peak(analysis: Analysis) -> Headline | None:
         return None
     raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
     more = "".join(
-        f" The {dtype} ceiling was raised from {rate(of['from'] / 1e12)}: {of['case']} was faster "
-        "than what was measured as the ceiling, in two processes."
+        (
+            f" The {dtype} ceiling was raised from {rate(of['from'] / 1e12)}: "
+            f"{of['case']} was faster than the measured ceiling in two processes."
+        )
         for dtype, of in raised.items()
     )
     return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *max(best))
@@ -125,9 +127,9 @@ def steady(analysis: Analysis) -> Headline | None:
     told = f" ({', '.join(sensors)})" if sensors else ""
     return Headline(
         "steady",
-        f"Without a pause, {entry['problem']} settles at {rate(entry['tflops'])}, {value:.0%}"
-        f"{about} of its burst's speed{told}. Times are "
-        "of bursts unless their mode is sustained.",
+        f"Sustained runs of {entry['problem']} settle at {rate(entry['tflops'])}, "
+        f"{value:.0%}{about} of burst speed{told}. Times are burst times unless their mode is "
+        "sustained.",
         value,
         lo,
         hi,
@@ -159,7 +161,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     return Headline(
         "alignment",
         f"Sizes that are not a multiple of {_WIDE} run at {', '.join(told)} of the speed of the "
-        f"round size next to them; {_enough(affected)}.",
+        f"nearest round size; {_enough(affected)}.",
         *means[worst],
         len(groups[worst]),
     )
@@ -177,7 +179,7 @@ def _enough(rows: pd.DataFrame) -> str:
     }
     least = speed[_MULTIPLES[-1]] - _HARDLY
     multiple = next(multiple for multiple in _MULTIPLES if speed[multiple] >= least)
-    return f"a multiple of {multiple} is enough" if multiple > 1 else "alignment hardly matters"
+    return f"multiples of {multiple} are enough" if multiple > 1 else "alignment hardly matters"
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
@@ -189,8 +191,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
     faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"NHWC against NCHW: {value:.2f}× the speed in geometric mean ({lo:.2f}–{hi:.2f}) over "
-        f"{len(pairs)} pairs; clearly faster in {faster}, clearly slower in {slower}.",
+        f"NHWC is {value:.2f}× as fast as NCHW (geometric mean over {len(pairs)} pairs, "
+        f"{lo:.2f}–{hi:.2f}): clearly faster in {faster}, clearly slower in {slower}.",
         value,
         lo,
         hi,
@@ -287,8 +289,8 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     if not sure and not likely:
         return f"None of {len(advice)} shapes has a better size nearby."
     return (
-        f"Of {len(advice)} shapes, {sure} should be changed for a gain that was measured twice, "
-        f"and {likely} for one that is likely."
+        f"{len(advice)} shapes: {sure} with an improvement that was measured twice, {likely} "
+        "with a likely one."
     )
 
 

@@ -69,7 +69,7 @@ def question_of(
         UserError: both are given, or one is no share.
     """
     if pad is not None and choose is not None:
-        raise UserError("give --pad or --choose, not both: they are two questions.")
+        raise UserError("give either --pad or --choose, not both.")
     kind, given = ("pad", pad) if choose is None else ("choose", choose)
     return Question(
         kind, Question.allowance if given is None else share_of(given, kind, MOST), wishes

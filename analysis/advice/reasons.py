@@ -61,7 +61,7 @@ def why(
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_other_kernel(before, after)] = rest
     else:
-        parts["a cause that the model does not know" if measured else _SIMILAR] = rest
+        parts["a cause that the model does not cover" if measured else _SIMILAR] = rest
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
     least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
     causes = {name: value for name, value in points.items() if value >= least}
@@ -72,7 +72,7 @@ def why(
         return f"because of {next(iter(causes))}"
     ordered = sorted(causes.items(), key=lambda item: -item[1])
     text = " and ".join(f"{value:.0f} points from {name}" for name, value in ordered)
-    return text + "".join(f", less {-value:.0f} by {name}" for name, value in costs.items())
+    return text + "".join(f", minus {-value:.0f} from {name}" for name, value in costs.items())
 
 
 def _known_parts(
@@ -100,7 +100,8 @@ def _known_parts(
     counts = f"{before['waves']} → {after['waves']}"
     slots = f"{_full(tail)} waves ({counts})"
     if kind == "cpu":
-        slots = f"{'evener' if tail >= 0 else 'less even'} threads ({counts} tiles each)"
+        how = "more" if tail >= 0 else "less"
+        slots = f"{how} evenly loaded threads ({counts} tiles each)"
     return {tiles: area, slots: tail}
 
 
@@ -124,7 +125,7 @@ def _other_kernel(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 def _alignment(problem: Problem, option: Problem, assumed: bool) -> str:
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     odd = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
-    price = ", whose price is assumed: no row of such sizes is known here" if assumed else ""
+    price = ", an assumed price: no such sizes were measured" if assumed else ""
     verb = "is not a multiple" if len(odd) == 1 else "are not multiples"
     return f"alignment ({' and '.join(odd)} {verb} of {unit}{price})"
 
@@ -138,8 +139,8 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
         uncertain: whether another size may well be better, but may as well lose much.
     """
     if uncertain:
-        return "too little is known of the sizes near it to bet on one; --measure would tell"
+        return "too little is known about nearby sizes to recommend one; --measure would time them"
     if question.choose:
-        return "no size that may be named should compute enough more per second"
+        return "no allowed size is expected to compute enough more per second"
     bound = {"launch": "launch-bound: ", "memory": "memory-bound: "}.get(row["limit"], "")
-    return f"{bound}no larger size that may be named should take enough less time"
+    return f"{bound}no larger allowed size is expected to take enough less time"

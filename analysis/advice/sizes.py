@@ -54,7 +54,7 @@ class SizeConstraints:
             if name not in known:
                 raise UserError(f"{problem} has no size {name.upper()} to change; it has {names}.")
         if not self.free(problem):
-            raise UserError(f"no size of {problem} is left to be changed; it has {names}.")
+            raise UserError(f"{problem} has no size left to change; its sizes are {names}.")
 
     def free(self, problem: Problem) -> list[str]:
         """The dimensions that may be changed."""

@@ -31,13 +31,13 @@ QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
 """What the table asks of every problem."""
 
 _QUESTION_TEXT = {
-    "pad": "I need at least this size: what should I pad to?",
-    "choose": "I may pick within ±15 %: which size computes most per second?",
+    "pad": "I need at least this size. What should I pad it to?",
+    "choose": "I may pick a size within ±15%. Which one computes most per second?",
 }
 _GAINS = {
-    "pad": "A gain of 12 % means that the padded one takes 1/1.12 of the time although it computes "
-    "more.",
-    "choose": "A gain of 12 % means that the chosen one computes 12 % more a second.",
+    "pad": "A gain of 12% means that the padded shape takes 1/1.12 of the time, although it "
+    "computes more.",
+    "choose": "A gain of 12% means that the chosen shape computes 12% more per second.",
 }
 _LEGEND = (
     "*do it*: the gain was re-timed after it was chosen, and its whole interval is above 1%. "
@@ -151,18 +151,18 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     ]
     steady = _steadiness(analysis.recording)
     if analysis.recording.unusable:
-        return "\n".join([*lines, "Nothing is advised from times such as these.", "", *steady])
+        return "\n".join([*lines, "These times do not support any advice.", "", *steady])
     lines += [*findings_lines(advice), "", _LEGEND, ""]
     known = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
-        drawn = f"of {known:,}, drawn by chance, " if len(answers) < known > _MOST else ""
+        drawn = f"of {known:,} measured, drawn at random, " if len(answers) < known > _MOST else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"{len(answers)} problems {drawn}were looked at, within {question.allowance:.1%} of "
-            f"each dimension and of the FLOPs: {count[DO_IT]} to do, {count[LIKELY]} likely, "
+            f"{len(answers)} shapes {drawn}were checked within {question.allowance:.1%} of each "
+            f"dimension and of the FLOPs: {count[DO_IT]} to do, {count[LIKELY]} likely, "
             f"{count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
             "",
         ]
@@ -208,7 +208,7 @@ def _row(answer: Advice) -> str:
     cells = [
         str(answer.problem),
         f"{verdict_text(answer.verdict, answer.probability)}, {answer.evidence}",
-        answer.change or "as it is",
+        answer.change or "unchanged size",
         answer.roles,
         _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),
         _gain(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),

@@ -48,7 +48,7 @@ def _also(problem: Problem, basis: Basis) -> str:
     text = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes <= memory:
         return text
-    return f"{text}; its {gigabytes:,.0f} GB are more than the machine has: {memory / 1e9:.0f}"
+    return f"{text}; it needs {gigabytes:,.0f} GB and the machine has {memory / 1e9:.0f} GB"
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:

@@ -90,15 +90,17 @@ def audit(
     from sweeps.capture.step import TRAIN
 
     if runtime.recompute and step.mode != TRAIN:
-        raise UserError("--recompute is for training: nothing else computes layers again.")
+        raise UserError("--recompute is only for training: no other mode computes layers twice.")
     captured = capture(source, step)
     if not captured.products:
         what = (
-            f" but {', '.join(captured.uncounted)}, which is not counted"
+            f" except {', '.join(captured.uncounted)}, which is not counted"
             if captured.uncounted
             else ""
         )
-        raise UserError(f"{source.name} multiplies nothing{what}, so there is nothing to audit.")
+        raise UserError(
+            f"{source.name} has no GEMM or convolution{what}, so there is nothing to audit."
+        )
     named = dimensions(source, step, captured, vary)
     captured = with_names(captured, named)
     known: dict[tuple[tuple[str, int], ...], Captured] = {}
@@ -125,7 +127,7 @@ def _assumptions(
     how = "each operation reads and writes memory"
     if runtime.kind == "compile":
         how = (
-            "what lies between two products is fused, and Inductor may pad a vocabulary by itself "
+            "operations between two GEMMs are fused, and Inductor may pad a vocabulary itself "
             "(`shape_padding`)"
         )
     said = [
@@ -133,10 +135,10 @@ def _assumptions(
         f"{runtime.kind}: {how}",
     ]
     if step.autocast:
-        said.append("parameters in fp32, cast for each product")
+        said.append("parameters in fp32, cast for each GEMM")
     said += runtime.changes(captured)
     if step.mode == "train":
-        said.append(f"optimizer {runtime.optimizer}, its state in the parameters' dtype")
+        said.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if not named:
-        said.append("no dimension was found that changes a product")
+        said.append("no dimension was found that changes a GEMM")
     return (*said, *captured.assumptions)

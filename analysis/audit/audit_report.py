@@ -167,11 +167,10 @@ def summary(account: Account, levers: Sequence[Lever]) -> str:
     largest = [(role, time) for role, time in account.by_role.items() if role != NO_PRODUCT][:3]
     told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
     worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
-    advice = f"What promises most: {worth[0].words}." if worth else "Nothing to gain here."
+    advice = f"Most promising change: {worth[0].words}." if worth else "Nothing to gain here."
     return (
-        f"On {account.machine} a step should take {duration(account.step_us)} "
-        f"({duration(low)} to {duration(high)}), {products:.0%} of it in products: {told}. "
-        f"{advice}"
+        f"On {account.machine} a step should take {duration(account.step_us)} ({duration(low)} "
+        f"to {duration(high)}), {products:.0%} of it in GEMMs and convolutions: {told}. {advice}"
     )
 
 
@@ -215,7 +214,7 @@ def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str
     table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
     lines = _aligned(table)
     if left_out:
-        lines.append(f"… and {len(left_out)} products that take less; --json has them all.")
+        lines.append(f"… and {len(left_out)} GEMMs that take less; --json lists them all.")
     lines.append("")
     lines += [lever_line(lever) for lever in levers]
     lines.append("")

@@ -346,7 +346,7 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
             chosen = both
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"the changes below that pay, at once: {chosen.reason}")
+    return replace(chosen, reason=f"all of the profitable changes below together: {chosen.reason}")
 
 
 def _problems(
@@ -382,7 +382,7 @@ def _reason(
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:
         only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
-        quality = "entries that nothing uses" if only_vocabulary else "a larger model"
+        quality = "entries that are never used" if only_vocabulary else "a larger model"
     else:
         quality = "a smaller model; its quality is not predicted"
     return f"{words}; {quality}"

@@ -69,7 +69,7 @@ class Runtime:
         if not 0 < self.attention <= 1:
             raise UserError("--attention takes a share of the peak above 0%.")
         if not 1 <= self.skew < math.inf:
-            raise UserError(f"--skew is {self.skew:g}: give 1, for all experts alike, or more.")
+            raise UserError(f"--skew is {self.skew:g}; give 1 (all experts alike) or more.")
 
     def products(self, captured: Captured) -> list[Product]:
         """The products as this runtime computes them, in the order of the step.
@@ -97,19 +97,20 @@ class Runtime:
         products = list(captured.products)
         kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
-        said = [f"{role} as one product" for role in fusing]
+        said = [f"{role} as one GEMM" for role in fusing]
         if self.tp > 1:
             said.append(
-                f"widths divided by {self.tp}, what is no product is not, communication not counted"
+                f"widths divided by {self.tp}; other operations are not divided, and "
+                "communication is not counted"
             )
         if self.recompute:
-            said.append("repeated layers' products are computed again, what is no product is not")
+            said.append("GEMMs of repeated layers are recomputed; other operations are not")
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
-            said.append(f"the head in {self.loss_chunks} parts")
+            said.append(f"the head is computed in {self.loss_chunks} parts")
         if "attention" in kinds:
             masks = "as half" if self.causal_half else "in full"
             said.append(
-                f"fused attention at {self.attention:.0%} of the peak, causal masks counted {masks}"
+                f"fused attention at {self.attention:.0%} of the peak; causal masks counted {masks}"
             )
         if "grouped" in kinds:
             who = f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
@@ -157,7 +158,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if isinstance(work, Attention):
         heads, keys = (
             _divided(work.heads, tp, "heads"),
-            _divided(work.kv_heads, tp, "heads of keys"),
+            _divided(work.kv_heads, tp, "key heads"),
         )
         return _named(
             product.resized({"heads": heads, "kv_heads": keys}), ("heads", "kv_heads"), tp

@@ -24,12 +24,14 @@ from kernels.problem import Problem
 if TYPE_CHECKING:
     from analysis.model.fitted import Analysis
 
-app = new_app("What the measurements mean.")
+app = new_app("Analyse recordings: model, advice, plots and reports.")
 
 MachineOption = Annotated[
-    str | None, typer.Option("--machine", help="Its slug; without it, the one measured last.")
+    str | None, typer.Option("--machine", help="Machine [default: the one measured last].")
 ]
-ResultsOption = Annotated[Path, typer.Option("--results", help="Folder of all machines' results.")]
+ResultsOption = Annotated[
+    Path, typer.Option("--results", help=("Folder with the results of all machines."))
+]
 
 
 def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) -> list[Problem]:
@@ -47,8 +49,8 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     basis = find_basis(machine, results)
     if not basis.calibrated:
         note(
-            "This recording is not calibrated yet, so predictions rest on constants; "
-            f"{command('analysis report')} fits the model to it."
+            "This recording is not calibrated yet, so predictions use shipped constants. To fit "
+            f"the model to it, run: {command('analysis report')}"
         )
     return basis
 
@@ -62,8 +64,8 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
     if not can_grow():
         note(
-            "scikit-learn is missing: predictions are by the formula alone. Install it, or "
-            "calibrate where it is, for smaller errors."
+            "scikit-learn is missing, so predictions use only the formula. Install it, or "
+            "calibrate on a machine that has it, for smaller errors."
         )
     return analyse(load_machine(machine, results))
 

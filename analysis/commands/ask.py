@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", help="A CSV of problems: m,n,k,dtype, or more of our columns."),
+    typer.Option(
+        "--file", help=("CSV file of shapes: m,n,k,dtype, or more of the table's columns.")
+    ),
 ]
 
 
@@ -44,7 +46,10 @@ FileOption = Annotated[
 def predict_command(
     machines: Annotated[
         list[str] | None,
-        typer.Option("--machine", help="Its slug, also several; else the one measured last."),
+        typer.Option(
+            "--machine",
+            help=("Machine, or several separated by commas [default: the one measured last]."),
+        ),
     ] = None,
     gemm: GemmOption = None,
     conv: ConvOption = None,
@@ -66,8 +71,9 @@ def predict_command(
         where = f"{row['machine']}: " if len(columns) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
         print(
-            f"{where}{row['problem']}: {measured}{row['time_us']:.2f} µs ({row['lo_us']:.2f} to "
-            f"{row['hi_us']:.2f}), {rate(row['tflops'])}, {row['explanation']}."
+            f"{where}{row['problem']}: {measured}{row['time_us']:.2f} µs "
+            f"({row['lo_us']:.2f}–{row['hi_us']:.2f} µs), {rate(row['tflops'])}, "
+            f"{row['explanation']}."
         )
     _note_sources([(row["machine"], row["problem"], row["source"]) for row in rows])
 
@@ -81,14 +87,14 @@ def recommend_command(
         str | None,
         typer.Option(
             "--pad",
-            help="I need at least this: how much larger sizes and FLOPs may get [default: 12.5%].",
+            help="Pad: how much larger sizes and FLOPs may get [default: 12.5%].",
         ),
     ] = None,
     choose: Annotated[
         str | None,
         typer.Option(
             "--choose",
-            help="I may pick sizes and FLOPs within this share, such as 15%, either way.",
+            help="Choose: sizes and FLOPs within this share either way, such as 15%.",
         ),
     ] = None,
     file: FileOption = None,
@@ -96,8 +102,10 @@ def recommend_command(
         bool,
         typer.Option(
             "--measure",
-            help="Time the best guesses here, and the best of them again. Without a shape: those "
-            "for the shapes that were measured on this machine, for the recommendation table.",
+            help=(
+                "Time the best candidates here and re-time the winners. Without a shape: those "
+                "for all measured shapes, for the recommendation table."
+            ),
         ),
     ] = False,
     budget: Annotated[
@@ -108,14 +116,15 @@ def recommend_command(
         ),
     ] = None,
     change: Annotated[
-        str | None, typer.Option("--change", help="Only these sizes, such as N or M,K.")
+        str | None,
+        typer.Option("--change", help=("Dimensions to change, such as N or M,K [default: all].")),
     ] = None,
-    fix: Annotated[str | None, typer.Option("--fix", help="Not these sizes.")] = None,
+    fix: Annotated[str | None, typer.Option("--fix", help="Dimensions to keep.")] = None,
     multiple: Annotated[
         int, typer.Option("--multiple", min=1, help="Changed sizes are multiples of this.")
     ] = 1,
     any_size: Annotated[
-        bool, typer.Option("--any", help="Also sizes that are no multiple of 8.")
+        bool, typer.Option("--any", help="Include sizes that are not a multiple of 8.")
     ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -139,13 +148,13 @@ def recommend_command(
         measure_best_guesses(budget, device, gpu, gpus, results)
         return
     if budget or gpus:
-        raise UserError("--budget and --gpus are for --measure without a shape.")
+        raise UserError("--budget and --gpus need --measure without a shape.")
     wishes = SizeConstraints(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
     question = question_of(pad, choose, wishes)
     asked = problems(gemm, conv, file)
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):
-            raise UserError("fp8 cannot be timed here yet; ask without --measure.")
+            raise UserError("fp8 cannot be timed yet; leave --measure out.")
         from analysis.commands.confirm import measure_questions
         from sweeps.running.request import Request
 
@@ -186,10 +195,10 @@ def _print_answers(answers: Sequence[Advice]) -> None:
             print(f"{answer.problem}: leave it ({answer.reason}).")
             continue
         per_flop = " per FLOP" if answer.question == "choose" else ""
-        action = f"{answer.question} {answer.change}" if answer.changed else "as it is, but"
+        action = f"{answer.question} {answer.change}" if answer.changed else ("unchanged size, but")
         print(
-            f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} with "
-            f"{answer.implementation}, expected {answer.gain.value:+.1%}{per_flop} "
+            f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} "
+            f"with {answer.implementation}, expected {answer.gain.value:+.1%}{per_flop} "
             f"({answer.gain.lo:+.1%} to {answer.gain.hi:+.1%}, {answer.evidence}) for "
             f"{answer.extra_flops:+.2%} FLOPs; {answer.reason}."
         )

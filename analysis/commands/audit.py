@@ -28,48 +28,48 @@ _CONFIRMED_PAIRS = 9  # three products and their gradients
 @app.command("audit")
 def audit_command(
     model: Annotated[
-        str, typer.Argument(help="A config.json, a name such as gpt2-xl, or module:factory.")
+        str, typer.Argument(help="config.json, a known name such as gpt2-xl, or module:factory.")
     ],
     machine: Annotated[
         str | None,
-        typer.Option("--machine", "--compare", help="Its slug, or several with commas between."),
+        typer.Option(
+            "--machine",
+            "--compare",
+            help=("Machines, separated by commas [default: measured last]."),
+        ),
     ] = None,
     mode: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences or images.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 2048,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens of each, when decoding.")] = 1,
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "bf16",
-    autocast: Annotated[
-        bool, typer.Option(help="Parameters in fp32, products in --dtype.")
-    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size: sequences or images.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Sequence length in tokens.")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens per sequence when decoding.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Dtype: fp32, tf32, fp16 or bf16.")] = "bf16",
+    autocast: Annotated[bool, typer.Option(help="fp32 parameters, GEMMs in --dtype.")] = False,
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel degree.")] = 1,
-    runtime: Annotated[str, typer.Option(help="eager or compile.")] = "eager",
-    fuse: Annotated[str, typer.Option(help="Products that are one: qkv,gate_up.")] = "",
-    recompute: Annotated[bool, typer.Option(help="Layers are computed again.")] = False,
-    loss_chunks: Annotated[int, typer.Option(min=1, help="Parts of head and loss.")] = 1,
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd or none.")] = "adamw",
-    attention: Annotated[
-        str, typer.Option(help="Share of the peak that attention is taken to reach.")
-    ] = "50%",
-    causal: Annotated[str, typer.Option(help="A causal mask leaves half of it, or full.")] = "half",
-    skew: Annotated[float, typer.Option(help="Tokens go to one expert in so many.")] = 1.0,
-    vary: Annotated[str, typer.Option(help="Only these dimensions, such as hidden,ffn.")] = "",
-    parameters: Annotated[str, typer.Option(help="More parameters allowed at once.")] = "1%",
+    runtime: Annotated[str, typer.Option(help="Runtime: eager or compile.")] = "eager",
+    fuse: Annotated[str, typer.Option(help="GEMMs to fuse: qkv,gate_up.")] = "",
+    recompute: Annotated[bool, typer.Option(help="Recompute layers in backward.")] = False,
+    loss_chunks: Annotated[int, typer.Option(min=1, help="Parts in which head and loss run.")] = 1,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
+    attention: Annotated[str, typer.Option(help="Attention's share of the peak.")] = "50%",
+    causal: Annotated[str, typer.Option(help="Count causal attention: half or full.")] = "half",
+    skew: Annotated[float, typer.Option(help="One expert in so many gets tokens.")] = 1.0,
+    vary: Annotated[str, typer.Option(help="Dimensions to vary: hidden,ffn.")] = "",
+    parameters: Annotated[str, typer.Option(help="Largest growth in parameters.")] = "1%",
     arg: Annotated[
-        list[str] | None, typer.Option("--arg", help="A size, such as hidden=4096; repeatable.")
+        list[str] | None, typer.Option("--arg", help="Model size, hidden=4096; repeatable.")
     ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="Of a factory's module: int64[8,2048].")
+        list[str] | None, typer.Option("--input", help="Module input: int64[8,2048].")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write the products here.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file for the GEMMs.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Write it for a pull request here.")
+        Path | None, typer.Option("--markdown", help="Markdown file for a pull request.")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Draw step and levers into this folder.")
+        Path | None, typer.Option("--plots", help="Folder for plots of step and levers.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time the products and the best levers here.")
+        bool, typer.Option("--measure", help="Time GEMMs and best levers here.")
     ] = False,
     budget: Annotated[str, typer.Option(help="Measuring time of --measure.")] = "60s",
     device: DeviceOption = "auto",
@@ -91,7 +91,9 @@ def audit_command(
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
-            raise UserError(f"{file.parent} is no folder to write {file.name} into.")
+            raise UserError(
+                f"{file.parent} is not a folder, so {file.name} cannot be written there."
+            )
     how = Runtime(
         runtime,
         names_in(fuse or None, "fuse"),
@@ -113,7 +115,7 @@ def audit_command(
 
     if measure:
         if len(machines) > 1:
-            raise UserError("--measure times on this machine; leave the others out.")
+            raise UserError("--measure times on this machine; name no other machine.")
         request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
         found = measured_audit(on, machines[0], request)
     else:
@@ -164,7 +166,7 @@ def measured_audit(
     problems = [p for row in first.account.rows if (p := as_problem(row.product.work)) is not None]
     problems += [changed for lever in first.levers[:_MEASURED_LEVERS] for _, changed in lever.pairs]
     ways = [(p, basis.library(p)) for p in dict.fromkeys(problems)]
-    note(f"Measuring {len(ways)} products …")
+    note(f"Measuring {len(ways)} GEMMs and convolutions …")
     run = explore(request, ways, note, quickly=True)
     (second,) = on(usable(run.folder, request))
     pairs = [
@@ -176,7 +178,7 @@ def measured_audit(
     known = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     pairs = [pair for pair in pairs if known >= set(pair)]
     if not pairs:
-        note("No lever is better enough to be timed anew.")
+        note("No lever is clearly better, so none was re-timed.")
         return [second]
     confirm_choices(run, pairs, note)
     return on(usable(run.folder, request))

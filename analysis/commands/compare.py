@@ -31,12 +31,12 @@ def compare_command(
         bool,
         typer.Option(
             "--kernels",
-            help="Compare the hand-written kernels of one recording with the library instead.",
+            help="Compare one recording's hand-written kernels with the vendor library instead.",
         ),
     ] = False,
     fail_ambiguous: Annotated[
         str | None,
-        typer.Option("--fail-ambiguous", help="Exit 1, too, if more than this share is ambiguous."),
+        typer.Option("--fail-ambiguous", help="Exit 1 also if more than this share is ambiguous."),
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
@@ -44,7 +44,7 @@ def compare_command(
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
     if kernels:
         if new is not None or fail_ambiguous is not None:
-            raise UserError("--kernels is about one recording and takes no --fail-ambiguous.")
+            raise UserError("--kernels takes one recording and no --fail-ambiguous.")
         _compare_kernels(old, results, json)
         return
     if old is None or new is None:

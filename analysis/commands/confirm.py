@@ -66,16 +66,14 @@ def measure_best_guesses(
     slug = select_device(device, gpu).machine.slug
     recording = load_runs(find_recording(slug, results))
     if recording.public:
-        raise UserError(
-            f"{slug} has no recording of its own yet; run {target('sweep', 'run')} first."
-        )
+        raise UserError(f"{slug} has no own recording yet; run {target('sweep', 'run')} first.")
     if recording.unusable:
-        note("No guess is measured: the run is unusable.")
+        note("Nothing is confirmed: the run is unusable.")
         return
     seconds = parse_seconds(budget)
     if seconds is None:
         seconds = left_for_confirming(folder_for(results, slug))
-    note("Looking for the guesses that promise most …")
+    note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
     # On a CPU, whose budget is small, looking for guesses is a large part of what is left.
     seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
@@ -89,10 +87,12 @@ def measure_best_guesses(
     }
     chosen = affordable(trials, cost, seconds)
     if not chosen:
-        more = "the budget is too small for any" if trials else "none of them promises to gain"
-        note(f"No guess is measured: {more}.")
+        more = (
+            "the budget is too small for any change" if trials else "no change is expected to gain"
+        )
+        note(f"Nothing is confirmed: {more}.")
         return
-    note(f"Measuring the best guesses of {len(chosen)} of {len(trials)} questions …")
+    note(f"Measuring the best candidates of {len(chosen)} of {len(trials)} queries …")
     left = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
     measure(chosen, replace(request, budget=max(left, 1.0)))
 
@@ -128,7 +128,7 @@ def measure_questions(
     ]
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
-        note("Nothing is left to be measured.")
+        note("There is nothing left to measure.")
         return basis
     cost = seconds_of([way for trial in open_trials for way in trial.ways], here)
     exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
@@ -153,8 +153,8 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     slug = select_device(request.device, request.gpu).machine.slug
     if machine is not None and slug_meant(machine, [slug, *known_machines()]) != slug:
         raise UserError(
-            f"--measure times on this machine, {slug}, and --machine says {machine}; leave one of "
-            "them out."
+            f"--measure times on this machine ({slug}), but --machine says {machine}; leave one "
+            "of them out."
         )
     if slug in recorded_machines(request.results) | known_machines().keys():
         return find_basis(slug, request.results)
@@ -173,8 +173,8 @@ def usable(folder: Path, request: Request) -> Basis:
     recording = load_runs(folder)
     if recording.unusable:
         raise UserError(
-            f"What was measured says nothing: {' '.join(health_lines(recording))} Try again when "
-            "the machine is quiet.",
+            f"The new measurements are unusable: {' '.join(health_lines(recording))} Try again "
+            "when the machine is quiet.",
             exit_code=1,
         )
     return find_basis(recording.machine.slug, request.results)
@@ -203,8 +203,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         tried = rows[rows["sweep"] == CONFIRM]
         if quickly and not {problem for problem, _ in ways}.intersection(problems_of(tried)):
             raise UserError(
-                f"What was measured says nothing: no case was timed in {request.budget:.0f} s. "
-                "Try again when the machine is quiet.",
+                f"The new measurements are unusable: no case was timed in {request.budget:.0f} "
+                "s. Try again when the machine is quiet.",
                 exit_code=1,
             )
         explored = read_measurements(tried, recording)
@@ -212,8 +212,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         if pairs:
             confirm_choices(run, pairs, note)
         else:
-            note("None of them was better enough to be timed anew.")
+            note("No candidate was clearly better, so none was re-timed.")
     except KeyboardInterrupt:
-        note("Stopped. What was measured is kept; the same command goes on.")
+        note("Stopped. Measurements are saved. Run the same command to resume.")
         raise
     return run.folder

@@ -22,11 +22,11 @@ def fleet_command(
         Path | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A recording, or a folder of recordings; by default, that of all results.",
+            help="A recording, or a folder of recordings [default: the results folder].",
         ),
     ] = None,
     margin: Annotated[
-        str, typer.Option("--margin", help="How much slower than the others matters.")
+        str, typer.Option("--margin", help="Slowdown against the other GPUs that counts as slow.")
     ] = "5%",
     json: JsonOption = False,
 ) -> None:
@@ -47,7 +47,7 @@ def fleet_command(
         if not json:
             print(("\n" if number else "") + report_text(report))
         if plot is not None:
-            note(f"Drawn in {plot}.")
+            note(f"The plot is in {plot}")
     if json:
         alone = (place / "run.json").exists()
         print_json(documents[0] if alone else documents)

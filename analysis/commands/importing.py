@@ -43,18 +43,24 @@ def import_command(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Your own times as CSV, the CUTLASS profiler's or TritonBench's; "
-            "gemm_perf.parquet files; else the package's."
+            help=(
+                "Your own times as CSV, the CUTLASS profiler's or TritonBench's CSV, or "
+                "gemm_perf.parquet files [default: the package's tables]."
+            )
         ),
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", help="Its slug, or all that there are tables of.")
+        str, typer.Option("--machine", help="Machine, or all that have a table.")
     ] = _ALL,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="Of all rows of a CSV file that does not say it.")
+        str,
+        typer.Option("--dtype", help=("Dtype of all rows of a CSV file that has no such column.")),
     ] = "",
     layout: Annotated[
-        str, typer.Option("--layout", help="Likewise; nn, nt, tn or tt: nt is y = x Wᵀ.")
+        str,
+        typer.Option(
+            "--layout", help=("Layout of all rows, likewise: nn, nt, tn or tt; nt is y = x Wᵀ.")
+        ),
     ] = "",
     results: ResultsOption = RESULTS,
 ) -> None:
@@ -62,25 +68,29 @@ def import_command(
     tabular = [path for path in files or () if path.suffix != ".parquet"]
     if tabular:
         if len(files or ()) > 1:
-            raise UserError("give one file of times at a time: each is a recording of its machine.")
+            raise UserError(
+                "give one file of times at a time: each becomes the recording of its machine."
+            )
         _import_file(tabular[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
-        raise UserError("--dtype and --layout are for CSV files that do not say them.")
+        raise UserError("--dtype and --layout are only for CSV files without such columns.")
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
-        raise UserError("no table is of a machine that machines.toml lists.")
+        raise UserError("no table belongs to a machine in machines.toml.")
     wanted = by_slug
     if machine != _ALL:
         slug = slug_meant(machine, known_machines())
         if slug not in by_slug:
-            raise UserError(f"there is no table of {slug}; there are of {', '.join(by_slug)}.")
+            raise UserError(
+                f"there is no table for {slug}; there are tables for {', '.join(by_slug)}."
+            )
         wanted = {slug: by_slug[slug]}
     todo = {slug: t for slug, t in wanted.items() if not _is_imported(t, folder_of(results, slug))}
     for slug in sorted(wanted.keys() - todo.keys()):
-        kept = ", as a prior of your file's" if is_of_file(folder_of(results, slug)) else ""
-        note(f"{slug}: imported already, {wanted[slug].source}{kept}.")
+        kept = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
+        note(f"{slug}: already imported, {wanted[slug].source}{kept}.")
     if todo:
         _import_all(todo, tables, results)
 
@@ -88,7 +98,7 @@ def import_command(
 def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) -> None:
     """Make a recording of a file of the user's."""
     if machine == _ALL:
-        raise UserError(f"say which machine {path} was measured on: --machine SLUG.")
+        raise UserError(f"name the machine that {path} was measured on: --machine SLUG.")
     if told.dtype and told.dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype is {told.dtype!r}; {nearest(told.dtype, DTYPE_BYTES)}")
     if told.layout and told.layout not in GEMM_LAYOUTS:
@@ -96,15 +106,15 @@ def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) ->
     here = known_machine(machine)
     if any((results / name / "run.json").exists() for name in (here.slug, f"{here.slug}-local")):
         raise UserError(
-            f"{here.slug} has a recording of its own in {results}, which all answers rest on; give "
-            "another folder with --results."
+            f"{here.slug} already has its own recording in {results}, which answers use first; "
+            "choose another folder with --results."
         )
     ours = path.is_dir() or path.name == "measurements.csv"
     if ours and not (path if path.is_file() else path / "measurements.csv").exists():
         raise UserError(f"{path} has no measurements.csv; give a file of times.")
     folder = folder_of(results, here.slug)
     if path.exists() and is_complete(folder) and is_same_file(folder, path, told):
-        note(f"{here.slug}: imported already, {path}.")
+        note(f"{here.slug}: already imported, {path}.")
         return
     timings = None if ours else read_timings(path, told)
     timings = timings or read_public(path, here)
@@ -136,7 +146,7 @@ def _import_all(
     tables: Mapping[str, PublicTable], every: Sequence[PublicTable], results: Path
 ) -> None:
     """As many at a time as there are cores: growing the trees of one keeps one busy."""
-    note(f"Calibrating on others' rows of {len(tables)} machines, a minute or two each:")
+    note(f"Calibrating on the public tables of {len(tables)} machines, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {
@@ -196,8 +206,8 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
         ""
         if fit.median is None or fit.mean is None or fit.p95 is None
         else (
-            f"; on rows not seen {fit.median:.1%} in the median, {fit.mean:.1%} in the mean, "
-            f"{fit.p95:.0%} at the 95th percentile"
+            f"; held-out error {fit.median:.1%} median, {fit.mean:.1%} mean, {fit.p95:.0%} 95th "
+            "percentile"
         )
     )
     return f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}{errors}"

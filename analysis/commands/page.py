@@ -31,17 +31,20 @@ _OLDEST_BOKEH = (3, 6)
 def page_command(
     places: Annotated[
         list[str] | None,
-        typer.Argument(help="A machine's slug or a recording's folder; several side by side."),
+        typer.Argument(help="Machines or recordings' folders, shown together."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file; else beside the recording.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help=("File to write [default: report.html in the recording].")
+        ),
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
     """Write results as one HTML file, which needs no network."""
     lack = lacks_page()
     if lack:
-        raise UserError(f"a page {lack}.")
+        raise UserError(f"the page {lack}.")
     from analysis.model.fitted import analyse
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
@@ -144,5 +147,5 @@ def _rules(folder: Path) -> list[RuleResult]:
         if len({row.id for row in rows}) < len(rows):
             raise ValueError
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
-        raise UserError(f"{path} cannot be read; judging the rules writes it again.") from None
+        raise UserError(f"{path} cannot be read; judge the rules again to rewrite it.") from None
     return rows

@@ -28,24 +28,31 @@ _LISTED = 10
 @app.command("plot")
 def plot_command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Only these, such as roofline; or wave, a lesson.")
+        list[str] | None,
+        typer.Argument(
+            help=(
+                "Plots to draw, such as roofline [default: all]; "
+                "or wave, which draws one class of shapes."
+            )
+        ),
     ] = None,
     machine: MachineOption = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Only rows of this dtype.")] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="Only rows of this sweep.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Draw only this dtype.")] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="Draw only this sweep.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="png, svg or pdf; repeatable.")
+        list[str] | None,
+        typer.Option("--format", help=("File format: png, svg or pdf; repeatable.")),
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Of wave: the class's N.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Of wave: the class's K.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="For wave: N of the class.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="For wave: K of the class.")] = None,
     m: Annotated[
-        int | None, typer.Option("--m", min=1, help="Of wave: the M before the step.")
+        int | None, typer.Option("--m", min=1, help="For wave: M before the cliff.")
     ] = None,
     find: Annotated[
-        bool, typer.Option("--find", help="Of wave: list the largest steps, to choose from.")
+        bool, typer.Option("--find", help="For wave: list the largest cliffs to choose from.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Of wave: the folder of the drawing.")
+        Path | None, typer.Option("-o", "--output", help="For wave: folder for the plot.")
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
@@ -55,7 +62,7 @@ def plot_command(
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
-        raise UserError("wave is a plot of its own: name no other beside it.")
+        raise UserError("wave is drawn by itself: name no other plot with it.")
     if names == [_WAVE]:
         if sweep is not None or (find and (n or k or m)) or (json and not find):
             raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")
@@ -64,7 +71,9 @@ def plot_command(
             _print_steps(basis, dtype or "bf16", results, json)
             return
         if n is None or k is None:
-            raise UserError("wave needs a class: --n N --k K; --find lists those with large steps.")
+            raise UserError(
+                "wave needs a class: --n N --k K; --find lists those with large cliffs."
+            )
         print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return
     if find or n or k or m or output or json:
@@ -93,7 +102,7 @@ def _draw_recording(
             check_option(f"--{column}", wanted, known)
             table = table[table[column] == wanted]
     if table.empty:
-        raise UserError(f"{sweep} has no row of {dtype}.")
+        raise UserError(f"{sweep} has no case in {dtype}.")
     for path in write_plots(replace(analysis, table=table), names, kinds):
         print(path)
 
@@ -114,9 +123,9 @@ def _draw_lesson(
     if size is not None and size not in set(line["m"]):
         raise UserError(f"M {size} was not measured with N {gemm.n} and K {gemm.k}.")
     if line.empty:
-        note("Nothing of this class was measured: the plot is of predictions alone.")
+        note("Nothing of this class was measured: the plot shows only predictions.")
     if size is not None and lesson(line, size) is None:
-        raise UserError(f"no neighbour of M {size} was measured with N {gemm.n} and K {gemm.k}.")
+        raise UserError(f"no size next to M {size} was measured with N {gemm.n} and K {gemm.k}.")
     figure = draw_wave(basis, gemm, line, size)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"
@@ -147,9 +156,9 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
     for title, found in (("slower", ups), ("faster", downs)):
-        print(f"One more row, {title}:")
+        print(f"One more along M, {title}:")
         for row in found.to_dict("records"):
-            again = f"; {row['again']:.2f}× by {row['by']}" if others else ""
+            again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
                 f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×{again}"

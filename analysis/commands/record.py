@@ -38,19 +38,22 @@ _MIN_BUDGET = 30.0
 @app.command("record")
 def record_command(
     budget: Annotated[
-        str | None, typer.Option(help="Time of this call in all; 50m on a GPU, 5m on a CPU.")
+        str | None,
+        typer.Option(help=("Total time of this call [default: 50m on a GPU, 5m on a CPU].")),
     ] = None,
     part: Annotated[
-        list[str] | None, typer.Option("--part", help="Only this one; may be repeated.")
+        list[str] | None,
+        typer.Option("--part", help=("Part to record; repeatable [default: all].")),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only say what the parts should take.")
+        bool, typer.Option("--plan", help="Only show the parts and their expected times.")
     ] = False,
     machine: Annotated[
-        str | None, typer.Option("--machine", help="With --plan: a GPU that is not here.")
+        str | None,
+        typer.Option("--machine", help=("With --plan: a GPU other than this machine's.")),
     ] = None,
     cores: Annotated[
-        int | None, typer.Option("--cores", help="With --plan: of that GPU's host.")
+        int | None, typer.Option("--cores", help="With --plan: CPU cores of that GPU's host.")
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -65,7 +68,7 @@ def record_command(
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
-        raise UserError("--machine and --cores are for --plan: what is recorded is this machine.")
+        raise UserError("--machine and --cores need --plan: only this machine can be recorded.")
     if machine is not None:
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
@@ -74,7 +77,7 @@ def record_command(
     place = find_place(results, where)
     seconds = seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
-        raise UserError(f"--budget is {seconds:g} s; starting alone takes {_MIN_BUDGET:g}.")
+        raise UserError(f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s.")
     run = partial(run_command, INTERPRETER)
     recorder = Recorder(place, parts, seconds, where, note, run, began=began)
     if plan:
@@ -154,6 +157,6 @@ def _ask_json(command: Sequence[str]) -> Any:
         check=False,
     )
     if answer.returncode:
-        sentence = (answer.stderr.strip().splitlines() or ["the command said nothing"])[-1]
+        sentence = (answer.stderr.strip().splitlines() or ["the command printed nothing"])[-1]
         raise UserError(sentence, answer.returncode)
     return json_module.loads(answer.stdout)

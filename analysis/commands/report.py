@@ -23,7 +23,7 @@ def calibrate_command(
     if json:
         print_json(analysis.calibration.to_json())
         return
-    print("group                          rows  median    mean     p95  on rows not seen")
+    print("group                          cases  median    mean     p95  (held-out error)")
     for group, fit in analysis.model.fits.items():
         print(f"{group:28} {fit.rows:6} {fit.median:7.1%} {fit.mean:7.1%} {fit.p95:7.1%}")
 
@@ -49,7 +49,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     from analysis.recordings.write import write_records
     from sweeps.progress import LiveReporter
 
-    note("Calibrating the model, drawing plots and looking for better shapes …")
+    note("Calibrating the model, drawing plots and searching for better shapes …")
     with LiveReporter("steps") as live:
         live.begin("Reporting", None)
         analysis = analyse_machine(machine, results)
@@ -73,4 +73,4 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")
     if page is not None:
-        print(f"All of it in a browser: {page}")
+        print(f"Everything in one page: {page}")

@@ -25,29 +25,35 @@ def rules_command(
     results: ResultsOption = RESULTS,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Judge by others' table instead, of a known machine."),
+        typer.Option("--table", help="Public table to judge instead, of a known machine."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of that table.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Dtype of the table to judge.")
+    ] = None,
     imported: Annotated[
-        bool, typer.Option("--imported", help="What every imported table says, side by side.")
+        bool, typer.Option("--imported", help="Compare the verdicts of all imported tables.")
     ] = False,
     sweeps: Annotated[
-        bool, typer.Option("--sweeps", help="Only name the sweeps that rules need.")
+        bool, typer.Option("--sweeps", help="Only list the sweeps that the rules need.")
     ] = False,
     tensor_cores: Annotated[
         bool,
         typer.Option(
-            "--tensor-cores", help="Only who could use Tensor Cores, who does, and what is left."
+            "--tensor-cores",
+            help=(
+                "Show only which operations could use Tensor Cores, which "
+                "do, and the rest of the time."
+            ),
         ),
     ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(
-            "--sweep", help="With --tensor-cores: a sweep's cases [default: profiled models]."
+            "--sweep", help="With --tensor-cores: a sweep [default: the profiled models]."
         ),
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Folder to draw that table's cheat sheet in.")
+        Path | None, typer.Option("--plots", help="Folder for the cheat sheet of that table.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -68,13 +74,14 @@ def rules_command(
         raise UserError("--sweep is for --tensor-cores.")
     if imported:
         if machine is not None or table is not None:
-            raise UserError("--imported shows all imported tables; give no --machine or --table.")
+            raise UserError(
+                "--imported covers all imported tables; leave --machine and --table out."
+            )
         _show_imported(results, plots, json)
         return
     if plots is not None and table is None:
         raise UserError(
-            "--plots is for --table and --imported; a recording's cheat sheet lies beside its "
-            "rules."
+            "--plots needs --table or --imported; a recording's cheat sheet lies next to its rules."
         )
     if table is not None:
         rows, written = _judge_table(table, machine, dtype, plots)
@@ -118,7 +125,7 @@ def _judge_recordings(
     for recording in inputs.recordings:
         if recording.unusable:
             reasons = "; ".join(recording.health["reasons"])
-            note(f"No rule is judged by {recording.folder}: the run is unusable ({reasons}).")
+            note(f"{recording.folder} judges no rule: the run is unusable ({reasons}).")
     rows = judge_inputs(inputs)
     return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
 
@@ -132,7 +139,7 @@ def _judge_table(
     from analysis.rules.judge import Evidence, judge_all
 
     if slug is None:
-        raise UserError("--table needs --machine: whose rows of it are wanted.")
+        raise UserError("--table needs --machine, to select that machine's rows.")
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])

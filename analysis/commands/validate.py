@@ -35,53 +35,65 @@ _NONE = "none"
 @app.command("validate")
 def validate_command(
     file: Path,
-    machine: Annotated[str, typer.Option("--machine", help="Whose rows of the file are wanted.")],
+    machine: Annotated[
+        str, typer.Option("--machine", help=("Machine whose rows of the file are judged."))
+    ],
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="bf16 if present, else the only one.")
+        str | None,
+        typer.Option(
+            "--dtype", help=("Dtype to judge [default: bf16 if present, else the only one].")
+        ),
     ] = None,
     calibrate: Annotated[
-        str, typer.Option("--calibrate", help="Rows to calibrate on; 0 for none, or all.")
+        str, typer.Option("--calibrate", help="Rows to calibrate on: a number, 0, or all.")
     ] = "256",
-    seed: Annotated[int, typer.Option("--seed", help="Breaks ties among rows.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed that breaks ties among rows.")] = 0,
     holdout: Annotated[
         str,
         typer.Option(
             "--holdout",
-            help="rows; levels: M, N and K all unseen; beyond: M above 2304; folds: five, in turn.",
+            help=(
+                "Hold-out: rows; levels (M, N and K all unseen); beyond (M above 2304); folds "
+                "(five in turn)."
+            ),
         ),
     ] = "rows",
     algorithm: Annotated[
         str | None,
-        typer.Option("--algorithm", help="Only convolutions whose kernels' names say this one."),
+        typer.Option("--algorithm", help="Convolution algorithm to judge, by kernel name."),
     ] = None,
     constants: Annotated[
-        str | None, typer.Option("--constants", help="The machine to take constants from.")
+        str | None, typer.Option("--constants", help="Machine to take constants from.")
     ] = None,
     prior: Annotated[
         str,
         typer.Option(
             "--prior",
-            help="Others' tables to calibrate on top of: slugs or files, with commas between.",
+            help="Public tables to calibrate on top of: slugs or files, separated by commas.",
         ),
     ] = _NONE,
     curve: Annotated[
-        bool, typer.Option("--curve", help="Also the learning curve, 32 to 2,048 rows; minutes.")
+        bool,
+        typer.Option("--curve", help=("Add the learning curve, 32 to 2,048 rows; takes minutes.")),
     ] = False,
     again: Annotated[
-        Path | None, typer.Option("--again", help="The same grid measured again: the noise floor.")
+        Path | None,
+        typer.Option("--again", help=("The same grid measured again, as the noise floor.")),
     ] = None,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Also what following the advice is worth there.")
+        bool, typer.Option("--advice", help="Add what following the advice is worth.")
     ] = False,
     measured: Annotated[
         str | None,
         typer.Option(
             "--measured",
-            help="With --advice and --again: also what it is worth if so many of the best guesses "
-            "are measured first, such as 1,2,4.",
+            help=(
+                "With --advice and --again: add its value when this many of the best "
+                "candidates are measured first, such as 1,2,4."
+            ),
         ),
     ] = None,
-    plots: Annotated[Path | None, typer.Option("--plots", help="Folder to draw plots in.")] = None,
+    plots: Annotated[Path | None, typer.Option("--plots", help="Folder for the plots.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Judge the model on measured rows that it has not seen: ours, or others' tables."""
@@ -98,7 +110,7 @@ def validate_command(
         raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
     counts = _parse_counts(measured)
     if counts and not (advice and again):
-        raise UserError("--measured needs --advice, and --again FILE: what was measured.")
+        raise UserError("--measured needs --advice and --again FILE, the repeated measurements.")
     here = _machine_of(file, machine)
     source = read_source(file, here, dtype)
     if algorithm is not None:
@@ -108,7 +120,7 @@ def validate_command(
         validation = validate(source, here, rows, seed, holdout, constants)
     else:
         if constants is not None:
-            raise UserError("give --prior or --constants, not both: a prior has constants.")
+            raise UserError("give either --prior or --constants: a prior includes constants.")
         named = named_collections(prior, file, here, source.dtype)
         validation = validate_with_prior(source, here, named, rows, seed, holdout)
     points = learning_curve(source, here, seed) if curve else []

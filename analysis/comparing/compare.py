@@ -186,17 +186,19 @@ def comparison_text(comparison: Comparison) -> str:
         f"{comparison.new.health.get('verdict', 'not judged')}",
         f"{len(table)} cases in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        + f"; ratio {geometric_mean(table['ratio']):.3f} in geometric mean",
+        + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
         f"only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
-        f"no longer timed: {len(comparison.lost)}",
+        f"without a time now: {len(comparison.lost)}",
     ]
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
-        f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
-        f"({row['status']}: {row['message']})"
+        (
+            f"without a time now: {problem_of(row)} {row['implementation']} {row['config']} "
+            f"({row['status']}: {row['message']})"
+        )
         for row in comparison.lost.head(_MAX_LISTED).to_dict("records")
     ]
     lines += [

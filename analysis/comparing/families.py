@@ -53,7 +53,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(
-            "this recording has no Triton kernel beside the library's; "
+            "this recording has no Triton kernels next to the vendor library; "
             f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
             "later."
         )
@@ -167,15 +167,16 @@ def _with_search(
 
 def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
     lines = [
-        f"# Hand-written kernels against the library on {plain(recording.machine.name)}",
+        "# Hand-written kernels compared with the vendor library on "
+        f"{plain(recording.machine.name)}",
         "",
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "A ratio is the library's time over the kernel's, geometric mean over the shapes: above 1 "
-        "the kernel is faster. The library is its own choice or its autotuner's, whichever is "
-        "faster; a kernel runs with the config that it chose without measuring. *Found* is the "
-        "chosen config's speed over that of the best of all candidates, where all were timed. "
-        f"*{BEST}* takes the fastest family of each shape.",
+        "A ratio is the vendor library's time over the kernel's, as geometric mean over the "
+        "shapes: above 1 the kernel is faster. The vendor library runs its own choice or its "
+        "autotuner's, whichever is faster; a kernel runs the config that it chose without "
+        "measuring. *Found* is the speed of the chosen config relative to the best of all "
+        f"candidates, where all were timed. *{BEST}* takes the fastest family for each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):
         lines += [

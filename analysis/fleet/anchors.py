@@ -106,7 +106,7 @@ def read_anchors(folder: Path) -> Anchors:
     damaged = table.faults.leave_out()
     rows = rows[table.faults.sound]
     if rows.empty:
-        raise UserError(f"{path} has no time of any anchor; {_written_by()}.")
+        raise UserError(f"{path} has no anchor time; {_written_by()}.")
     fleet = _fleet(rows, cases, machine, run)
     return Anchors(Recording(folder, machine, run, pd.DataFrame()), fleet, damaged)
 
@@ -171,7 +171,7 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
     faults.tell(rows["case"] < 0, "its columns do not describe a case")
-    faults.tell(~rows["phase"].isin(PHASES), f"phase is none of {', '.join(PHASES)}")
+    faults.tell(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
     faults.tell(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
     faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
     for name in _ORDINALS:
@@ -186,7 +186,7 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     for name in SENSORS:
         least = -300 if name == "temp_c" else 0
         ordinary = (rows[name] >= least) & (rows[name] < 1e9)
-        faults.tell(rows[name].notna() & ~ordinary, f"{name} is absurd")
+        faults.tell(rows[name].notna() & ~ordinary, f"{name} is out of range")
     return rows
 
 

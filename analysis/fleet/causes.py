@@ -49,18 +49,18 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     """
     clock, log = float(speeds.clock[i]), float(speeds.log[i])
     if math.isnan(clock):
-        return SlowCause("", "No clock was read, so that nothing says why.")
+        return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
     if clock >= math.log1p(-_SAME_CLOCK):
         but = f", though it reported {', '.join(reported)}" if reported else ""
         return SlowCause(
-            "", f"Its clock is as high as the others'{but}, so that clocks do not explain it."
+            "", f"Its clock is as high as that of the others{but}, so the clock is not the cause."
         )
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     found = list(_held_back_by(fleet, speeds, i))
-    why = "; ".join(words for _, words in found) or "no reason for that is reported"
+    why = "; ".join(words for _, words in found) or "no reason is reported for that"
     if log - clock < math.log1p(-margin) or clock > _MOST * log:
-        return SlowCause("", f"{lower}, which explains only a part; {why}.")
+        return SlowCause("", f"{lower}, which explains only part of it; {why}.")
     codes = ", ".join(code for code, _ in found) or "no reason reported"
     return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {why}.")
 
@@ -75,7 +75,7 @@ def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     device = fleet.devices[i]
     limit, usual = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
     if limit < _LOWER * usual:
-        yield "clock limit", f"it is limited to {limit:,.0f} MHz, the others to {usual:,.0f}"
+        yield "clock limit", f"it is limited to {limit:,.0f} MHz, the others to {usual:,.0f} MHz"
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
@@ -84,7 +84,7 @@ def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if limit < _LOWER * usual:
         yield "lower power limit", f"its power limit is {limit:.0f} W, the others' {usual:.0f} W"
     elif power >= _FULL_POWER * limit:
-        yield "power limit", f"it draws its whole power limit, {power:.0f} of {limit:.0f} W"
+        yield "power limit", f"it draws its full power limit, {power:.0f} of {limit:.0f} W"
     elif math.isnan(limit) and _alone_capped(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
     temperature = speeds.sensors["temp_c"]

@@ -118,10 +118,12 @@ def _verdict(
     if in_spread is not None:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            f"With a spread of {speeds.spread:.1%} between GPUs, one of {count} is ordinarily so "
-            "slow."
+            (
+                f"With a spread of {speeds.spread:.1%} between GPUs, one in {count} is expected to "
+                "be this slow."
+            )
             if in_spread
-            else f"The fleet's spread of {speeds.spread:.1%} between GPUs does not reach so far."
+            else f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain this."
         )
     return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, " ".join(sentences))
 
@@ -143,8 +145,8 @@ def _cause(
     only = " and ".join(KIND_WORDS[kind] for kind in slow)
     return SlowCause(
         "",
-        f"Only its {only} {'are' if 'small' in slow else 'is'} slow, its compute is "
-        "not, so that SM clocks do not explain it.",
+        f"Only its {only} {'are' if 'small' in slow else 'is'} slow; its compute is not, so the "
+        "SM clock is not the cause.",
     )
 
 
@@ -163,13 +165,13 @@ def _not_slow(
 ) -> str:
     held = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
     if not enough or not speeds.overall:
-        return f"{held}." if held else f"{name} has too few others to be compared with."
+        return f"{held}." if held else f"{name} has too few other GPUs to be compared with."
     of = speeds.kinds[speeds.overall]
     if not math.isfinite(of.half[i]):
-        how = f"is not known to be slow: no interval of its {KIND_WORDS[speeds.overall]} is known."
+        how = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."
     else:
         how = (
-            f"is not slow beyond doubt: {of.speed[i]:.1%} of the fleet's median in "
+            f"is not clearly slow: {of.speed[i]:.1%} of the fleet's median in "
             f"{KIND_WORDS[speeds.overall]} ({of.lo[i]:.1%} to {of.hi[i]:.1%})."
         )
     return f"{held}, but {how}" if held else f"{name} {how}"

@@ -135,7 +135,7 @@ def findings(report: FleetReport) -> list[str]:
     speeds, count = report.speeds, len(report.verdicts)
     said = []
     if count == 1:
-        said.append("There is one GPU, and so nothing that it could be compared with.")
+        said.append("There is only one GPU, so nothing can be compared with it.")
     elif count < MIN_GPUS:
         said += _pair(report)
     elif speeds.overall:
@@ -151,8 +151,8 @@ def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
         which = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes[:_LISTED_NODES]))}"
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
         yield (
-            f"Because of what its own anchors took, the run let the GPUs of {which}{more} take "
-            "turns: its times are of GPUs that work alone."
+            f"The run's anchors showed that the GPUs of {which}{more} slow each other down, so "
+            "they took turns: its times are of GPUs working one at a time."
         )
 
 
@@ -185,11 +185,11 @@ def _pair(report: FleetReport) -> list[str]:
     ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
     if not ends[0] > 0:  # the ends are NaN where they are not known
         return [
-            f"{names[0]} and {names[1]} are as fast as each other in {what}, as far as can be told."
+            f"{names[0]} and {names[1]} are equally fast in {what}, as far as the intervals show."
         ]
     return [
         f"{names[0]} is {1 - ratio:.1%} slower than {names[1]} in {what} ({ends[0]:.1%} to "
-        f"{ends[1]:.1%}); of two GPUs, nothing says which is as it should be."
+        f"{ends[1]:.1%}); with only two GPUs, it is unknown which one is normal."
     ]
 
 
@@ -226,14 +226,17 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         else:
             quiet.append(one)
     if len(said) > _LISTED_NODES:
-        said = [*said[:_LISTED_NODES], f"So it is on {len(said) - _LISTED_NODES} more nodes."]
+        said = [
+            *said[:_LISTED_NODES],
+            f"The same holds for {len(said) - _LISTED_NODES} more nodes.",
+        ]
     if quiet:
         several = f"{len(quiet)} of {len(interference)} nodes"
         where = several if len(interference) > 1 else "the node"
         ratio = float(np.median([interfered.all.ratio for interfered in quiet]))
         said.append(
-            f"Working together does not slow the GPUs of {where} beyond 1% and the "
-            f"interval: anchors take {ratio:.3f} times as long as alone."
+            f"Working in parallel does not slow the GPUs of {where} by more than 1% beyond the "
+            f"interval: anchors take {ratio:.3f} times as long as one at a time."
         )
     return said
 
@@ -249,7 +252,8 @@ def report_text(report: FleetReport) -> str:
     ]
     if speeds.overall:
         lines += [
-            f"speed: of the fleet's median in {KIND_WORDS[speeds.overall]}, with its 95 % interval",
+            f"speed: relative to the fleet's median in {KIND_WORDS[speeds.overall]}, with its "
+            "95% interval",
             "",
             *_table(report),
         ]
@@ -258,7 +262,7 @@ def report_text(report: FleetReport) -> str:
     told.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in told[:_LISTED])]
     if len(told) > _LISTED:
-        lines.append(f"• {len(told) - _LISTED} more likewise; fleet.json has them all.")
+        lines.append(f"• {len(told) - _LISTED} more of the same kind; fleet.json has them all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 
@@ -278,7 +282,8 @@ def _table(report: FleetReport) -> Iterator[str]:
     order = report.slowest_first
     width = max(len(report.verdicts[i].name) for i in order[:_LISTED])
     heads = [*others, *(_SENSOR_HEADS[name] for name in sensors)]
-    yield f"{'':{width}}{'speed':>8}  {'95 %':15}{''.join(f'{head:>8}' for head in heads)}  verdict"
+    head = "".join(f"{name:>8}" for name in heads)
+    yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
     for i in order[:_LISTED]:
         verdict = report.verdicts[i]
         ends = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"

@@ -27,7 +27,7 @@ _CACHES = ("cold", "warm")
 _MODES = ("burst", "sustained")
 _SLOWEST_US = 1e12  # eleven days
 _WIDEST = max(DTYPE_BYTES.values())
-_REMEDY = "Mend or remove them."
+_REMEDY = "Fix or remove them."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
@@ -96,10 +96,14 @@ def _tell_faults(
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
     checks = [
-        ((time > 0) & (time < _SLOWEST_US), "time_us", "no time in microseconds"),
-        (_dtypes(cells["dtype"]).isin(DTYPE_BYTES), "dtype", f"none of {', '.join(DTYPE_BYTES)}"),
-        (cells["cache"].isin(_CACHES), "cache", f"none of {', '.join(_CACHES)}"),
-        (cells["mode"].isin(_MODES), "mode", f"none of {', '.join(_MODES)}"),
+        ((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
+        (
+            _dtypes(cells["dtype"]).isin(DTYPE_BYTES),
+            "dtype",
+            f"not one of {', '.join(DTYPE_BYTES)}",
+        ),
+        (cells["cache"].isin(_CACHES), "cache", f"not one of {', '.join(_CACHES)}"),
+        (cells["mode"].isin(_MODES), "mode", f"not one of {', '.join(_MODES)}"),
         *check(cells[of]),
     ]
     for sound, name, why in checks:
@@ -118,11 +122,11 @@ def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
     held = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
-        (held, "m", "more with n and k than any machine holds"),
+        (held, "m", "with n and k more than any machine can hold"),
         (
             layout.str.lower().isin(("", *GEMM_LAYOUTS)),
             "layout",
-            f"none of {', '.join(GEMM_LAYOUTS)}",
+            f"not one of {', '.join(GEMM_LAYOUTS)}",
         ),
     ]
 
@@ -139,7 +143,7 @@ def _conv_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
     words = f"a layout of {', '.join(CONV_LAYOUTS)} and a pass of {', '.join(PASSES)}"
     return [
         *sizes,
-        (pd.Series(whole, index=cells.index), "op", f"no convolution; it takes {words}"),
+        (pd.Series(whole, index=cells.index), "op", f"not a convolution; it takes {words}"),
     ]
 
 

@@ -24,7 +24,7 @@ _NEEDED = {
     "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
-_HEADER = "m,n,k,dtype and, if you like, layout and batch"
+_HEADER = "m,n,k,dtype and optionally layout and batch"
 _MOST_OF_A_GEMM = 6  # fields of its text, of which a convolution's has at least twice as many
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
@@ -51,10 +51,10 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
     if isinstance(shapes, (str, Gemm, Conv)) or _is_one(shapes):
         return [_as_problem(shapes)]
     if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
-        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shapes!r}.")
+        raise UserError(f"a shape is text such as '8192,50257,768,bf16', or a tuple: {shapes!r}.")
     problems = [_as_problem(shape) for shape in shapes]
     if not problems:
-        raise UserError("give at least one problem.")
+        raise UserError("give at least one shape.")
     return problems
 
 
@@ -69,7 +69,7 @@ def _as_problem(shape: object) -> Problem:
     if isinstance(shape, (tuple, list)):
         shape = ",".join(_cell(field) for field in shape).rstrip(",")
     if not isinstance(shape, str):
-        raise UserError(f"a problem is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
+        raise UserError(f"a shape is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
     parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
     return parse(shape)
 
@@ -92,7 +92,7 @@ def read_problems(path: Path) -> list[Problem]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file ({error}).") from None
+        raise UserError(f"{path} is not a CSV file ({error}).") from None
     if not problems:
         raise UserError(f"{path} has no line below its header.")
     return problems
@@ -133,7 +133,7 @@ def _check_header(name: str, header: Sequence[str]) -> None:
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
         raise UserError(f"{name} does not have the columns {_HEADER}.")
     if len(set(header)) < len(header):
-        raise UserError(f"{name} has a column twice.")
+        raise UserError(f"{name} has the same column twice.")
     if unknown := [column for column in header if column not in COLUMNS]:
         raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
 
@@ -152,4 +152,4 @@ def _problem(where: str, cells: Mapping[Any, Any]) -> Problem:
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except ValueError:
-        raise UserError(f"{where} has a size that is no whole number.") from None
+        raise UserError(f"{where} has a size that is not a whole number.") from None

@@ -210,9 +210,9 @@ def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
             frame.columns = pd.Index([str(column).strip() for column in frame.columns])
             return reader(frame, path)
     raise UserError(
-        f"{path} has none of the formats that are known: a CSV that begins with {HEADER}, the "
-        "CUTLASS profiler's or TritonBench's, our measurements.csv, AIConfigurator's GEMM tables, "
-        "NeuSight's linear layers and convolutions, DeepBench's results."
+        f"{path} has no known format. Known are: a CSV that begins with {HEADER}, the CSV of the "
+        "CUTLASS profiler and of TritonBench, our measurements.csv, AIConfigurator's GEMM "
+        "tables, NeuSight's linear layers and convolutions, and DeepBench's results."
     )
 
 
@@ -220,7 +220,7 @@ def _of_timings(timings: FileTimings) -> _FileRows:
     """A CSV file's times: the library's where it has some, as in others' tables."""
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
-        raise UserError("the file has no row of a library, which is what is judged.")
+        raise UserError("the file has no row of a vendor library, which is what is judged.")
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
         devices=[None] * len(rows),
@@ -378,8 +378,8 @@ def _deepbench_dtype(path: Path) -> str:
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(
-            f"{path} is a DeepBench table, which does not say its dtype; put fp16 or fp32 into the "
-            "file's name."
+            f"{path} is a DeepBench table, which does not name its dtype; put fp16 or fp32 into "
+            "the file's name."
         )
     return match.group()
 

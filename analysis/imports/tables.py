@@ -101,12 +101,12 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         columns = set(parquet.read_schema(path).names)
         if not columns >= _NEEDED:
             missing = ", ".join(sorted(_NEEDED - columns))
-            raise UserError(f"{path} lacks the columns {missing}: it is no table of GEMMs.")
+            raise UserError(f"{path} lacks the columns {missing}: it is not a table of GEMMs.")
         table = parquet.read_table(path, columns=["framework", "version", "device", "gemm_dtype"])
         if not len(table):
             raise UserError(f"{path} has no rows.")
     except FileNotFoundError:
-        raise UserError(f"{path} is not there; give a gemm_perf.parquet.") from None
+        raise UserError(f"{path} does not exist; give a gemm_perf.parquet.") from None
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({reason}).") from None

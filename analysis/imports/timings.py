@@ -97,14 +97,14 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
     except pd.errors.ParserWarning:
         raise UserError(f"{path} has lines of more cells than its header.") from None
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
-        raise UserError(f"{path} is no CSV file ({str(error).splitlines()[0]}).") from None
+        raise UserError(f"{path} is not a CSV file ({str(error).splitlines()[0]}).") from None
     if not len(frame):
         raise UserError(f"{path} has no line below its header.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if lower:
         frame.columns = frame.columns.str.lower()
     if not frame.columns.is_unique:
-        raise UserError(f"{path} has a column twice.")
+        raise UserError(f"{path} has the same column twice.")
     written = ~(frame == "").all(axis=1)
     return frame.assign(line=np.arange(2, len(frame) + 2))[written]
 
@@ -128,8 +128,8 @@ def _of_plain(path: Path, told: FileDefaults) -> FileTimings:
     needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
-            f"{path} has no column {missing[0]!r}. A file of times begins with {HEADER} and, if "
-            "you like, layout, batch, implementation, cache and a convolution's columns."
+            f"{path} has no column {missing[0]!r}. A file of times begins with {HEADER} and may "
+            "have layout, batch, implementation, cache and a convolution's columns."
         )
     rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
     return FileTimings(middle(rows), "as its file says", _usual(rows["cache"]))
@@ -160,7 +160,7 @@ def _of_cutlass(path: Path) -> FileTimings:
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
-        raise UserError(f"{path} has no kernel of a dense product or 2-D convolution that passed.")
+        raise UserError(f"{path} has no passed kernel of a dense GEMM or 2-D convolution.")
     cells = _cutlass_gemms(frame) if products else _cutlass_convs(frame)
     operation = frame["Operation"]
     # Single-precision operands are multiplied as TF32 by kernels that say so.
@@ -178,7 +178,9 @@ def _of_cutlass(path: Path) -> FileTimings:
     rows = rows.sort_values("time_us", kind="stable")
     rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
     rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
-    return FileTimings(rows, "the CUTLASS profiler's Runtime, the fastest kernel of each", "warm")
+    return FileTimings(
+        rows, "Runtime of the CUTLASS profiler, the fastest kernel of each shape", "warm"
+    )
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
@@ -266,7 +268,9 @@ def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
     told otherwise. Neither that nor the dtype is in the file.
     """
     if not told.dtype:
-        raise UserError(f"{path} is TritonBench's, which does not say its dtype; give --dtype.")
+        raise UserError(
+            f"{path} is TritonBench's CSV, which does not name its dtype; give --dtype."
+        )
     frame = _read(path, ";")
     shape = frame.columns[0]
     names = _TRITONBENCH_SHAPES[shape]
@@ -296,7 +300,7 @@ def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
         )
         parts.append(part[milliseconds.notna()])
     rows = middle(checked(path, pd.concat(parts), "cublas"))
-    return FileTimings(rows, "TritonBench's latency, the cache flushed before each launch", "cold")
+    return FileTimings(rows, "latency of TritonBench, cache flushed before each launch", "cold")
 
 
 def _usual(words: pd.Series) -> str:

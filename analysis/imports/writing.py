@@ -27,7 +27,7 @@ from kernels.machine import Machine
 from sweeps.schema import SCHEMA
 from sweeps.store import make_folder, read_run, write_run, write_whole
 
-_HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks as they are"
+_HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:

@@ -93,7 +93,9 @@ class Basis:
         kind, source, _ = self._origin(group)
         if self.model.fit(group).has_like(problem) or problem.dtype == "tf32":
             return kind, source  # an interval for tf32 is as wide as it gets
-        return kind, f"{source}; none of its alignment or layout, so a factor of two either way"
+        return kind, (
+            f"{source}; no such alignment or layout was measured, so a factor of two either way"
+        )
 
     def _origin(self, group: str) -> Origin:
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
@@ -131,7 +133,7 @@ def find_basis(machine: str | None, results: Path) -> Basis:
 def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is not None:
         if not isinstance(machine, str):
-            raise UserError(f"a machine is one name, such as nvidia-h200, not {machine!r}.")
+            raise UserError(f"give one machine, such as nvidia-h200, not {machine!r}.")
         machine = slug_at(results, machine)
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)

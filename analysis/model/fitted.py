@@ -51,8 +51,8 @@ class Analysis:
         if len(self.table) == self.measured:
             return ""
         return (
-            f"Of {self.measured:,} measured rows, {len(self.table):,}, drawn by chance, are "
-            "analysed, plotted and fitted to."
+            f"{len(self.table):,} of {self.measured:,} measured cases, drawn at random, are "
+            "analysed, plotted and fitted."
         )
 
     @property
@@ -91,7 +91,7 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(rows.iloc[drawn(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
-            f"{recording.folder} has no measured row yet; run {target('sweep', 'run')}, or "
+            f"{recording.folder} has no measured case yet; run {target('sweep', 'run')}, or "
             f"{command('sweeps doctor')} if it did run."
         )
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))

@@ -185,7 +185,7 @@ class Forest:
         if feature.min() < _LEAF or feature.max() >= forest.width:
             raise ValueError("a tree looks at a feature that no row has")
         if not np.isfinite(number).all():
-            raise ValueError("a tree has a cut or a value that is no number")
+            raise ValueError("a tree has a cut or a value that is not a number")
         # Whole trees end on a new minimum of the count. In an unfinished one an inner node has no
         # right child.
         if forest._open_subtrees[-1] >= forest._open_subtrees[:-1].min():

@@ -123,11 +123,11 @@ class Prediction:
 
 
 LIMIT_WORDS = {
-    "launch": "launching it takes longer than computing it",
-    "compute": "bound by arithmetic",
-    "feed": "bound by what the {cores} can take in",
-    "latency": "bound by the latency of each step along K",
-    "memory": "bound by memory bandwidth",
+    "launch": "limited by launching, which takes longer than computing",
+    "compute": "limited by arithmetic",
+    "feed": "limited by how fast the {cores} can load operands",
+    "latency": "limited by the latency of each step along K",
+    "memory": "limited by memory bandwidth",
 }
 """What each of :data:`kernels.timemodel.estimate.LIMITS` means to a reader."""
 
@@ -142,7 +142,7 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     by = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     if kind == "cpu":
-        waves, slots = f"{row['waves']} for each thread at most", "threads' time"
+        waves, slots = f"at most {row['waves']} per thread", "threads' time"
     else:
         waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
         slots = "waves' slots"

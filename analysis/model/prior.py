@@ -279,7 +279,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         learned = SoftwareRange(**shipped["generation"])
         source = (
             f"constants of {there.slug}, scaled, warm; interval learned from "
-            f"{len(sibling_pairs(fits))} pairs of GPUs of one generation"
+            f"{len(sibling_pairs(fits))} pairs of GPUs of the same generation"
         )
         fit = carried_fit(fits[there.slug], there, machine, learned)
         fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
@@ -287,8 +287,8 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
     learned = SoftwareRange(**shipped["generations"])
     fit = mean_fit({slug: fit.constants for slug, fit in fits.items()}, machine, learned)
     source = (
-        f"mean of the constants of {len(fits)} GPUs, scaled, warm; interval learned from GPUs "
-        "whose generation was left out"
+        f"mean of the constants of {len(fits)} GPUs, scaled, warm; interval learned by leaving "
+        "each GPU's generation out"
     )
     measured = {known_machine(slug).generation for slug in fits}
     kind = "generation" if machine.generation in measured else "none"
@@ -315,7 +315,7 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
         return Prior(fit, known.kind, source, UNKNOWN, known.warm)
     if machine.peaks[dtype] != machine.peaks[twin]:
         return None
-    source = f"{known.source}; {dtype} by what is known of {twin}, whose peak is the same"
+    source = f"{known.source}; {dtype} uses what is known of {twin}, which has the same peak"
     return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 

@@ -45,7 +45,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     left, right = _around(points["intensity"])
     chart = _figure(
         "roofline",
-        "FLOP per byte of least traffic",
+        "arithmetic intensity, FLOP per byte of minimum traffic",
         "TFLOP/s",
         height=460,
         log_x=True,
@@ -237,7 +237,7 @@ def pairs() -> figure:
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
         "pairs-chart",
-        "FLOP per byte of least traffic",
+        "arithmetic intensity, FLOP per byte of minimum traffic",
         "speed, second over first",
         height=340,
         log_x=True,

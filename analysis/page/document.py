@@ -102,7 +102,7 @@ def _advice(answer: Advice) -> dict[str, Any]:
         "verdict": answer.verdict,
         "told": verdict_text(answer.verdict, answer.probability),
         "question": answer.question,
-        "change": answer.change or "as it is",
+        "change": answer.change or "unchanged size",
         "gain": gain.value,
         "lo": gain.lo,
         "hi": gain.hi,

@@ -33,7 +33,7 @@ def advice(report: PageReport) -> str:
     """How many shapes should change."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
-    return sizes_line(report.advice) if report.advice else "No size was looked at."
+    return sizes_line(report.advice) if report.advice else "No shape was checked."
 
 
 def accuracy(report: PageReport) -> str:
@@ -41,9 +41,13 @@ def accuracy(report: PageReport) -> str:
     table = report.analysis.table
     errors = report.analysis.errors
     worst = errors.groupby(table["predicted_limit"]).median().sort_values()
-    where = f" Worst where {worst.index[-1]} binds: {worst.iloc[-1]:.1%}." if len(worst) > 1 else ""
+    where = (
+        f" Largest where {worst.index[-1]} is the limit: {worst.iloc[-1]:.1%}."
+        if len(worst) > 1
+        else ""
+    )
     found = accuracy_headline(report.analysis)
-    return (found.text if found else "Too few cases to judge predictions by.") + where
+    return (found.text if found else "Too few cases to judge predictions.") + where
 
 
 def neighbourhood(report: PageReport) -> str:
@@ -55,11 +59,12 @@ def neighbourhood(report: PageReport) -> str:
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     found = steepest(dict.fromkeys(DIMENSIONS, rows))
     if found is None:
-        return "No neighbouring sizes lie beyond their intervals: choose a shape below."
+        return "No neighbouring sizes differ beyond their intervals: choose a shape below."
     along, row = found
     return (
         f"{along.upper()} {row[along]} → {row['after']} takes {row['ratio']:.2f}× the time of "
-        f"{row['m']}×{row['n']}×{row['k']} {row['dtype']}, the largest step between neighbours."
+        f"{row['m']}×{row['n']}×{row['k']} {row['dtype']}, the largest cliff between "
+        "neighbouring sizes."
     )
 
 
@@ -76,10 +81,10 @@ def rules(report: PageReport) -> str:
 def tensor_cores(report: PageReport) -> str:
     """Which step uses them least."""
     if report.analysis.recording.machine.kind == "cpu":
-        return "A CPU has none; the shares of time in products of matrices are of its own units."
+        return "A CPU has no Tensor Cores; the shares of time in GEMMs refer to its own units."
     known = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not known:
-        return "No kernel's name was recorded that tells."
+        return "No recorded kernel name shows Tensor Core use."
     share, step = min(known, key=lambda pair: pair[0])
     return f"{step.name} in {step.dtype} uses them in {share:.0%} of the time in which it could."
 
@@ -92,8 +97,8 @@ def beside(reports: list[PageReport]) -> str:
         return "The recordings have no shape in common."
     ratio = geometric_mean(first[key] / second[key] for key in both)
     return (
-        f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name}, in the geometric mean "
-        f"over {len(both)} cases that both have."
+        f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name} (geometric mean over "
+        f"{len(both)} common cases)."
     )
 
 

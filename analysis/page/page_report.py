@@ -33,4 +33,4 @@ class PageReport:
         shown = cases - self.analysis.measured + len(self.analysis.table)
         if min(shown, MOST) == cases:
             return ""
-        return f"The charts have {min(shown, MOST):,} of {cases:,} cases, drawn by chance."
+        return f"The charts show {min(shown, MOST):,} of {cases:,} cases, drawn at random."

@@ -19,8 +19,8 @@ _COLORS = (
 )  # fmt: skip
 _HATCHED = "#BBBBBB"
 _CAPTION = (
-    "Products as measured or predicted, attention at an assumed share of the peak, hatched: "
-    "estimates from bytes moved. Bars: 90 % intervals."
+    "GEMMs as measured or predicted, attention at an assumed share of the peak; hatched: "
+    "estimates from bytes moved. Bars: 90% intervals."
 )
 
 
@@ -68,7 +68,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Which lever gains most of those that are worth it, over all machines."""
     worth = [x for found in levers.values() for x in found if x.verdict != LEAVE_IT]
     if not worth:
-        return "no other size is worth it"
+        return "no other size is worth changing to"
     best = max(worth, key=lambda lever: lever.gain.value)
     return f"{best.words} gains {best.gain.value:.1%} of the step"
 
@@ -93,8 +93,10 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
             yticks=places,
             yticklabels=[lever.words for lever in found],
             title=machine,
-            xlabel="gain of the step, %",
+            xlabel="gain of the whole step, %",
         )
         panel.invert_yaxis()
-    caption = "Points: expected gain of the whole step; round where it is worth a change. Lines: "
-    return save(figure, f"{caption}90 % intervals.", folder, "audit-levers")
+    caption = (
+        "Points: expected gain of the whole step; round where the change is worth making. Lines: "
+    )
+    return save(figure, f"{caption}90% intervals.", folder, "audit-levers")

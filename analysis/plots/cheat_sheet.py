@@ -87,7 +87,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("gain from following the rule; the line is the 95 % interval")
+    axes.set_xlabel("gain from following the rule; lines are 95% intervals")
     for place, row in zip(places, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(
@@ -100,5 +100,5 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
             va="bottom",
         )
     if machine.kind == "cpu":
-        axes.set_title("a CPU: nothing here is about a GPU", loc="left", color=NEUTRAL)
+        axes.set_title("CPU: this does not apply to a GPU", loc="left", color=NEUTRAL)
     return figure

@@ -37,13 +37,13 @@ def fleet_title(report: FleetReport) -> str:
         "" if np.isnan(report.speeds.spread) else f": they differ by {report.speeds.spread:.1%}"
     )
     if not slow:
-        return f"None of {count} GPUs is slow beyond doubt{spread}"
+        return f"None of {count} GPUs is clearly slow{spread}"
     unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
-        return f"{len(slow)} of {count} GPUs are slow, {unexplained} of them for no reason found"
+        return f"{len(slow)} of {count} GPUs are slow, {unexplained} of them for an unknown reason"
     of = report.speeds.kinds[slow[0].slow[0]]
     lost = 1 - of.speed[report.verdicts.index(slow[0])]
-    why = "for no reason found" if unexplained else slow[0].explained.partition(": ")[2]
+    why = "for an unknown reason" if unexplained else slow[0].explained.partition(": ")[2]
     return f"{slow[0].name} is {lost:.0%} slow in {KIND_WORDS[slow[0].slow[0]]}: {why}"
 
 
@@ -89,7 +89,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             color=NEUTRAL,
             linewidth=1,
             linestyle=":",
-            label="as its clock",
+            label="explained by its clock",
         )
         all_axes[1].set(xlabel="SM clock, of the median")
     for axes in all_axes:

@@ -38,7 +38,7 @@ def write_validation_plots(
         "error-by-shape": draw_shapes(rows),
         "staircase": None if validation.holdout == "folds" else draw_staircase(validation, rows),
     }
-    basis = f"{len(validation.calibrated)} rows calibrated, {len(rows)} others tested"
+    basis = f"calibrated on {len(validation.calibrated)} rows, tested on {len(rows)} others"
     source = validation.source
     caption = f"{validation.machine.name}  ·  {source.dtype}  ·  {source.name}  ·  {basis}"
     return [
@@ -79,15 +79,15 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     points = sorted((p for p in curve if p.holdout == curve[0].holdout), key=lambda p: p.count)
     first, last = points[0], points[-1]
     return (
-        f"{first.count} rows foresee others to {first.errors.median:.1%} in the median, "
-        f"{last.count} to {last.errors.median:.1%}"
+        f"{first.count} rows predict others with a median error of {first.errors.median:.1%}, "
+        f"{last.count} rows with {last.errors.median:.1%}"
     )
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
     """Predicted over measured time, log-log, by what the model finds binding."""
     error = rows["error"].abs()
-    title = f"Held-back rows: median error {error.median():.1%}, mean {error.mean():.1%}"
+    title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
     scatter_predicted(axes, rows, size=2.5, alpha=0.5)
     return figure
@@ -151,7 +151,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     steepest = line.loc[line["predicted_step"].idxmax()]
     n, k, m = (int(steepest[name]) for name in ("n", "k", "m"))
     step, expected = steepest["step"], steepest["predicted_step"]
-    title = f"One row more, M {m} → {m + 1}: {step:+.0%} time measured, {expected:+.0%} predicted"
+    title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
     axes.plot(
@@ -160,7 +160,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
         "o",
         color=_STYLES["rows"][0],
         markersize=8,
-        label="measured; the model had not seen these",
+        label="measured; held out from the model",
     )
     ends = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
     axes.annotate(

@@ -44,7 +44,7 @@ def draw(analysis: Analysis) -> Figure | None:
         xscale="log",
         yscale="log",
         ylabel=unit,
-        xlabel="arithmetic intensity, FLOP per byte of least traffic",
+        xlabel="arithmetic intensity, FLOP per byte of minimum traffic",
     )
     axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
     for dtype, (color, marker) in DTYPE_STYLE.items():

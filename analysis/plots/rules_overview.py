@@ -42,7 +42,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
     """``rules-public.png`` and ``.svg``: the rules that others' tables can answer, on every GPU."""
     data = overview_data(documents)
     packages = sorted({document["package"] for document in documents})
-    caption = f"GEMMs in bf16, {', '.join(packages)}  ·  the line is the 95 % interval"
+    caption = f"bf16 GEMMs, {', '.join(packages)}  ·  lines are 95% intervals"
     return save(draw_overview(data), caption, folder, "rules-public")
 
 

@@ -48,10 +48,10 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """
     found = steepest(lines)
     if found is None:
-        return "No step from one size to the next lies beyond its interval"
+        return "No cliff from one size to the next exceeds its interval"
     along, row = found
     where = f"{along.upper()} {row[along]} → {row['after']}"
-    return f"{where} takes {row['ratio'] - 1:.0%} more time in {row['dtype']}, the largest step"
+    return f"{where} takes {row['ratio'] - 1:.0%} more time in {row['dtype']}, the largest cliff"
 
 
 def alignment_title(rows: pd.DataFrame) -> str:

@@ -53,7 +53,9 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
     figure, (axes,) = panels(1, _title(step, predicted, len(line)), (11.0, 6.5))
-    label = "predicted" if line.empty else "predicted, by a model fitted to these rows, too"
+    label = (
+        "predicted" if line.empty else ("predicted by a model that was also fitted to these cases")
+    )
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
     told = predicted if step is None else predicted[predicted["m"] == step["m"]]
     _mark_edges(axes, told.iloc[-1], predicted, basis.model.machine.sms)
@@ -88,10 +90,10 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
 def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """The step; without one, what is predicted of the class."""
     if step is None and measured:
-        return f"No step beyond its interval among {measured} measured sizes"
+        return f"No cliff exceeds its interval among {measured} measured sizes"
     if step is None:
         last = predicted.iloc[-1]
-        return f"Nothing measured: {last['time_us']:.3g} µs predicted at M = {int(last['m'])}"
+        return f"Predicted, not measured: {last['time_us']:.3g} µs at M = {int(last['m'])}"
     more = int(step["after"] - step["m"])
     rows = "One row more" if more == 1 else f"{more} rows more"
     return (
@@ -121,7 +123,7 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
             f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
         )
     if kernels[0] != kernels[1]:
-        lines.append("the step is to another kernel, by the model, and not to another wave")
+        lines.append("the model attributes the cliff to another kernel, not to another wave")
     axes.text(
         0.99,
         0.03,

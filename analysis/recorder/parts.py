@@ -71,7 +71,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
     return (
         RecorderPart(
             "machine",
-            "who it is, and whether its results are right",
+            "the machine, and whether results are correct",
             (
                 _command("doctor", "sweeps doctor --json", (10, 5), "doctor.json"),
                 _command("implementations", "kernels list --json", (10, 5), "implementations.json"),
@@ -80,12 +80,12 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "clock",
-            "can the clock be trusted",
+            "the clock against the usual timer",
             (_command("clock", "sweeps doctor --clock --cases 30 --json", (60, 35)),),
         ),
         RecorderPart(
             "real-layers",
-            "square GEMMs, and the price of one more in real layers",
+            "square GEMMs, and cliffs in real layers",
             (_sweeps("real-layers", ("square", "one-more"), (90, 40)),),
         ),
         RecorderPart(
@@ -105,7 +105,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "public-grid",
-            "how public tables carry over",
+            "how public tables carry over to this machine",
             (_sweeps("public-grid", ("public-grid",), (80, 10)),),
         ),
         RecorderPart(
@@ -124,7 +124,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "kernels",
-            "all Triton families and candidates, then the checkout's tests that need a GPU",
+            "all Triton families and candidates, then the checkout's GPU tests",
             (
                 _sweeps(
                     "candidates",

@@ -174,7 +174,7 @@ class Recorder:
             return
         why = other_software(read_run(folder)["software"], self._place.software)
         if why:
-            self._note(f"{why}; the old recording is kept in {set_aside(folder)}.")
+            self._note(f"{why}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
         """Go on with what is not done until the time is over; returns the archive.
@@ -266,14 +266,14 @@ class Recorder:
         """What of a step is not there yet; empty if it is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
-            return f"{step.name} was not begun"
+            return f"{step.name} was not started"
         if not ended["finished"]:
-            return f"{step.name} did not end in time"
+            return f"{step.name} did not finish in time"
         if ended["exit"]:
             return f"{step.name} failed with exit code {ended['exit']}"
         remaining, left_out = self._open_cases(step)
         if remaining:
-            return f"{step.name} has {remaining} cases open"
+            return f"{step.name} has {remaining} open cases"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:

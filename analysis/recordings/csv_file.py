@@ -79,7 +79,7 @@ class Faults:
         count = len(set(self._lines.tolist()))
         name = self._path.name
         sentences = tuple(
-            f"{name} line {line} is damaged and left out: {why}."
+            f"{name} line {line} is damaged and was left out: {why}."
             for line, why in sorted(bad.items())
         )
         if sentences and (len(bad) > max(1, MOST_DAMAGED * count) or len(bad) == count):
@@ -91,8 +91,8 @@ class Faults:
             _say_once(f"{self._path.parent}: {sentence}")
         if len(sentences) > _NAMED:
             _say_once(
-                f"{self._path.parent}: {len(sentences) - _NAMED} more lines of {name} are damaged "
-                "and left out."
+                f"{self._path.parent}: {len(sentences) - _NAMED} more lines of {name} are "
+                "damaged and were left out."
             )
         return sentences
 
@@ -140,11 +140,11 @@ def read_csv(
     if missing := [name for name in kinds if name not in names and name not in optional]:
         raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
     if len(set(names)) < len(names):
-        raise UserError(f"{path} has a column twice. {remedy}")
+        raise UserError(f"{path} has the same column twice. {remedy}")
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
     cells, whole = _cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)
-    faults.tell(~whole, "its cells are not those of the header")
+    faults.tell(~whole, "its cells do not match the header")
     columns = {}
     for name, kind in kinds.items():
         values, wrong = _converted(cells.get(name, [""] * len(numbered)), kind)

@@ -94,7 +94,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     return UserError(
-        f"row {int(np.argmin(sound)) + 1} of {path} is no product with a time; "
+        f"row {int(np.argmin(sound)) + 1} of {path} is not a GEMM with a time; "
         f"{command('analysis import')} writes it again."
     )
 

@@ -34,7 +34,7 @@ from sweeps.timing.sampler import PROTOCOL
 
 _DISTURBED = {
     "noisy": "  ·  noisy run",
-    "unusable": "  ·  unusable run: nothing can be concluded from it",
+    "unusable": "  ·  unusable run: no conclusions possible",
 }
 PRODUCTS = ("gemm", "conv")
 """Operations that the model knows."""
@@ -151,7 +151,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
             return folder
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
-    raise UserError(f"nothing is recorded of {machine}; there are {', '.join(recorded)}.")
+    raise UserError(f"nothing is recorded of {machine}; recorded are {', '.join(recorded)}.")
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
@@ -234,8 +234,8 @@ def load_run(folder: Path) -> dict[str, Any]:
     versions = run["schema"], run["protocol"]
     if versions != (SCHEMA, OTHERS_PROTOCOL if "public" in run else PROTOCOL):
         raise UserError(
-            f"{folder / 'run.json'} is of schema {versions[0]} and protocol {versions[1]}; this "
-            f"reads schema {SCHEMA} and protocol {PROTOCOL}."
+            f"{folder / 'run.json'} has schema {versions[0]} and protocol {versions[1]}; this "
+            f"version reads schema {SCHEMA} and protocol {PROTOCOL}."
         )
     return run
 

@@ -32,7 +32,7 @@ from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
 _TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
 
-_REMEDY = "Move it away; then ratios come from the intervals of times."
+_REMEDY = "Move it away; ratios are then computed from the intervals of the times."
 
 _MIN_IN_ROUND = 6  # cases of a round, for which their median says how fast the machine was
 

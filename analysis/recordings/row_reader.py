@@ -59,27 +59,27 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     schemas = frame["schema"].dropna()
     if (schemas != SCHEMA).mean() > MOST_DAMAGED:
         other = schemas[schemas != SCHEMA].iloc[0]
-        raise UserError(f"{path} has rows of schema {other}; this reads {SCHEMA}.")
+        raise UserError(f"{path} has rows of schema {other}; this version reads {SCHEMA}.")
     others = sorted(set(frame["run"].dropna()) - {run, ""})
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
             f"{path} has rows of other runs than its run.json ({', '.join(others)}); rows of "
-            "different runs or machines do not mix."
+            "different runs or machines cannot be mixed."
         )
 
 
 def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     """Find what of each row cannot be."""
-    faults.tell((rows["schema"] != SCHEMA).fillna(True), "its schema is another")
-    faults.tell((rows["run"] != run).fillna(True), "it is of another run")
+    faults.tell((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
+    faults.tell((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
-        faults.tell(~rows[column].isin(words), f"{column} is none of {', '.join(words)}")
+        faults.tell(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
     _tell_times(rows, faults.tell)
     _tell_problems(rows, faults)
     sound = np.flatnonzero(faults.sound)
     again = np.zeros(len(rows), dtype=bool)
     again[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
-    faults.tell(again, "its case was there before")
+    faults.tell(again, "its case appeared before")
 
 
 def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
@@ -90,19 +90,21 @@ def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
     time, lo, hi = (value[name] for name in columns[:3])
     told = ~np.isnan(lo) | ~np.isnan(hi)
     with np.errstate(invalid="ignore"):
-        tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is no time")
+        tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
         tell(
             ok & told & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
-            "the interval of its time does not hold the time",
+            "its interval does not contain the time",
         )
         for name in _RATES:
-            tell(ok & ~(np.isnan(value[name]) | _within(value[name], 0)), f"{name} is no rate")
+            tell(ok & ~(np.isnan(value[name]) | _within(value[name], 0)), f"{name} is not a rate")
         for name in _LEVELS:  # of a wrong kernel the error may be as large as a float can be
             tell(
                 ~(np.isnan(value[name]) | ((value[name] >= 0) & np.isfinite(value[name]))),
                 f"{name} is below 0 or infinite",
             )
-        tell(~(np.isnan(value["temp_c"]) | _within(value["temp_c"], -300)), "temp_c is absurd")
+        tell(
+            ~(np.isnan(value["temp_c"]) | _within(value["temp_c"], -300)), "temp_c is out of range"
+        )
     samples = frame["samples"].fillna(1).to_numpy(dtype=float)
     tell(ok & (samples < 1), "it has no samples")
 
@@ -137,7 +139,7 @@ def _fault_of_problem(record: Mapping[str, Any]) -> str:
     except UserError as error:
         return str(error).rstrip(".")
     except (ValueError, TypeError, KeyError, OverflowError):
-        return "a size of its problem is missing or no number"
+        return "a size of its problem is missing or not a number"
     return ""
 
 
@@ -147,7 +149,7 @@ def _fault_of_kernels(text: str) -> str:
     try:
         listing = json.loads(text)
     except ValueError:
-        return "kernels is no JSON"
+        return "kernels is not JSON"
     if not isinstance(listing, list) or any(
         not isinstance(one, list)
         or len(one) != 2
@@ -155,5 +157,5 @@ def _fault_of_kernels(text: str) -> str:
         or misfit(one[1], NOT_NEGATIVE)
         for one in listing
     ):
-        return "kernels is no list of names and shares"
+        return "kernels is not a list of names and shares"
     return ""

@@ -149,13 +149,13 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     """
     lines = []
     if not recording.health and not recording.public:
-        lines.append("Health: not judged; it was recorded before runs were.")
+        lines.append("Health: not judged; the recording predates the check.")
     elif recording.health:
         lines.append(health_sentence(recording.run))
     if error >= _LARGE_ERROR:
         lines.append(
-            f"Predictions of rows that the model had not seen miss by {error:.0%} in the median: "
-            "the times may not be those of the shapes."
+            f"Held-out predictions miss by {error:.0%} in the median: the times may belong to "
+            "other shapes."
         )
     if count := len(recording.damaged):
         lines.append(
@@ -169,12 +169,12 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             f"({(part.run.get('health') or {}).get('verdict', 'not judged')})"
             for part in recording.parts
         ]
-        lines.append(f"Times are of {len(runs)} runs: {', '.join(runs)}.")
+        lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
     own = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own["run"] not in {part.run["run"] for part in recording.parts}:
         lines.append(
-            f"The run of {own['run']} is left out: another is better, and has all of its cases, or "
-            "is not as fast."
+            f"The run of {own['run']} is left out: another run is better and covers all its "
+            "cases, or this one ran at another speed."
         )
     return lines
 

@@ -80,7 +80,7 @@ def predict(
     problems = as_problems(shapes)
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
-        raise UserError("name at least one machine, or none for the one that was measured last.")
+        raise UserError("give at least one machine, or none for the one measured last.")
     columns = [times_of(problems, find_basis(name, Path(results))) for name in names]
     return pd.DataFrame([row for beside in zip(*columns, strict=True) for row in beside])
 

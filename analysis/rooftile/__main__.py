@@ -44,7 +44,7 @@ def one_command() -> typer.Typer:
     from sweeps.__main__ import app as sweeps
 
     app = new_app(
-        "Which GEMM and convolution shapes are fast on your GPU, and why. Has --version.",
+        "Which GEMM and convolution shapes are fast on your GPU, why, and what to change.",
         cls=Verbs,
     )
 

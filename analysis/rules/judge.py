@@ -144,7 +144,8 @@ class Evidence:
         predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
         if len(predicted) != len(products):
             raise UserError(
-                f"{recording.folder} is half an import; {command('analysis import')} completes it."
+                f"The import in {recording.folder} is incomplete; {command('analysis import')} "
+                "completes it."
             )
         kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
         products = products[kept]
@@ -287,7 +288,7 @@ def _judged(
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
     """What was compared, what the source promised, and the groups with the largest effects."""
     where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
-    promised = f", promised {finding.claim:.2g}×" if finding.claim is not None else ""
+    promised = f", advertised {finding.claim:.2g}×" if finding.claim is not None else ""
     text = f"{where}{rule.effect}{promised}; {pairs} pairs"
     if len(finding.groups) > 1:
         text += f": {_groups(finding.groups)}"

@@ -41,13 +41,12 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
-        f"{counts_sentence(rows)} An effect is a ratio of times "
-        "or of speeds, above 1 where following the rule pays; in brackets its 95 % interval, to "
-        "which the verdict is bound.",
+        f"{counts_sentence(rows)} An effect is a ratio of times or of speeds, above 1 where "
+        "following the rule pays; in brackets its 95% interval, which decides the verdict.",
         "",
     ]
     if machine.kind == "cpu":
-        lines += ["**This is a CPU: the verdicts are about it, and say nothing of a GPU.**", ""]
+        lines += ["**This is a CPU: the verdicts hold for it and say nothing about a GPU.**", ""]
     lines += [
         "| rule | statement | verdict | effect | the model says | pairs | of what |",
         "|---|---|---|---|---|---|---|",

@@ -30,7 +30,7 @@ from sweeps.timing.statistics import median, median_interval
 
 _MATRIX = re.compile(r"(^|_)(mm|addmm|bmm|baddbmm|linear)$|convolution|attention|_rnn|lstm")
 _EXACT = "FP32 is IEEE: TF32 is not asked for"
-_NO_PRODUCT = "no product of matrices"
+_NO_PRODUCT = "not a matrix operation"
 _MAX_OPERATIONS = 25
 _MIN_USED_SHARE = 0.9  # of the eligible time, from which on a model counts as using them
 
@@ -102,7 +102,7 @@ def read_models(folder: Path) -> list[TimedStep]:
         again = target("rules FRESH=1", "profile --fresh")
         raise UserError(f"{path} cannot be read; {again} writes it again.") from None
     if schema != SCHEMA:
-        raise UserError(f"{path} is of schema {schema}; this reads {SCHEMA}.")
+        raise UserError(f"{path} has schema {schema}; this version reads {SCHEMA}.")
     return steps
 
 
@@ -139,7 +139,7 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
     """
     rows = rows[rows["sweep"] == name]
     if rows.empty:
-        raise UserError(f"the recording has no measured row of the sweep {name!r}.")
+        raise UserError(f"the recording has no measured case of the sweep {name!r}.")
     total = float(rows["time_us"].sum())
     facts = zip(
         workloads_of(rows),
@@ -199,9 +199,11 @@ def step_markdown(step: TimedStep) -> str:
     if rest:
         share = sum(o.share for o in rest)
         lines.append(f"| {len(rest)} others | | | | | | | {share:.1%} |")
-    lines += ["", f"{step.matrix_share:.0%} of the time is in products of matrices."]
+    lines += ["", f"{step.matrix_share:.0%} of the time is in matrix operations."]
     if np.isfinite(step.bound):
-        lines[-1] += f" However fast they became, the whole would be at most {step.bound:.2f}×."
+        lines[-1] += (
+            f" However fast they became, the whole step could be at most {step.bound:.2f}× as fast."
+        )
     if step.kind == "gpu" and step.used_share is not None:
         lines.append(f"Of the eligible time, {step.used_share:.0%} is in Tensor Core kernels.")
     return "\n".join(lines) + "\n"

@@ -89,7 +89,9 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
     around, below = (list(itertools.islice(order, draws)) for order in (crowded, padded))
     if not around or not below:
-        raise UserError(f"{validation.source.name} has too few neighbours to judge advice by.")
+        raise UserError(
+            f"{validation.source.name} has too few neighbouring shapes to judge advice."
+        )
     regrets: dict[str, list[float]] = {}
     claims: list[tuple[float, float]] = []
     for i in around:
@@ -187,7 +189,7 @@ def judge_measured(
         enough = ((i, members) for i, members in asked if len(members) >= least)
         crowded = list(itertools.islice(enough, draws))
         if not crowded:
-            raise UserError(f"{again.name} has too few of the same rows to judge advice by.")
+            raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
         of_question = values.setdefault(question, {count: [] for count in counts})
         for i, members in crowded:
             work = rows.flops if question == "choose" else np.ones(len(rows.flops))

@@ -168,7 +168,7 @@ def validate(
         calibrate = len(pool)
     if calibrate > len(pool):
         raise UserError(
-            f"{source.name} has {len(pool)} rows to calibrate on; give --calibrate of at most that."
+            f"{source.name} has {len(pool)} rows to calibrate on; --calibrate can be at most that."
         )
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
@@ -188,7 +188,7 @@ def validate(
     if holdout != "folds":
         tested = np.setdiff1d(tested, chosen)
     if not len(tested):
-        raise UserError(f"{source.name} leaves no row to test; calibrate on fewer.")
+        raise UserError(f"{source.name} has no row left to test; calibrate on fewer.")
     held_back = source.take(tested)
     # With folds, calibration itself predicted each row by a fit to the others.
     prediction = learned.held_back if holdout == "folds" else model.predict(query.take(tested))

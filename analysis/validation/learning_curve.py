@@ -62,6 +62,6 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
         if problem in again
     ]
     if not pairs:
-        raise UserError(f"{first.name} and {second.name} have no problem in common.")
+        raise UserError(f"{first.name} and {second.name} have no shape in common.")
     ours, theirs = np.array(pairs).T
     return Errors.from_times(1 + (theirs / ours - 1) / math.sqrt(2), np.ones(len(ours)))

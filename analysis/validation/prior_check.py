@@ -57,17 +57,17 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
     if not name:
-        raise UserError("--prior takes slugs or files with commas between; one is empty.")
+        raise UserError("--prior takes slugs or files separated by commas; one is empty.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
-            raise UserError(f"{name} is what is judged; --prior takes another collection.")
+            raise UserError(f"{name} is the collection under test; --prior takes another one.")
         if path.suffix == ".parquet":
             return [_of_table(read_table(path), dtype)]
         source = read_source(path, machine, dtype)
         gemms = [p for p in source.problems if isinstance(p, Gemm)]
         if len(gemms) < len(source):
-            raise UserError(f"{name} has other rows than products; --prior takes products alone.")
+            raise UserError(f"{name} has rows that are not GEMMs; --prior takes only GEMMs.")
         return [Collection(machine, source.name, gemms, source.seconds)]
     tables = [t for t in find_tables() if t.rows and t.slug in known_machines()]
     chosen = choose_tables(tables)
@@ -77,7 +77,7 @@ def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collec
     found = [_of_table(t, dtype) for t in wanted if t.path.resolve() != judged.resolve()]
     found = [collection for collection in found if len(collection.gemms)]
     if not found:
-        raise UserError(f"{name} has no other table in {dtype} than the one that is judged.")
+        raise UserError(f"{name} has no other {dtype} table than the one under test.")
     return found
 
 
@@ -112,7 +112,7 @@ def validate_with_prior(
     if holdout not in _HOLDOUTS:
         raise UserError(f"with --prior, --holdout takes {', '.join(_HOLDOUTS)}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("others' tables are of products alone: --prior cannot judge convolutions.")
+        raise UserError("public tables have only GEMMs: --prior cannot judge convolutions.")
     source = replace(source, warm=True)
     turns = range(FOLDS) if holdout == "folds" else [seed]
     judged = [_validate_once(source, machine, named, calibrate, turn, holdout) for turn in turns]
@@ -133,10 +133,10 @@ def _validate_once(
     count = len(pool) if calibrate is None else calibrate
     if count > len(pool):
         raise UserError(
-            f"{source.name} has {len(pool)} rows to calibrate on; give --calibrate of at most that."
+            f"{source.name} has {len(pool)} rows to calibrate on; --calibrate can be at most that."
         )
     if not len(tested):
-        raise UserError(f"{source.name} leaves no row to test.")
+        raise UserError(f"{source.name} has no row left to test.")
     group = str(query.groups()[0])
     chosen = np.empty(0, dtype=np.intp)
     if count:
@@ -151,7 +151,9 @@ def _validate_once(
         named = [named[i] for i in leaders(machine, [each.machine for each in named])]
     trees = fitted_all(machine, [each.without(gone, levels) for each in named])
     if named and not trees:
-        raise UserError("a prior has too few shapes beside those that are judged; name another.")
+        raise UserError(
+            "the prior has too few shapes in common with the ones under test; name another."
+        )
     if count:
         prior = Prior.bare(start, Spread.from_shipped("generation"))
         if trees:

@@ -48,7 +48,7 @@ def validation_text(validation: Validation) -> str:
     )
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {len(validation.tested)} others ({validation.holdout} held back); "
+        f"{basis}, tested on {len(validation.tested)} others ({validation.holdout} held out); "
         f"left out: {skipped}",
         "",
         _line("", "rows", "median", "mean", "p95"),
@@ -60,13 +60,15 @@ def validation_text(validation: Validation) -> str:
     lines += floor_sentences(validation.machine.slug)
     lines += _breakdowns(held_back_table(validation))
     if validation.by_algorithm:
-        lines += ["", "by algorithm, as the kernels' names say"]
+        lines += ["", "by algorithm, according to kernel names"]
         lines += [
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
-    lines += ["", f"90% interval: {document['coverage_90']:.1%} of the held-back rows inside"]
+    lines += ["", f"90% interval: contains {document['coverage_90']:.1%} of the held-out rows"]
     if validation.tile_agreement is not None:
-        lines.append(f"tile as in the kernel's name: {validation.tile_agreement:.1%} of the rows")
+        lines.append(
+            f"tile equal to the kernel name's: {validation.tile_agreement:.1%} of the rows"
+        )
     return "\n".join(lines)
 
 
@@ -86,7 +88,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     """The learning curve and the noise floor, where there are any."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
-        lines.append(f"rows calibrated ({holdout} held back)")
+        lines.append(f"rows calibrated ({holdout} held out)")
         lines += [_error_line(f"  {p.count}", p.errors) for p in curve if p.holdout == holdout]
     if floor is not None:
         lines.append(_error_line("noise floor", floor))
@@ -98,18 +100,22 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
     ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
     lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"]
     lines += [
-        f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} moved, mean gain "
-        f"{pad.gain:.2%} (in hindsight {worth.hindsight:.2%}), {pad.loss_p95:.1%} slower at the "
-        f"95th percentile, {pad.found:.0%} of those that could gain 5 % moved"
+        (
+            f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} moved, mean gain "
+            f"{pad.gain:.2%} (best possible {worth.hindsight:.2%}), 95th percentile "
+            f"{pad.loss_p95:.1%} slower, {pad.found:.0%} of those that could gain 5% moved"
+        )
         for name, pad in worth.padding.items()
     ]
     if worth.overclaimed is not None:
         lines.append(
-            f"{worth.overclaimed:.0%} of the advice's moves gained less than the least claimed"
+            f"{worth.overclaimed:.0%} of the advised changes gained less than the lowest claim"
         )
     lines += [
-        f"with the best {count} measured: choose within {value.choose_regret:.2%}, pad gains "
-        f"{value.pad_gain:.2%}, {value.pad_loss_p95:.1%} slower at the 95th percentile"
+        (
+            f"with the best {count} measured: choose within {value.choose_regret:.2%}, pad gains "
+            f"{value.pad_gain:.2%}, 95th percentile {value.pad_loss_p95:.1%} slower"
+        )
         for count, value in (measured or {}).items()
     ]
     return "\n".join(lines)

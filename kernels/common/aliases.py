@@ -36,13 +36,13 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise UserError(f"{word!r} may mean {_either(meant)}; say which.")
+        raise UserError(f"{word!r} may mean {_either(meant)}; give the full name.")
     same_numbers = [slug for slug in known if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (
         f"did you mean {close[0]!r}?"
         if close
-        else f"{command('analysis machines')} lists those that are."
+        else f"{command('analysis machines')} lists all machines."
     )
     raise UserError(f"machine {word!r} is not known; {hint}")
 

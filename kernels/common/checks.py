@@ -35,13 +35,13 @@ def check_counts(options: object, *names: str) -> None:
         count = getattr(options, name)
         if not isinstance(count, int) or count < 1:
             option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} is {count!r}: give a whole number, 1 or more.")
+            raise UserError(f"{option} is {count!r}; it must be a whole number of at least 1.")
 
 
 def check_size(value: int, what: str) -> None:
     """Refuse sizes that no library computes."""
     if value > LARGEST_SIZE:
-        raise UserError(f"{what} is too large: no size is above {LARGEST_SIZE:,}.")
+        raise UserError(f"{what} is too large; the largest allowed size is {LARGEST_SIZE:,}.")
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
@@ -61,7 +61,9 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 def check_bytes(problem: Any) -> None:
     """Refuse what no machine holds."""
     if problem.bytes > LARGEST_BYTES:
-        raise UserError(f"{problem} has {problem.bytes:.0e} bytes: no machine holds that.")
+        raise UserError(
+            f"{problem} needs {problem.bytes:.0e} bytes, which is more than any machine has."
+        )
 
 
 def is_whole(text: str) -> bool:

@@ -42,7 +42,7 @@ def extra(name: str) -> str:
 def needs_extra(module: str, name: str = "measure") -> str:
     """The sentence where a package is missing that an extra has, the same everywhere."""
     called = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
-    return f"This needs {called}, which is not installed; {extra(name)}."
+    return f"This command needs {called}, which is not installed; {extra(name)}."
 
 
 def verb(package: str, name: str) -> str:

@@ -339,26 +339,31 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     if facts.spill_bytes:
         complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
     if facts.serialised and job.chosen:
-        complaints.append(f"every wgmma waits for the one before it ({facts.serialised} of ptxas).")
+        complaints.append(
+            f"every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
+        )
     if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
-            f"{facts.shared_bytes} bytes of shared memory, and a CTA has "
+            f"the kernel needs {facts.shared_bytes} bytes of shared memory; a CTA can have "
             f"{machine.shared_cta_bytes}."
         )
     counted = job.config.shared_bytes(job.problem.dtype, machine)
     exact = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if exact and not math.isclose(facts.shared_bytes, counted, rel_tol=_SHARED_SLACK):
         complaints.append(
-            f"{facts.shared_bytes} bytes of shared memory, and the config counts {counted}."
+            f"the kernel uses {facts.shared_bytes} bytes of shared memory; the config predicted "
+            f"{counted}."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
-        complaints.append("no TMA copies.")
+        complaints.append("the kernel has no TMA copies.")
     if getattr(job.config, "specialize", False) and not facts.moves_registers:
-        complaints.append("no warp is specialised.")
+        complaints.append("the kernel has no specialised warps.")
     if job.alignment == _ALIGNED:
         for name, share in zip(("products", "bytes"), _loop_shares(job, facts.loop), strict=True):
             if not math.isclose(share, 1, rel_tol=_SLACK):
-                complaints.append(f"{share:.2f} times the {name} that the tile needs.")
+                complaints.append(
+                    f"the inner loop handles {share:.2f} times the {name} that the tile needs."
+                )
     return complaints
 
 
@@ -383,12 +388,17 @@ def _transposes_tf32(job: _Job) -> bool:
 def _remark(job: _Job, facts: _Facts) -> str:
     remarks = []
     if facts.serialised:  # of a candidate that is not chosen
-        remarks.append(f"Every wgmma waits for the one before it ({facts.serialised} of ptxas).")
+        remarks.append(
+            f"Every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
+        )
     if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= 64:
         if facts.loop.instruction == "mma.sync":
-            remarks.append("wgmma takes tf32 operands K-major only (layout nt).")
+            remarks.append("wgmma reads tf32 operands only in K-major order (layout nt).")
         elif facts.loop.copy_bytes < WIDE_BYTES:
-            remarks.append("Turned to K-major for wgmma on the way into shared memory.")
+            remarks.append(
+                "Operands are transposed to K-major order for wgmma while they are "
+                "copied to shared memory."
+            )
     if job.alignment == _ALIGNED and facts.loop.copy_bytes < WIDE_BYTES:
-        remarks.append(f"Copies of {facts.loop.copy_bytes} bytes.")
+        remarks.append(f"Copies are {facts.loop.copy_bytes} bytes wide.")
     return " ".join(remarks)

@@ -60,19 +60,19 @@ def verify(
         if not sampled.ok:
             return CheckVerdict(
                 *figures,
-                f"off by {sampled.rel_error:.1e} of the largest value; "
+                f"the result is off by {sampled.rel_error:.1e} of the largest value; "
                 f"{sampled.tolerance:.0e} is allowed.",
             )
     left = remainders(problem, sets, results, seed, side)
     if left is None:
         finite = all(bool(torch.isfinite(result).all()) for result in results)
-        return CheckVerdict(*figures, "" if finite else "some values are infinite or no numbers.")
+        return CheckVerdict(*figures, "" if finite else "the result contains infinities or NaNs.")
     limit = LIMIT[problem.dtype]
     worst = max(left, key=lambda one: math.inf if math.isnan(one) else one)
     if worst <= limit:
         return CheckVerdict(*figures)
     return CheckVerdict(
         *figures,
-        f"its sums with random signs are off by {worst:.1e} standard "
-        f"deviations; {limit:.0e} is allowed.",
+        f"sums with random signs are off by {worst:.1e} standard deviations; {limit:.0e} is "
+        "allowed.",
     )

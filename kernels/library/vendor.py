@@ -84,13 +84,13 @@ class Library:
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """None, or why not."""
         if machine.kind != self.kind:
-            return f"{self.name} runs on a {self.kind.upper()}, and this is {machine.name}."
+            return f"{self.name} runs on a {self.kind.upper()}; this machine is {machine.name}."
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."
         if problem.op not in self.serves:
             return f"{self.name} does not compute {problem.op}."
         if problem.dtype not in self.serves[problem.op]:
-            return f"PyTorch does not give {problem.dtype} {problem.op} to {self.name}."
+            return f"PyTorch does not use {self.name} for {problem.dtype} {problem.op}."
         return None
 
     def configs(
@@ -116,9 +116,7 @@ class Library:
         """
         how = config if isinstance(config, LibraryConfig) else LibraryConfig()
         if how.ld_multiple > 1 and not isinstance(problem, Gemm):
-            raise UserError(
-                f"config ld_multiple is about the matrices of a GEMM, and {problem.op} is none."
-            )
+            raise UserError(f"config ld_multiple applies only to GEMMs, not to {problem.op}.")
         settings = functools.partial(library_settings, problem.dtype, how)
         call = _call(problem, operand_sets, how)
         if how.graph:

@@ -181,7 +181,7 @@ def foreign_constants(
     by_slug = {e["machine"]: e for e in entries if e["machine"] != machine.slug}
     if slug is not None and slug not in by_slug:
         known = nearest(slug, by_slug)
-        raise UserError(f"no constants of {slug!r} are shipped for {dtype}; {known}")
+        raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {known}")
     origin = slug or next(iter(by_slug))
     there, c = known_machine(origin), _constants(by_slug[origin])
     facts = table["facts"].get(machine.generation, {})

@@ -334,7 +334,10 @@ class TritonConv(TritonFamily):
             if problem.layout != "nhwc":
                 return f"{self.name} computes channels-last convolutions (layout nhwc)."
             if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
-                return f"{self.name} counts pixels in 32 bits, and this has 2³¹ or more."
+                return (
+                    f"{self.name} uses 32-bit pixel indices; this convolution has 2³¹ pixels "
+                    "or more."
+                )
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:

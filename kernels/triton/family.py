@@ -150,7 +150,7 @@ class TritonFamily(ABC):
         problem = as_problem(problem)
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
-            raise TypeError(f"{self.name} needs a {kind}; take one from configs().")
+            raise TypeError(f"{self.name} needs a {kind}; use one from configs().")
         calls = [self.unbound_calls(problem, operands, config) for operands in operand_sets]
         shape, device = self.scratch(problem, config), operand_sets[0].out.device
 
@@ -250,7 +250,7 @@ def _interpreter_lack() -> str | None:
         tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, np.__version__)
     )
     if triton_version < (3, 7) and numpy_version >= (2, 4):
-        return f"the interpreter of Triton {triton.__version__} needs a NumPy older than 2.4."
+        return f"the interpreter of Triton {triton.__version__} needs NumPy before 2.4."
     return None
 
 
@@ -260,7 +260,7 @@ def _toolchain_lack() -> str | None:
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton needs a C compiler at the first launch; install gcc or set CC."
+        return "Triton needs a C compiler for the first launch; install gcc or set CC."
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        return "Triton needs Python's headers at the first launch; install python3-dev."
+        return "Triton needs Python's headers for the first launch; install python3-dev."
     return None

@@ -17,7 +17,9 @@ NAME = "rooftile"
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Only its shapes are asked for: queries, keys and values (batch, heads, length, width)."""
-    raise RuntimeError("it has shapes and no values: it is traced, never computed.")
+    raise RuntimeError(
+        "the attention tensors have shapes but no values: they are traced, never computed."
+    )
 
 
 @attention.register_fake
@@ -31,7 +33,9 @@ def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    raise RuntimeError("it has shapes and no values: it is traced, never computed.")
+    raise RuntimeError(
+        "the attention tensors have shapes but no values: they are traced, never computed."
+    )
 
 
 @attention_backward.register_fake

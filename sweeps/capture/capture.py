@@ -85,7 +85,7 @@ def dimensions(
     for name in named:
         if name not in sizes:
             known = ", ".join(sorted(sizes)) or "none"
-            raise UserError(f"{source.name} has no size {name!r} to vary; there are: {known}.")
+            raise UserError(f"{source.name} has no size {name!r} to vary; available: {known}.")
     wanted = named or [
         name
         for name, value in sizes.items()

@@ -77,7 +77,7 @@ class Attention:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise UserError(f"{self.kv_heads} heads of keys do not divide {self.heads} heads.")
+            raise UserError(f"{self.kv_heads} key heads do not divide {self.heads} heads.")
 
     @property
     def flops(self) -> int:

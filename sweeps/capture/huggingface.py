@@ -26,7 +26,7 @@ from sweeps.capture.step import (
     tokens_of,
 )
 
-_TEXT = "the text part of the model alone"
+_TEXT = "only the text part of the model"
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
         config = dict(text)
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise UserError(f"{path} has no model_type, so nobody can tell which family it is of.")
+        raise UserError(f"{path} has no model_type, so the model's family is unknown.")
     if kind not in CONFIG_MAPPING:
         own = "auto_map" in config
         raise UserError(
-            f"{path} is of the family {kind!r}, which this transformers does not know"
+            f"{path} is of the family {kind!r}, which the installed transformers does not know"
             + (
                 ": it brings its own code, so give the model as module:factory."
                 if own
@@ -130,7 +130,7 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
-    raise UserError(f"transformers has no model of the family {config.model_type!r}.")
+    raise UserError(f"transformers has no language model of the family {config.model_type!r}.")
 
 
 def _build(build: Any, config: Any, step: ModelStep) -> Any:
@@ -164,7 +164,9 @@ def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
         shape = (step.batch, channels, height, width)
         return {name: torch.empty(shape, dtype=step.parameter_dtype)}
     if name != "input_ids":
-        raise UserError(f"a model of {name!r} is not known here: give it as module:factory.")
+        raise UserError(
+            f"a model of the family {name!r} is not supported here: give it as module:factory."
+        )
     tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids": tokens}
     if getattr(config, "is_encoder_decoder", False):
@@ -187,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:
-        raise UserError(f"{path} is no JSON.") from None
+        raise UserError(f"{path} is not valid JSON.") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path} is no JSON object, which a model's config.json is.")
+        raise UserError(f"{path} is not a JSON object, as a model's config.json must be.")
     return data

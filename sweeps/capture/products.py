@@ -193,7 +193,7 @@ def _convolutions(
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]
     spatial = x.dim() - 2
     if spatial > 2:
-        raise KeyError("a convolution over more than two dimensions")
+        raise KeyError("a convolution with more than two dimensions")
     # Over one dimension it is one over images of one row.
     one = [1] * (2 - spatial)
     last = torch.channels_last

@@ -81,7 +81,7 @@ class Factory:
         refuse_decoding(self.name, step)
         model = _built(self.build, {**self.given, **changes}, step)
         if not isinstance(model, nn.Module):
-            raise UserError(f"{self.name} returns no nn.Module but a {type(model).__name__}.")
+            raise UserError(f"{self.name} returns a {type(model).__name__}, not an nn.Module.")
         tensors = [
             torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
         ]
@@ -116,8 +116,8 @@ def find_source(
     if ":" in model:
         return _factory(model, given, inputs)
     raise UserError(
-        f"{model!r} is no config.json, no module:factory and none of the models that are known "
-        f"here; {nearest(model, KNOWN)}"
+        f"{model!r} is not a config.json, a module:factory or a known model; "
+        f"{nearest(model, KNOWN)}"
     )
 
 
@@ -136,7 +136,7 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
     if build is None:
         raise UserError(f"{module} has no {function!r}.")
     if not callable(build):
-        raise UserError(f"{name} is no function.")
+        raise UserError(f"{name} is not a function.")
     return Factory(name, build, given, tuple(map(_input, inputs)))
 
 
@@ -147,7 +147,9 @@ def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
         raise UserError(f"--input takes a dtype and sizes, such as int64[8,2048], not {text!r}.")
     dtype = None if match[1] == "x" else getattr(torch, match[1], None)
     if match[1] != "x" and not isinstance(dtype, torch.dtype):
-        raise UserError(f"--input: {match[1]!r} is no dtype of PyTorch; x means the step's.")
+        raise UserError(
+            f"--input: {match[1]!r} is not a dtype of PyTorch; x means the dtype of the step."
+        )
     return dtype, tuple(int(size) for size in match[2].split(","))
 
 

@@ -93,8 +93,8 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
     """
     if step.mode == DECODE:
         raise UserError(
-            f"{name} does not decode tokens one after the other: use --mode prefill, with the "
-            "sizes of such a step."
+            f"{name} does not decode one token at a time: use --mode prefill with the sizes of "
+            "such a step."
         )
 
 
@@ -106,7 +106,9 @@ def mean_of(result: Any) -> Tensor:
     for value in values if isinstance(values, Sequence) or values is not result else ():
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
-    raise UserError("the module returns no tensor of numbers, so there is no loss.")
+    raise UserError(
+        "the module returns no floating-point tensor, so there is no loss to differentiate."
+    )
 
 
 def first_line(error: Exception) -> str:

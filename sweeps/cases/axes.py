@@ -117,7 +117,9 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
         free = [name for name, axis in left.items() if not _needs(axis, name) & left.keys()]
         if not free:
             names = " and ".join(sorted(left))
-            raise UserError(f"{where}: {names} are each given by the other; give one as numbers.")
+            raise UserError(
+                f"{where}: {names} are each defined by the other; give one of them as numbers."
+            )
         order += free
         for name in free:
             del left[name]
@@ -169,7 +171,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     if "step" in table:
         return _few(range(low, high + 1, table["step"]), where)
     if table["times"] < 2:
-        raise UserError(f"{where}.times must be at least 2, or the powers never end.")
+        raise UserError(f"{where}.times must be at least 2; otherwise the powers never end.")
     values = [low]
     while values[-1] * table["times"] <= high:
         values.append(values[-1] * table["times"])
@@ -179,7 +181,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
 def _few(values: range, where: str) -> range:
     """Refuse what nobody would wait for, before there is a list of it."""
     if len(values) > _MOST_VALUES:
-        raise UserError(f"{where} has {len(values):,} values; give a larger step.")
+        raise UserError(f"{where} has {len(values):,} values; use a larger step.")
     return values
 
 

@@ -42,8 +42,8 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         for number, values in enumerate(_products(sweep, block, machine)):
             if number == _MOST_PRODUCTS:
                 raise UserError(
-                    f"{sweep.name}.toml has a block of more than {_MOST_PRODUCTS:,} combinations; "
-                    "give larger steps."
+                    f"{sweep.name}.toml has a block with more than {_MOST_PRODUCTS:,} "
+                    "combinations; use larger steps."
                 )
             problem = _problem(sweep, values)
             if not all(_passes(f, problem, values) for f in block.where):
@@ -116,7 +116,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
         how = values["layout"], values["pass"]
         return Conv.build(sizes, pairs, int(size["groups"]), dtype, *how)
     except ValueError as error:
-        raise UserError(f"{sweep.name}.toml declares an impossible problem: {error}") from None
+        raise UserError(f"{sweep.name}.toml declares an invalid problem: {error}") from None
 
 
 def _passes(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:

@@ -163,7 +163,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
     shapes = _read_shapes(block.get("shapes", []), op, where)
     if shapes and (twice := [name for name in SHAPE[op] if name in block]):
-        raise UserError(f"{where} has both shapes and {twice[0]!r}; give one of them.")
+        raise UserError(f"{where} has both shapes and {twice[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
     # What an axis may be a multiple of: the other sizes of the block, listed or declared.
@@ -181,7 +181,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         elif name == "pass":
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
         elif not (shapes and name in SHAPE[op]):
-            raise UserError(f"{where} has no {name!r}; every {op} needs it, or shapes.")
+            raise UserError(f"{where} has no {name!r}; every {op} needs it, or a list of shapes.")
     if shapes:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
@@ -223,13 +223,12 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
         return
     if op not in _WEIGHTS_COLD:
         raise UserError(
-            f"{where}: cache is 'weights-cold', which is for {' and '.join(_WEIGHTS_COLD)} only, "
-            f"not for {op}."
+            f"{where}: cache 'weights-cold' is available only for "
+            f"{' and '.join(_WEIGHTS_COLD)}, not for {op}."
         )
     if "sustained" in _words(axes["mode"]):
         raise UserError(
-            f"{where}: cache is 'weights-cold', which is timed in bursts only; take 'sustained' "
-            "out of mode."
+            f"{where}: cache 'weights-cold' is timed only in bursts; remove 'sustained' from mode."
         )
 
 
@@ -239,7 +238,7 @@ def _words(axis: Axis) -> tuple[Any, ...]:
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
-    _check_type(shapes, list, f"{where}: shapes", "a list of texts")
+    _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
         if len(sizes) != len(SHAPE[op]) or not all(re.fullmatch(r"\d+(x\d+)?", s) for s in sizes):
@@ -250,7 +249,7 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
     """Each shape, followed by itself with one size changed by each of the offsets of that size."""
     if not shapes:
-        raise UserError(f"{where} has vary, which changes listed shapes, and no shapes.")
+        raise UserError(f"{where} has vary, which changes listed shapes, but no shapes.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
     _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
     made: dict[str, None] = {}
@@ -266,7 +265,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
                 size = int(sizes[place]) + offset
                 if size < 1:
                     raise UserError(
-                        f"{where}: vary.{name} is {offset}, and {shape!r} has no more than "
+                        f"{where}: vary.{name} is {offset}, but {shape!r} has only "
                         f"{sizes[place]} there."
                     )
                 made[",".join([*sizes[:place], str(size), *sizes[place + 1 :]])] = None
@@ -281,7 +280,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     left, sign, right = match.groups()
     _check_word(left, names, f"{where}: where")
     if left == "dtype":
-        _check_word(sign, ("==", "!="), f"{where}: the sign after dtype")
+        _check_word(sign, ("==", "!="), f"{where}: the operator after dtype")
         _check_word(right, tuple(TIMED_DTYPES), f"{where}: the dtype of a filter")
         return left, sign, right
     if right in names and right != "dtype":

@@ -65,13 +65,13 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     machine, gpu = device.machine, device.gpu
     passes = []
     for number in range(1, _PASSES + 1):
-        note(f"Timing {count} cases by the sampler and by the usual timer, pass {number} …")
+        note(f"Timing {count} cases with the sampler and with the usual timer, pass {number} …")
         passes.append(_in_process(_one_pass, machine, gpu, count))
-    note("Timing launches before and after a profiler was loaded …")
+    note("Timing launches before and after loading a profiler …")
     profiler = _in_process(_around_a_profiler, machine, gpu, 8)
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
-        note("Replaying CUDA graphs as public tables were measured …")
+        note("Replaying CUDA graphs, as the public tables were measured …")
         graphs = _in_process(_replays, machine, gpu, count)
     return {
         "schema": SCHEMA,

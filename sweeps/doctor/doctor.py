@@ -35,7 +35,7 @@ class DoctorFinding:
 
 def examine(device: Device, results: Path) -> list[DoctorFinding]:
     """Everything worth knowing about the device, its software and the place of the results."""
-    findings = [DoctorFinding(False, f"{device.machine.name} is {device.machine.slug}")]
+    findings = [DoctorFinding(False, f"{device.machine.name} ({device.machine.slug})")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
     findings.append(DoctorFinding(False, versions))
     if device.gpu is None:
@@ -70,8 +70,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
     if not HAND_WRITTEN.keys() & implementations().keys():
         yield DoctorFinding(
             device.gpu is not None,
-            "Triton is not installed, so that hand-written kernels are left out; "
-            f"{extra('measure')}",
+            f"Triton is not installed, so hand-written kernels are skipped; {extra('measure')}",
         )
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
@@ -84,25 +83,26 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     if count > 1:
         yield DoctorFinding(
             False,
-            f"{count} GPUs: this is number {device.gpu}, counted from 0; --gpu picks one, and "
-            f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each shares a run among them",
+            f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu picks another; "
+            f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each of them shares a run",
         )
     machine = device.machine
     if machine.slug not in known_machines():
         yield DoctorFinding(
             False,
-            f"no table knows this card: {machine.sms} SMs, {machine.bandwidth / 1e9:.0f} GB/s and "
-            "its rates are worked out from its own properties",
+            f"this GPU is not in machines.toml: {machine.sms} SMs, "
+            f"{machine.bandwidth / 1e9:.0f} GB/s and its peak rates are derived from "
+            "its own properties",
         )
     else:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
-        yield DoctorFinding(True, "a MIG slice: its neighbours share power and clocks with it")
+        yield DoctorFinding(True, "this is a MIG slice: other slices share its power and clocks")
     nvml = open_nvml()
     handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
-            True, "NVML is missing or refused: clocks, power and temperature stay empty"
+            True, "NVML is missing or refused, so clocks, power and temperature stay empty"
         )
         return
     yield from examine_nvml(nvml, handle)
@@ -118,7 +118,7 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     ):
         if reported and abs(reported / table - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
-                True, f"machines.toml says {table:g} {what}, the device {reported:g}"
+                True, f"machines.toml says {table:g} {what}; the device reports {reported:g}"
             )
 
 
@@ -134,12 +134,12 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
     highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     if now is not None and highest is not None:
-        yield DoctorFinding(False, f"SM clock {now} MHz now, {highest} MHz at most")
+        yield DoctorFinding(False, f"SM clock is {now} MHz now, {highest} MHz at most")
     limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     usual = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is not None:
         capped = usual is not None and limit < usual
-        note = f", under its default of {usual / 1e3:.0f} W" if capped else ""
+        note = f", below its default of {usual / 1e3:.0f} W" if capped else ""
         yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:

@@ -55,7 +55,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """
     path = folder / "measurements.csv"
     if not path.exists():
-        raise UserError(f"{path} is not there: nothing is recorded that could be timed again.")
+        raise UserError(f"{path} does not exist: there are no recorded cases to time again.")
     with open(path, encoding="utf-8", newline="") as file:
         anchors = choose_anchors(list(csv.DictReader(file)), count)
     then = {case.id: seconds for case, seconds in anchors}
@@ -91,10 +91,12 @@ def _sentence(ratios: Sequence[float]) -> str:
     judged = judge_ratios(ratios)
     ratio = judged["ratio"]
     if ratio is None:
-        return "Nothing that was recorded could be timed again."
+        return "No recorded case could be timed again."
     how = (
         "the same machine at the same speed"
         if judged["same"]
-        else f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than when it was recorded"
+        else (
+            f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than when it was recorded"
+        )
     )
-    return f"{len(ratios)} cases timed again take {ratio:.3f}× the time: {how}."
+    return f"{len(ratios)} re-timed cases take {ratio:.3f}× the recorded time: {how}."

@@ -118,9 +118,9 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
 def _exposed_outcome(history: History) -> Event:
     """The outcome of a case all of whose samples have launch gaps in them."""
     message = (
-        f"gaps between launches show in all {len(history.exposed)} samples: launching waits for "
-        "the device (is CUDA_LAUNCH_BLOCKING set?) or takes longer than can be hidden, or the "
-        "process is stopped again and again."
+        f"launch gaps show in all {len(history.exposed)} samples: launching waits for the device "
+        "(is CUDA_LAUNCH_BLOCKING set?), or takes longer than the sampler can hide, or the "
+        "process is stopped repeatedly."
     )
     return {**history.exposed[-1], "status": "error", "message": message}
 
@@ -180,4 +180,4 @@ def _tried_again(history: History) -> str:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"
     how = f": {history.last_crash}" if history.last_crash else ""
-    return f"before it ran, the process ended {times} while visiting it{how}."
+    return f"before this case ran, the process ended {times} while visiting it{how}."

@@ -58,8 +58,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         events, damaged = read_events(folder)
         if too_damaged(len(events), len(damaged)):
             raise UserError(
-                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table is "
-                f"left as it was; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
+                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table "
+                f"was not changed; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
                 "and starts a new one."
             )
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

@@ -125,13 +125,13 @@ def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     if repeats:
         yield (
             _BETWEEN.verdict(repeats["between"]),
-            f"{repeats['cases']} cases timed again by another process differ by "
-            f"{repeats['between']:.0%} beyond their intervals",
+            f"re-timing {repeats['cases']} cases in a new process shows {repeats['between']:.0%} "
+            "more variation than their intervals explain",
         )
     elif canary:
         yield (
             _CANARY.verdict(canary["spread"]),
-            f"the canary GEMM, timed every two seconds, scatters by {canary['spread']:.0%}",
+            f"the canary GEMM, timed every two seconds, varies by {canary['spread']:.0%}",
         )
 
 
@@ -149,12 +149,15 @@ def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
         if "time_lo_us" in row
     ]
     if len(widths) < _MIN_ROWS:
-        yield "noisy", f"only {len(widths)} times have an interval, which is too few to tell more"
+        yield "noisy", f"only {len(widths)} times have an interval, too few to judge the noise"
         return
     half = float(np.median(widths))
     yield _HALF_WIDTH.verdict(half), f"half of the intervals are wider than ±{half:.0%}"
     throttled = sum(not RETRY.isdisjoint(row["throttled"].split(";")) for row in ok) / len(ok)
-    yield _THROTTLED.verdict(throttled), f"the clock was held back in {throttled:.0%} of the cases"
+    yield (
+        _THROTTLED.verdict(throttled),
+        f"the GPU throttled its clock in {throttled:.0%} of the cases",
+    )
 
 
 def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
@@ -174,7 +177,7 @@ def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator
     yield (
         _AT_TICKS.verdict(share),
         (
-            f"the batches of {share:.0%} of the cases last whole ticks of {tick * 1e3:.3g} ms: "
+            f"in {share:.0%} of the cases, batches last whole ticks of {tick * 1e3:.3g} ms: "
             "launches waited for the scheduler, as on a busy machine"
         ),
     )
@@ -209,7 +212,7 @@ def _causes(looks: Sequence[Event]) -> Iterator[str]:
     ):
         share = sum(look.get(name, 0.0) * look["seconds"] for look in looks) / max(seconds, 1e-9)
         if share >= limit:
-            yield f"a likely cause: {who} had {share:.0%} of the cores' time"
+            yield f"likely cause: {who} used {share:.0%} of the cores' time"
 
 
 def _of_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
@@ -220,4 +223,4 @@ def _of_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     for verdict in VERDICTS[1:]:
         of = [part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict]
         if of:
-            yield verdict, f"a recording that it was merged from was {verdict}: {', '.join(of)}"
+            yield verdict, f"a recording it was merged from was {verdict}: {', '.join(of)}"

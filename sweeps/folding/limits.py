@@ -49,11 +49,11 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
         if seconds * _SLACK >= minimum:
             return False, ""
         return True, (
-            f"a launch took {seconds * 1e6:.3g} µs, and {machine.name} needs "
-            f"{minimum * 1e6:.3g} µs at its highest rates: what was timed is not this problem."
+            f"a launch took {seconds * 1e6:.3g} µs, but {machine.name} needs at least "
+            f"{minimum * 1e6:.3g} µs at its peak rates: what was timed is not this problem."
         )
     share = minimum / seconds
     if share <= _MEASURED_SLACK:
         return False, ""
     how = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
-    return False, f"{share:.2f} of the machine's ceiling, which was {how}."
+    return False, f"the case reaches {share:.2f} times the machine's ceiling, which was {how}."

@@ -23,7 +23,7 @@ from kernels.operands import Operands
 from kernels.operation import Workload
 
 _RIGHT = CheckVerdict(0.0, 0.0)
-_CHANGED = CheckVerdict(math.nan, math.nan, "it changes its operands.")
+_CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 
 
 class ResultChecker:
@@ -92,7 +92,7 @@ class ResultChecker:
         """
         sets, final = self._launch.sets, indices[-1]
         if not isinstance(last, Tensor):
-            raise WrongResultError(f"a launch returned {type(last).__name__} and no tensor.")
+            raise WrongResultError(f"a launch returned a {type(last).__name__}, not a tensor.")
         results = {final: last}
         if last.data_ptr() == sets[final].out.data_ptr():
             places = {sets[i].out.data_ptr(): i for i in indices}

@@ -26,7 +26,7 @@ def refuse_twice(folders: Sequence[Path]) -> None:
         UserError: there are fewer than two folders, or one is given twice.
     """
     if len(folders) < 2:
-        raise UserError("one recording is nothing to merge; give the folders of two or more.")
+        raise UserError("merging needs at least two recordings; give two or more folders.")
     for one, other in combinations(folders, 2):
         if os.path.realpath(one) == os.path.realpath(other):
             raise UserError(f"{other} is given twice; give each recording once.")
@@ -46,8 +46,8 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
         moments = _moments(source)
         for moment in moments & seen.keys():
             raise UserError(
-                f"{seen[moment]} and {source.folder} hold the same samples, as copies of one "
-                "recording do; give each recording once."
+                f"{seen[moment]} and {source.folder} contain the same samples, so one is a copy "
+                "of the other; give each recording once."
             )
         seen |= dict.fromkeys(moments, source.folder)
 
@@ -57,23 +57,23 @@ def _why_apart(one: MergeSource, other: MergeSource) -> str:
     if one.machine.slug != other.machine.slug:
         return (
             f"{one.folder} is of {one.machine.slug} and {other.folder} of {other.machine.slug}; "
-            "merge recordings of one machine."
+            "merge only recordings of one machine."
         )
     for name, its, others in _other_facts(one, other):
         return (
             f"{one.folder} and {other.folder} are of machines that differ in {name} "
-            f"({_shown(its)} and {_shown(others)}); keep them apart."
+            f"({_shown(its)} and {_shown(others)}), so they cannot be merged."
         )
     if why := other_software(one.record["software"], other.record["software"]):
         return (
-            f"{other.folder} was measured with other software than {one.folder}: {why}; measure "
-            "one of them anew with the software of the other."
+            f"{other.folder} and {one.folder} were measured with different software: {why}. "
+            "Measure one of them again with the other's versions."
         )
     for gpu in other.gpus:
         if apart := limits_apart(gpu, one.gpus):
             return (
-                f"a GPU of {other.folder} has {apart[0]} and one of {one.folder} {apart[1]}; keep "
-                "them apart."
+                f"a GPU of {other.folder} has {apart[0]} and one of {one.folder} has {apart[1]}, "
+                "so they cannot be merged."
             )
     return ""
 

@@ -69,11 +69,11 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
     if os.path.lexists(target):
-        raise UserError(f"{target} is there already; move it away, or give another --into.")
+        raise UserError(f"{target} already exists; move it away, or choose another --into.")
     for folder in folders:
         if Path(os.path.realpath(folder)) in Path(os.path.realpath(target)).parents:
             raise UserError(
-                f"{target} lies in {folder}, which is to be merged; give another --into."
+                f"{target} lies inside {folder}, which is to be merged; choose another --into."
             )
 
 
@@ -95,5 +95,5 @@ def _made_whole(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[s
             return record
     except OSError as error:
         raise UserError(
-            f"{target} could not be made ({error.strerror}); give another --into.", exit_code=1
+            f"{target} could not be created ({error.strerror}); choose another --into.", exit_code=1
         ) from None

@@ -83,26 +83,25 @@ def read_source(folder: Path) -> MergeSource:
 def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
     """Why a recording cannot be merged, as the end of a sentence; empty if it can."""
     if "merged" in record:
-        return "was merged of several recordings itself; give those instead of it."
+        return "is itself a merged recording; give the recordings it was made from."
     if "public" in record:
         return "is an imported table, which has no samples; give recordings of runs."
     if record["plan"].get("shards", 1) > 1:
         return (
-            "was measured in shards, which are one recording already; give recordings that were "
-            "measured without them."
+            "was measured in shards, which already are one recording; give recordings measured "
+            "without shards."
         )
     logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
     if not logs:
         return (
-            "has no samples, as a published recording has none; give the folder in which it was "
-            "measured."
+            "has no samples, as in a published recording; give the folder in which it was measured."
         )
     if logs != {_LOG}:
         return f"has samples other than {_LOG}; move the others away."
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
-            f"was measured in another way (schema {record['schema']} and protocol "
-            f"{record['protocol']}, and this is {SCHEMA} and {PROTOCOL}); measure it anew."
+            f"was measured with schema {record['schema']} and protocol {record['protocol']}, but "
+            f"this version has {SCHEMA} and {PROTOCOL}; measure it again."
         )
     return ""
 
@@ -121,7 +120,7 @@ def _read_lines(path: Path) -> list[Event | bytes]:
             faults += [f"line {number}: {fault}"] if event is None else []
     if too_damaged(len(lines) - len(faults), len(faults)):
         raise UserError(
-            f"{len(faults)} of {len(lines)} lines of {path} are damaged ({faults[0]}); restore "
+            f"{len(faults)} of {len(lines)} lines of {path} are damaged ({faults[0]}). Restore "
             "the file, or leave this recording out."
         )
     return lines

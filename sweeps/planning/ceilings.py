@@ -70,8 +70,11 @@ def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
 def emulated_sentence(machine: Machine) -> str:
     """How much slower the dtypes are that a machine has no instructions for; empty: it has all."""
     parts = [
-        f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of fp32 "
-        f"here: no {dtype} instructions. It is not swept; `--dtype {dtype}` measures it."
+        (
+            f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of "
+            f"fp32: this CPU has no {dtype} instructions, so it is not swept; `--dtype {dtype}` "
+            "measures it."
+        )
         for dtype in machine.emulated
     ]
     return " ".join(parts)

@@ -38,7 +38,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
         if is_file(name):
             sweep = read_sweep(Path(name))
             if sweep.name in {*known, *chosen, CONFIRM}:
-                raise UserError(f"{name} is named as a sweep that is there already; rename it.")
+                raise UserError(f"a sweep named {name} already exists; rename yours.")
             chosen[sweep.name] = sweep
         elif name in broken:
             raise broken[name]

@@ -98,7 +98,7 @@ class PlanEntry:
                 _ = case.id  # which text that is half a character has none
                 return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError, OverflowError):
-            fault = "a case of the plan in run.json has no sizes of its operation"
+            fault = "a case of the plan in run.json has no sizes"
         raise UserError(f"{fault}; {_FRESH}")
 
 
@@ -113,7 +113,9 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
     of_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
     if not {entry.shard for entry in planned} <= of_shards:
-        raise UserError(f"the plan in run.json has cases of none of its shards; {_FRESH}")
+        raise UserError(
+            f"the plan in run.json has cases that belong to none of its shards; {_FRESH}"
+        )
     return planned
 
 

@@ -59,9 +59,9 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     settings = _settings(device)
     if apart := limits_apart(settings, places):
         raise UserError(
-            f"this GPU has {apart[0]} and the run was begun with {apart[1]}; leave this GPU out, "
+            f"this GPU has {apart[0]}, but the run began with {apart[1]}. Leave this GPU out, "
             f"measure it into another --results, or use {USE_FRESH} to keep the run aside and "
-            "start anew.",
+            "start a new one.",
             exit_code=1,
         )
     known = [place for place in places if place["id"] == card]

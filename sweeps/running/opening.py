@@ -98,7 +98,7 @@ def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) ->
     """Write the record of a new run, after an old one was set aside for the reason ``why_not``."""
     record = _new_record(opening, note)
     if why_not:
-        note(f"{why_not}; the old run is kept in {set_aside(opening.folder)}.")
+        note(f"{why_not}. The old run is kept in {set_aside(opening.folder)}.")
         make_folder(opening.folder / "samples")
     write_run(opening.folder, record)
     return record
@@ -240,15 +240,15 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     if not planned and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
     if not planned:
-        why = "there are samples, but not the plan that they belong to"
+        why = "the folder has samples but no plan"
     elif request.sets_all_aside or request.sets_aside(record := read_run(folder)):
         why = "a fresh run was asked for"
     else:
         if "merged" in record:
             raise UserError(
-                f"the recording in {folder} was merged of several, and no run goes on with it; go "
-                f"on with one of those and merge them again, or use {USE_FRESH} to keep it aside "
-                "and start anew."
+                f"the recording in {folder} was merged from several and cannot be resumed. "
+                f"Resume one of those and merge again, or use {USE_FRESH} to keep it aside and "
+                "start a new run."
             )
         why = _why_outdated(record, opening.device)
         adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
@@ -261,8 +261,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
             return record, ""
         if record["plan"].get("shards", 1) == request.shard[1] > 1:
             raise UserError(
-                f"{why}, so that this node cannot take part in the run of {folder}; take nodes "
-                "with the same software, or use --fresh to keep that run aside and start anew.",
+                f"{why}, so this node cannot join the run in {folder}. Use nodes with the same "
+                "software, or --fresh to keep that run aside and start a new one.",
                 exit_code=1,
             )
     refuse_if_running(folder)
@@ -286,7 +286,7 @@ def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
     """Why the recorded run cannot go on here; empty if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
-        return "the recorded run was measured in another way"
+        return "the recorded run was measured with another protocol or schema"
     return other_software(record["software"], software(device))
 
 
@@ -299,20 +299,20 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     adds = _adds(request, sweeps, plan)
     if adds and (shares > 1 or request.shard != (1, 1)):
         raise UserError(
-            "sweeps are added to runs without shards alone; use --fresh to keep the old run aside."
+            "--add works only for runs without shards; use --fresh to keep the old run aside."
         )
     if request.shard[1] != shares:
         option = f"give --gpus or --shard I/{shares}" if shares > 1 else "leave --shard out"
         raise UserError(
-            f"the run in this folder is planned for {shares} shard(s); {option} to go on "
-            "with it, or use --fresh to keep it aside and start anew."
+            f"the run in this folder was planned for {shares} shard(s); {option} to resume it, "
+            "or use --fresh to keep it aside and start a new one."
         )
     planned = plan["budget_s"] + plan.get("left_s", 0.0)
     if not adds and (request.budget or math.inf) < planned:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned:g} s, not "
-            f"{request.budget:g}; leave the option out to go on with it, or use {USE_FRESH} to "
-            "keep it aside and start anew."
+            f"{request.budget:g}. Leave the option out to resume it, or use {USE_FRESH} to keep "
+            "it aside and start a new one."
         )
 
 
@@ -325,9 +325,9 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     planned = [name for name in plan["sweeps"] if name != CONFIRM]
     if named and named != {*planned}:
         raise UserError(
-            f"the run in {folder} is of {', '.join(planned)}, and sweeps are added to runs "
-            f"of one GPU alone; name those or none, or use {USE_FRESH} to keep it aside and start "
-            "anew."
+            f"the run in {folder} covers {', '.join(planned)}, and a run on several GPUs takes "
+            f"no more sweeps. Name exactly those or none, or use {USE_FRESH} to keep it aside "
+            "and start a new run."
         )
 
 
@@ -419,14 +419,14 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         costs=costs,
     )
     if elsewhere and not any(cases.values()):
-        raise UserError("Every sweep that has cases here is recorded already.", exit_code=0)
+        raise UserError("Every sweep that has cases here is already recorded.", exit_code=0)
     if not any(cases.values()):
         raise UserError(
-            f"{', '.join(sweeps)} has cases on a GPU alone, and this is {machine.name}."
+            f"{', '.join(sweeps)} needs a GPU, but this machine is a CPU ({machine.name})."
         )
     if not plan.planned:
         raise UserError(
-            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; give a larger --budget."
+            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; use a larger --budget."
         )
     return {
         "schema": SCHEMA,

@@ -40,7 +40,7 @@ _MAX_CRASHES = 2  # per case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
 _BESIDE = {  # what else processes do
     "anchor": "times the anchors",
-    "repeat": "times cases again", "confirm": "times pairs anew", "name": "names kernels",
+    "repeat": "re-times cases", "confirm": "re-times pairs", "name": "names kernels",
 }  # fmt: skip
 _WITHOUT_LIMIT = 1e9  # seconds, for what takes as long as it takes
 _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
@@ -171,8 +171,8 @@ class _Supervisor:
         """Time pairs anew, each in several processes, whose samples share something else."""
         for number in range(1, PROCESSES + 1):
             self._note(
-                f"Timing {len(pairs)} of the best again, each next to the original shape "
-                f"({number} of {PROCESSES}) …"
+                f"Re-timing {len(pairs)} of the best changes, each together with its original "
+                f"shape ({number} of {PROCESSES}) …"
             )
             samples = 2 * BLOCKS  # of each, where the plan expects the fewest that a case can have
             once = self._starting + samples / CHECKPOINTS[0] * sum(
@@ -254,7 +254,7 @@ class _Supervisor:
             left -= self._naming_reserve(left)
             if left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
-        self._note(f"Timing {len(chosen)} cases again in another process …")
+        self._note(f"Re-timing {len(chosen)} cases in a new process …")
         naming = self._naming_reserve(self._run.budget)
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
         self._run_child(self._order(chosen, self._run.budget, work="repeat"))
@@ -279,7 +279,7 @@ class _Supervisor:
             left = set(self._tally.unnamed())
             futile, unnamed = (futile + 1 if left == unnamed else 0), left
         if unnamed:
-            self._note(f"The kernels of {len(unnamed)} cases cannot be named.")
+            self._note(f"The kernels of {len(unnamed)} cases could not be named.")
         for case in unnamed:
             self._give_up_naming(case)
 
@@ -398,8 +398,8 @@ class _Supervisor:
             self._careful.update(child.cases)
             if self._idle_crashes >= _MAX_IDLE_CRASHES:
                 raise UserError(
-                    f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first case "
-                    f"({how}); {command('sweeps doctor')} may tell why.",
+                    f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first "
+                    f"case ({how}); {command('sweeps doctor')} may show why.",
                     exit_code=1,
                 )
             return
@@ -408,11 +408,11 @@ class _Supervisor:
         where = {"case": case, "worker": self._run.worker}
         self._record({"event": "crash", **where, "cost": cost, "message": how})
         crashes = self._tally.all()[case].crashes
-        self._note(f"the measuring process ended while visiting a case: {how}.")
+        self._note(f"the measuring process ended during this case: {how}.")
         feature = next((feature_of(e.case) for e in self._run.planned if e.case.id == case), None)
         if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
-            self._fail(case, "error", f"the process ended {times}while visiting it: {how}.")
+            self._fail(case, "error", f"the process ended {times}during this case: {how}.")
         if feature:
             self._refuse_feature(feature, how)
 

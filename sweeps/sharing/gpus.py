@@ -38,7 +38,7 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     models = {device.machine.slug: device.machine.name for device in devices.values()}
     if len(models) > 1:
         raise UserError(
-            f"--gpus {text} names GPUs of several models ({', '.join(models.values())}), whose "
-            "times are of several machines; run each model's by itself."
+            f"--gpus {text} names GPUs of different models ({', '.join(models.values())}), and "
+            "their times must not be mixed; run each model separately."
         )
     return devices

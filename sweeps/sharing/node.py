@@ -106,9 +106,9 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     shards = int(record["plan"].get("shards", 1))
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
-            f"the run in {folder} is planned for {shards} GPU(s), which {nodes} node(s) of {gpus} "
-            f"cannot share; go on with as many as it was begun with, or use {USE_FRESH} to keep it "
-            "aside and start anew."
+            f"the run in {folder} was planned for {shards} GPU(s), which {nodes} node(s) with "
+            f"{gpus} GPUs cannot share. Resume with the original number, or use {USE_FRESH} to "
+            "keep it aside and start a new run."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
@@ -182,7 +182,7 @@ class _Parent:
         if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {len(self._shards)} shares are not finished "
-                f"({self._failure}); the same command goes on with them.",
+                f"({self._failure}). Run the same command to resume.",
                 exit_code=1,
             )
 
@@ -230,8 +230,8 @@ class _Parent:
                     self._note(f"{self._called(gpu)} is left out: {error}")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
-                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs are limited "
-                f"otherwise than the run's; name those that agree, with {USE_FRESH}.",
+                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs have other "
+                f"limits than the run's; name only those that agree, with {USE_FRESH}.",
                 exit_code=1,
             )
 
@@ -282,7 +282,7 @@ class _Parent:
         """End workers that cannot begin, for which all others would wait: a GPU may be lost."""
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
-                worker.failure = f"it did not begin within {_START_SECONDS / 60:.0f} minutes"
+                worker.failure = f"it did not start within {_START_SECONDS / 60:.0f} minutes"
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
@@ -298,7 +298,7 @@ class _Parent:
             self._due.append(worker.shard)
             self._failure = worker.failure or how_it_died(worker.process.exitcode)
             self._note(
-                f"The process of {self._called(worker.gpu)} ended before its share did "
+                f"The process of {self._called(worker.gpu)} ended before its share was finished "
                 f"({self._failure})."
             )
         self._hand_out()
@@ -316,7 +316,7 @@ class _Parent:
             self._due.remove(shard)
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
-                self._note(f"Its cases go on with {self._called(gpu)}.")
+                self._note(f"Its cases continue on {self._called(gpu)}.")
             self._start(gpu, shard, anchors=False)
 
     def _must_take_turns(self, shards: list[int]) -> bool:
@@ -326,9 +326,9 @@ class _Parent:
             return False
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
-            f"Working together slows the {who} down: anchors take {change.ratio:.2f} times as long "
-            f"({change.lo:.2f} to {change.hi:.2f}). They take turns, which takes {len(shards)} "
-            "times as long as the budget."
+            f"Working in parallel slows the {who}: anchors take {change.ratio:.2f} times as long "
+            f"({change.lo:.2f} to {change.hi:.2f}). The GPUs take turns, which takes "
+            f"{len(shards)} times the budget."
         )
         with planning(self._folder):
             record = read_run(self._folder)

@@ -63,7 +63,7 @@ class Cluster:
             raise UserError(f"--cluster takes {', '.join(CLUSTERS)}, not {kind!r}.")
         if kind == "slurm" and not shutil.which("sbatch"):
             raise UserError(
-                "sbatch is not on this machine: submit from a node of the cluster that has it, or "
+                "sbatch is not installed on this machine: submit from a node that has it, or "
                 "use --cluster local."
             )
         try:
@@ -170,9 +170,9 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"squeue does not answer ({error}).", exit_code=1) from None
+        raise UserError(f"squeue did not answer ({error}).", exit_code=1) from None
     # It fails for a single job that has ended long ago, and knows nothing of it.
     if answer.returncode and "Invalid job id" not in answer.stderr:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()}", exit_code=1)
+        raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
     found = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)
     return {number: why if state == "PD" else "" for number, state, why in found if number in ids}

@@ -17,38 +17,54 @@ _STARTING_MINUTES = 10  # to load PyTorch, time anchors, name kernels, and fold
 
 def submit_command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Sweeps, or files of them; all defaults if none.")
+        list[str] | None,
+        typer.Argument(help="Sweeps or sweep files [default: the default sweeps]."),
     ] = None,
     cluster: Annotated[
-        str, typer.Option("--cluster", help="slurm, local (this machine) or debug (this process).")
+        str,
+        typer.Option(
+            "--cluster",
+            help="Where jobs run: slurm, local (this machine) or debug (this process).",
+        ),
     ] = "slurm",
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=1000)] = 8,
     cpus_per_gpu: Annotated[
         int,
-        typer.Option("--cpus-per-gpu", min=1, max=1000, help="Cores; all but two compile kernels."),
+        typer.Option(
+            "--cpus-per-gpu",
+            min=1,
+            max=1000,
+            help="CPU cores per job; all but two compile kernels.",
+        ),
     ] = 4,
     exclusive: Annotated[
-        bool, typer.Option("--exclusive", help="Let no other job share a node.")
+        bool, typer.Option("--exclusive", help="Reserve whole nodes for the jobs.")
     ] = False,
     partition: Annotated[str | None, typer.Option("--partition")] = None,
     account: Annotated[str | None, typer.Option("--account")] = None,
     minutes: Annotated[
         int | None,
-        typer.Option("--time", min=5, help="Minutes of a job; from the budget if not given."),
+        typer.Option(
+            "--time",
+            min=5,
+            help="Time limit of a job in minutes [default: derived from the budget].",
+        ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Measuring time of each GPU: 10m, 2h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Measuring time per GPU: 10m, 2h.")] = None,
     results: Annotated[
-        Path, typer.Option("--results", help="Folder of all results, which all nodes see.")
+        Path, typer.Option("--results", help="Folder of all results, visible from every node.")
     ] = RESULTS,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Set an old run aside.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Keep an old run aside and start a new one.")
+    ] = False,
     device: DeviceOption = "gpu",
     gpu_ids: Annotated[
         bool,
         typer.Option("--gpu-ids/--no-gpu-ids", help="Tell GPUs apart in run.json by a hash."),
     ] = True,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print a script for sbatch, and submit nothing.")
+        bool, typer.Option("--print", help="Print a script for sbatch instead of submitting.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -64,7 +80,7 @@ def submit_command(
 
     # Jobs are started in another folder than this one.
     if device not in ("gpu", "cpu"):
-        raise UserError(f"--device takes gpu or cpu where jobs are submitted, not {device!r}.")
+        raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
     # Jobs are started in another folder than this one.
     chosen = tuple(
         ",".join(str(Path(name).resolve()) if is_file(name) else name for name in group.split(","))
@@ -79,7 +95,9 @@ def submit_command(
     )
     if print_:
         if fresh:
-            raise UserError("--fresh is for a submission; add it to the script where it is needed.")
+            raise UserError(
+                "--fresh is only for a submission; add it to the script if you need it."
+            )
         options = [
             *chosen,
             *(["--budget", budget] if budget else []),
@@ -104,7 +122,7 @@ def submit_command(
         with LiveReporter() as live:
             outcome = submit(request, nodes, cluster, resources, live, note)
     except KeyboardInterrupt:
-        note("Stopped waiting. What was measured is kept; the same command goes on.")
+        note("Stopped waiting. Measurements are saved. Run the same command to resume.")
         raise
     for folder in outcome.folders:
         note(counts_sentence(read_run(folder)))
@@ -120,4 +138,4 @@ def submit_command(
         )
     if outcome.missing:
         same = "the same command without --fresh" if fresh else "the same command"
-        raise UserError(f"Not everything is done; {same} goes on with it.", exit_code=1)
+        raise UserError(f"Not everything is done. Run {same} to resume.", exit_code=1)

@@ -91,7 +91,7 @@ class NodeJob:
                     lambda folder: NodeNote(folder, "").write(results, node),
                 )
         except KeyboardInterrupt:
-            note("Stopped. What was measured is kept.")
+            note("Stopped. Measurements are saved.")
             sys.exit(130)
         except UserError as error:
             note(str(error))

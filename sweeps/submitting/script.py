@@ -41,7 +41,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         *(["#SBATCH --exclusive"] if resources.exclusive else []),
         "#SBATCH --requeue",
         "",
-        "# Submit it again to go on with what is not done.",
+        "# Submit it again to resume unfinished work.",
         *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
         # Slurm's signals then reach the program itself, which writes and folds what it has.
         f"exec {shlex.join(run)} \\",

@@ -67,7 +67,8 @@ def submit(
     make_folder(folder)
     cluster = Cluster(kind, folder / "output", resources)
     claim = Claim(
-        folder / _LIST, f"another submission follows the run in {request.results}; wait for it."
+        folder / _LIST,
+        f"another submission is following the run in {request.results}; wait for it.",
     )
     try:
         work = NodeJob(
@@ -112,9 +113,9 @@ class _Submission:
         budget = self._request.measuring or 0.0
         due = [n for n in self._nodes if n not in living and self._runs[n].is_open(budget)]
         if living:
-            self._note(f"{len(living)} jobs of an earlier call still wait or run.")
+            self._note(f"{len(living)} jobs of an earlier call are still queued or running.")
         if not due and not living:
-            self._note("Every share is done already.")
+            self._note("All shares are already finished.")
         self._reporter.begin("Measuring", None)
         try:
             while due or living:
@@ -146,8 +147,9 @@ class _Submission:
         self._ids = {node: job for node, job in jobs.items() if job in living}
         if self._ids and (self._request.fresh or nodes != len(self._nodes)):
             raise UserError(
-                f"{len(self._ids)} jobs of an earlier submission of {nodes} node(s) still wait or "
-                f"run ({', '.join(self._ids.values())}); wait for them, or cancel them."
+                f"{len(self._ids)} jobs of an earlier submission of {nodes} node(s) are still "
+                f"queued or running ({', '.join(self._ids.values())}); wait for them, or cancel "
+                "them."
             )
         return {*self._ids}
 
@@ -188,7 +190,7 @@ class _Submission:
         self._unanswered = 0
         for node, job in self._ids.items():
             if why := jobs.get(job):
-                self._say_once(f"Node {node} of {len(self._nodes)} waits: {why}.")
+                self._say_once(f"Node {node} of {len(self._nodes)} is waiting: {why}.")
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _say_once(self, text: str) -> None:
@@ -209,15 +211,15 @@ class _Submission:
     def _missing(self, budget: float) -> Iterator[str]:
         """A sentence for each node that is not done, and for each that measured another machine."""
         first = next(iter(self._folders), None)
-        early = f"its job ended too early; what it said is in {jobs_folder(self._results)}/output."
+        early = f"its job ended too early; its output is in {jobs_folder(self._results)}/output."
         for number, run in self._runs.items():
             of = f"Node {number} of {len(self._nodes)}"
             if run.is_open(budget):
-                yield f"{of} is not done: {run.failure or early}"
+                yield f"{of} is not finished: {run.failure or early}"
             elif run.folder != first:
                 yield (
-                    f"{of} has another GPU than most: what it measured is in {run.folder}, and "
-                    f"its shares of {first} are missing."
+                    f"{of} has a different GPU model than most nodes: its measurements are in "
+                    f"{run.folder}, and its shares of {first} are missing."
                 )
 
 

@@ -72,8 +72,9 @@ class Arena:
         a, b, out = (elements * inputs.element_size() for elements in _padded(problem, storage))
         if a + b > inputs.nbytes or out > results.nbytes:
             raise ArenaFullError(
-                f"one operand set takes {(a + b) / 1e9:.2f} GB and its result {out / 1e9:.2f}; "
-                f"there is room for {inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f}."
+                f"one operand set needs {(a + b) / 1e9:.2f} GB and its result "
+                f"{out / 1e9:.2f} GB; there is room for "
+                f"{inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f} GB."
             )
         return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a, storage)
 

@@ -71,7 +71,7 @@ def test_without_pytorch_it_answers_and_says_what_measuring_needs(asking: Instal
         assert "pip install 'rooftile[measure]'" in told, told
         assert "Traceback" not in told, told
     told = here.run("rooftile", "audit", "gpt2", "--machine", "nvidia-h200", code=2)
-    assert "This needs PyTorch" in told, told
+    assert "This command needs PyTorch" in told, told
     recorded: list[str | Path] = ["--machine", "cpu-amd-epyc-2t", "--results"]
     recorded.append(ROOT / "tests" / "recordings")
     here.run("rooftile", "recommend", *recorded, "--gemm", "1037,1024,1024,bf16")

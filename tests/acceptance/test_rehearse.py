@@ -97,7 +97,7 @@ def test_nothing_is_lost_or_repeated(kind: str, tmp_path: Path) -> None:
         said = finish(kind, tmp_path)
         missing = re.findall(r"missing: (.*)", said)
         print(f"{kind}: slice {number}: {len(missing)} parts missing {missing}", flush=True)
-        if "The same command goes on." not in said:
+        if "Run the same command to resume." not in said:
             break
     assert killed == wanted(kind)
     assert spoilt(tmp_path) == []

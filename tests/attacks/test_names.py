@@ -88,7 +88,7 @@ def test_a_hostile_slug_writes_no_file(tmp_path: Path, slug: str) -> None:
     for verb in ("report", "rules", "table", "plot"):
         done = analysis(verb, "--machine", H100.slug, "--results", str(results))
         assert done.returncode == 2
-        assert "is no machine's slug" in done.stderr.splitlines()[-1]
+        assert "is not a valid machine name" in done.stderr.splitlines()[-1]
     assert sorted(tmp_path.rglob("*")) == before
 
 

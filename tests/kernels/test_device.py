@@ -107,7 +107,7 @@ def test_gpus_are_picked_by_ordinal(monkeypatch: pytest.MonkeyPatch) -> None:
         1,
     )
     assert selected.machine.l2_bytes == 62_914_560  # the device's own, not the datasheet's
-    with pytest.raises(UserError, match="GPU 2 is not there; PyTorch sees 2"):
+    with pytest.raises(UserError, match="GPU 2 does not exist; PyTorch sees 2"):
         device.select_device("auto", 2)
 
 

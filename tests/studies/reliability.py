@@ -86,7 +86,7 @@ class Judged:
         return Query.plain(self.gemms, "cublas", warm=True)
 
     def asked(self, question: Question) -> Iterator[list[int]]:
-        """Positions of a shape and of its neighbours that may be named, the shape first."""
+        """Positions of a shape and of its neighbours allowed size, the shape first."""
         less = -question.allowance if question.choose else 0.0
         for i in self.order:
             near = [int(j) for j in self.index.near(self.gemms[i], less, question.allowance)]

@@ -179,7 +179,7 @@ def test_without_an_index_there_is_one_sentence(
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 2  # what it was doing, and what to do
     assert "No matching distribution found for torch==2.13.0" in said[1]
-    assert "point PYTHON at an interpreter" in said[1]
+    assert "set PYTHON to an interpreter" in said[1]
 
 
 @pytest.mark.parametrize("no_index", [False, True])

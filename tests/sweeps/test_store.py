@@ -56,8 +56,8 @@ def test_events_read_back(tmp_path: Path) -> None:
         ({**EVENT, "event": "sample", "s": "1"}, "it.s is '1'"),
         ({**EVENT, "event": "sample", "s": 1.0, "at": 1e20}, "it.at is 1e+20"),
         ({**EVENT, "event": "confirm", "against": "b", "process": 1.0, "s": [1.0]}, "four times"),
-        ({**EVENT, "event": 7}, "it is no event"),
-        ([1], "it is no event"),
+        ({**EVENT, "event": 7}, "it is not an event"),
+        ([1], "it is not an event"),
     ],
 )
 def test_a_line_of_valid_json_may_still_be_no_event(line: Any, words: str, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None
         log.append({**EVENT, "n": 3})
     events, damaged = read_events(tmp_path)
     assert events == [{**EVENT, "n": number} for number in (0, 1, 3)]
-    assert damaged == ["1-of-1.jsonl line 3 is damaged and left out: it is no JSON."]
+    assert damaged == ["1-of-1.jsonl line 3 is damaged and was left out: it is no JSON."]
 
 
 RUN = {
@@ -102,7 +102,7 @@ def test_a_second_writer_of_a_shard_is_refused_and_of_another_is_not(tmp_path: P
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("not a folder")
-    with pytest.raises(UserError, match="should be a folder and something else is in its place"):
+    with pytest.raises(UserError, match="should be a folder, but something else is there"):
         make_folder(tmp_path / "results" / "machine")
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "1-of-1.jsonl").mkdir()
@@ -271,7 +271,7 @@ def test_a_case_of_which_every_sample_shows_gaps_is_an_error_with_the_reason() -
     (entry,) = planned(1)
     (row,) = fold_rows("run", [entry], [sample(entry.case.id, 9e-6, hidden=False)] * 2)
     assert row["status"] == "error"
-    assert "gaps between launches show in all 2 samples" in row["message"]
+    assert "launch gaps show in all 2 samples" in row["message"]
     assert "time_us" not in row
 
 

@@ -45,7 +45,7 @@ const machineOf = (i) => runs[points.run.codes[i]];
 const round = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 const rate = (tflops) =>
   tflops >= 0.95 ? `${round(tflops)} TFLOP/s` : `${round(tflops * 1000)} GFLOP/s`;
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 const gain = (row) => `${percent(row.gain)} (${percent(row.lo)} to ${percent(row.hi)})`;
 
 function shapeOf(i) {
@@ -67,10 +67,15 @@ const caseOf = (i) =>
     .filter((text) => text && text !== "ok")
     .join(" ");
 
+function microseconds(time, low, high) {
+  const [middle, ...ends] = [time, low, high].map((value) => (value === null ? null : round(value, 4)));
+  return low === null ? `${middle} µs` : `${middle} µs (${ends.join("–")} µs)`;
+}
+
 function timeOf(i) {
   const [time, low, high] = [points.time_us[i], points.time_lo_us[i], points.time_hi_us[i]];
   if (time === null) return word("message", i) || word("status", i);
-  return low === null ? `${time} µs` : `${time} µs (${low} to ${high})`;
+  return microseconds(time, low, high);
 }
 
 function speedText(i) {
@@ -83,7 +88,7 @@ function speedText(i) {
 function predictedText(i) {
   const time = points.predicted_us[i];
   if (time === null) return "–";
-  return `${time} µs (${points.predicted_lo_us[i]} to ${points.predicted_hi_us[i]})`;
+  return microseconds(time, points.predicted_lo_us[i], points.predicted_hi_us[i]);
 }
 
 const errorOf = (i) =>

@@ -39,7 +39,7 @@ function refresh() {
     });
   }
   const { timed, drawn } = drawPoints(rows);
-  const some = drawn < timed ? `; ${drawn.toLocaleString("en")} of ${timed.toLocaleString("en")} are drawn, zoom in to see all` : "";
+  const some = drawn < timed ? `; ${drawn.toLocaleString("en")} of ${timed.toLocaleString("en")} are drawn; zoom in to see all` : "";
   byId("count").textContent =
     `${rows.length.toLocaleString("en")} of ${points.length.toLocaleString("en")} cases${some}`;
   pointTable.set(rows);
@@ -180,7 +180,7 @@ function listen() {
     const asked = byId("shape").value;
     const found = find(asked);
     if (found === null) {
-      byId("chosen").textContent = `${asked || "Nothing"} is no shape that was measured here: give M,N,K,dtype, or a convolution as --conv takes it.`;
+      byId("chosen").textContent = `${asked ? `${asked} was not measured here` : "No shape is given"}. Type M,N,K,dtype, or a convolution as --conv takes it.`;
       byId("chosen-advice").replaceChildren();
     } else {
       choose(found.i, found.exact ? "" : asked);

@@ -131,7 +131,7 @@ def test_an_unusable_run_says_nothing(analysis: Analysis) -> None:
     run = {**analysis.recording.run, "health": {"verdict": "unusable", "reasons": ["of it"]}}
     unusable = replace(analysis, recording=replace(analysis.recording, run=run))
     assert headlines(unusable, build_table(unusable)) == []
-    assert unusable.recording.caption().endswith("unusable run: nothing can be concluded from it")
+    assert unusable.recording.caption().endswith("unusable run: no conclusions possible")
 
 
 def test_a_time_without_an_interval_is_null_in_a_file() -> None:

@@ -28,7 +28,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sample_is_analysed_and_named(tmp_path: Path) -> None:
     analysis = analyse(recorded(tmp_path, 150))
     assert (len(analysis.table), analysis.measured) == (60, 150)
-    sentence = "Of 150 measured rows, 60, drawn by chance, are analysed, plotted and fitted to."
+    sentence = "60 of 150 measured cases, drawn at random, are analysed, plotted and fitted."
     assert health_of(analysis)[-1] == sentence
     write_predictions(analysis)
     calibration = json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def test_a_sample_is_analysed_and_named(tmp_path: Path) -> None:
     advice = build_table(analysis)
     assert len({answer.problem for answer in advice}) == 20
     page = recommendations_markdown(analysis, advice)
-    assert "20 problems of 150, drawn by chance, were looked at" in page
+    assert "20 problems of 150, drawn at random, were looked at" in page
 
 
 @pytest.mark.usefixtures("few_are_many")
@@ -52,7 +52,7 @@ def test_few_rows_are_all_looked_at(tmp_path: Path) -> None:
     analysis = analyse(recorded(tmp_path, 60))
     assert analysis.sampled == ""
     page = recommendations_markdown(analysis, build_table(analysis))
-    assert "drawn by chance" not in page
+    assert "drawn at random" not in page
 
 
 @pytest.mark.usefixtures("few_are_many")

@@ -213,7 +213,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     assert "5% to 8%" in text
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
-    assert lines[-1] == "- **leave it** is the answer to 1 of 8 questions (1: because)."
+    assert lines[-1] == "- **leave it** is the answer for 1 of 8 queries (1: because)."
 
 
 def test_at_most_ten_findings_open_the_page() -> None:
@@ -226,7 +226,7 @@ def test_at_most_ten_findings_open_the_page() -> None:
     ]  # fmt: skip
     lines = findings_lines(advice)
     assert len(lines) == 12
-    assert lines[10] == "- 6 more findings are among the rows below."
+    assert lines[10] == "- 6 more findings are in the rows below."
 
 
 def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_machines_stand_side_by_side() -> None:
     assert told.returncode == 0, told.stderr
     assert "On nvidia-h100-sxm a step" in told.stdout
     assert "On nvidia-b200 a step" in told.stdout
-    assert "communication not counted" in told.stdout
+    assert "communication is not counted" in told.stdout
     assert told.stdout.count("Not counted on nvidia-") == 2
     (roles, *_) = told.stdout.splitlines()
     assert roles.split() == ["nvidia-h100-sxm", "nvidia-b200"]
@@ -67,11 +67,11 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--attention", "150%"), "--attention takes a share"),
         ((*GPT2, "--attention", "0%"), "above 0%"),
         ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
-        ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is for training"),
+        ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is only for training"),
         ((*GPT2, "--causal", "quarter"), "--causal takes half, full"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5: give 1"),
         ((*GPT2, "--skew", "nan"), "--skew is nan: give 1"),
-        ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is no folder"),
+        ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
         (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "not bf16"),
     ],
 )

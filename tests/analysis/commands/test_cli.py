@@ -102,7 +102,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
         (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
         (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "not bf16"),
-        (("rules", "--plots", "x"), "--plots is for --table"),
+        (("rules", "--plots", "x"), "--plots needs --table"),
     ],
 )  # fmt: skip
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:

@@ -39,7 +39,7 @@ def answers(*arguments: object) -> Any:
 def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]:
     """A machine that other work disturbs may be too noisy to say anything, and then says that."""
     told = analysis(*arguments)
-    assert told.returncode == 0 or "What was measured says nothing:" in told.stderr, told.stderr
+    assert told.returncode == 0 or "The new measurements are unusable:" in told.stderr, told.stderr
     return told
 
 
@@ -80,7 +80,7 @@ def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
     assert (plan["budget_s"], plan["left_s"]) == pytest.approx((6.0, 4.0))
     told = measured_or_unusable("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
     asked = load_runs(folder).rows
-    if "No guess is measured" in told.stderr:
+    if "Nothing is confirmed" in told.stderr:
         assert CONFIRM not in set(asked["sweep"])
         return
     assert CONFIRM in set(asked["sweep"])
@@ -122,7 +122,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert ended is not None
     code, said = ended
     assert code == 130
-    assert "What was measured is kept" in said
+    assert "Measurements are saved" in said
     assert len(load(tmp_path / attempt / HERE).rows) > 0
 
 

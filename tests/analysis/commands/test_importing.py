@@ -45,7 +45,7 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     slower = a_file(tmp_path, "SGLANG", 1.25)
     first = analysis("import", path, slower, *place)
     assert first.returncode == 0, first.stderr
-    assert "TensorRT-LLM 1.3.0rc20; on rows not seen" in first.stdout
+    assert "TensorRT-LLM 1.3.0rc20; held-out error" in first.stdout
     folder = tmp_path / "public" / "nvidia-h100-sxm"
     for name in ("plots/accuracy.png", "recommendations.md", "rules.md", "predicted.csv"):
         assert (folder / name).exists()
@@ -56,7 +56,7 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     assert other["median"] == pytest.approx(1 - 1 / 1.25, abs=0.03)
     before = (folder / "run.json").stat().st_mtime_ns
     again = analysis("import", path, slower, *place)
-    assert "imported already" in again.stderr
+    assert "already imported" in again.stderr
     assert (folder / "run.json").stat().st_mtime_ns == before
 
     asked = ("--machine", "nvidia-h100-sxm", "--gemm", "4096,4096,4096,bf16", "--json", *place)
@@ -86,7 +86,7 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
     path = str(a_file(tmp_path))
     answer = analysis("import", path, "--machine", "nvidia-b200", "--results", str(tmp_path))
     assert answer.returncode == 2
-    assert answer.stderr.startswith("there is no table of nvidia-b200")
+    assert answer.stderr.startswith("there is no table for nvidia-b200")
     assert not (tmp_path / "public").exists()
 
 
@@ -107,7 +107,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     first = analysis("import", path, *here)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; on rows not seen ")
-    assert "imported already" in analysis("import", path, *here).stderr
+    assert "already imported" in analysis("import", path, *here).stderr
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
@@ -127,7 +127,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     source = json.loads(analysis(*asked).stdout)["source"]
     assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
     again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
-    assert "imported already, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
+    assert "already imported, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
 
 
 @pytest.mark.slow
@@ -136,9 +136,9 @@ def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
     half = pd.read_csv(path).assign(dtype="fp16")
     half.to_csv(tmp_path / "fp16.csv", index=False)
     assert analysis("import", tmp_path / "fp16.csv", *here).returncode == 0
-    assert "imported already" in analysis("import", tmp_path / "fp16.csv", *here).stderr
+    assert "already imported" in analysis("import", tmp_path / "fp16.csv", *here).stderr
     other = analysis("import", tmp_path / "fp16.csv", *here, "--layout", "nn")
-    assert "imported already" not in other.stderr  # told otherwise, it is read again
+    assert "already imported" not in other.stderr  # told otherwise, it is read again
     failed = analysis("import", path, *here)
     assert failed.returncode == 2
     assert "computes fp32, fp16, not bf16" in failed.stderr
@@ -185,14 +185,14 @@ def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
 def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
     path, place = a_csv(tmp_path), ("--results", tmp_path)
     for arguments, words in (
-        ((path,), "say which machine"),
+        ((path,), "name the machine"),
         ((path, path, "--machine", "h200"), "one file of times at a time"),
         ((path, "--machine", "h100"), "say which"),
         ((path, "--machine", "l20"), "is not known"),
         ((path, "--machine", "h200", "--dtype", "bf61"), "did you mean 'bf16'"),
         ((path, "--machine", "h200", "--layout", "xx"), "--layout is 'xx'"),
         ((tmp_path / "none.csv", "--machine", "h200"), "cannot be read"),
-        ((a_file(tmp_path), "--dtype", "bf16"), "are for CSV files"),
+        ((a_file(tmp_path), "--dtype", "bf16"), "are only for CSV files"),
     ):
         answer = analysis("import", *arguments, *place)
         assert (answer.returncode, words in answer.stderr) == (2, True), (arguments, answer.stderr)

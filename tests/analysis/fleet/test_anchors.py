@@ -106,15 +106,15 @@ def test_run_json_may_say_nothing_of_the_gpus(tmp_path: Path) -> None:
         ("time_us", "-1", "time_us is not a valid time"),
         ("time_us", "fast", "time_us is not a number"),
         ("time_us", "nan", "time_us is not a valid time"),
-        ("time_lo_us", "1e9", "its interval does not hold the time"),
-        ("time_hi_us", "", "its interval does not hold the time"),
-        ("phase", "later", "phase is none of alone, together"),
+        ("time_lo_us", "1e9", "its interval does not contain the time"),
+        ("time_hi_us", "", "its interval does not contain the time"),
+        ("phase", "later", "phase is not one of alone, together"),
         ("m", "", "its columns do not describe a case"),
         ("op", "gem", "its columns do not describe a case"),
         ("mode", "sprint", "its columns do not describe a case"),
         ("gpu", "1.5", "gpu is not an ordinal"), ("node", "-2", "node is not an ordinal"),
         ("gpu_id", "GPU-12", "gpu_id is not a hash"), ("samples", "0", "it has no samples"),
-        ("samples", "", "it has no samples"), ("sm_mhz", "-5", "sm_mhz is absurd"),
+        ("samples", "", "it has no samples"), ("sm_mhz", "-5", "sm_mhz is out of range"),
         ("time_utc", "today", "time_utc is not a UTC time"),
     ],
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_damaged_row_is_named_and_left_out(
     rows[3][column] = cell
     write_rows(folder, rows)
     read = read_anchors(folder)
-    assert read.damaged == (f"anchors.csv line 5 is damaged and left out: {why}.",)
+    assert read.damaged == (f"anchors.csv line 5 is damaged and was left out: {why}.",)
     assert why in capsys.readouterr().err
     assert np.isfinite(read.fleet.log_time).sum() == len(rows) - 1
 
@@ -135,7 +135,7 @@ def test_a_line_cut_in_half_is_left_out(folder: Path) -> None:
     text = path.read_text(encoding="utf-8")
     path.write_text(text[:-40], encoding="utf-8")
     (sentence,) = read_anchors(folder).damaged
-    assert "its cells are not those of the header" in sentence
+    assert "its cells do not match the header" in sentence
 
 
 def test_too_much_damage_is_refused(folder: Path) -> None:

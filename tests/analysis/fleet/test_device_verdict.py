@@ -66,10 +66,10 @@ COMPUTE = {"sustained": 0.9, "burst": 0.9}
     [
         ({"reasons": ("hw_thermal_slowdown",)}, "clock: hw_thermal_slowdown", "it reported hw_"),
         ({"sensors": hot}, "clock: temperature", r"25 °C hotter|24 °C hotter|26 °C hotter"),
-        ({"sensors": at_limit}, "clock: power limit", "whole power limit, 699 of 700 W"),
+        ({"sensors": at_limit}, "clock: power limit", "full power limit, 699 of 700 W"),
         ({"power_limit_w": 500.0}, "clock: lower power limit", "500 W, the others' 700 W"),
         ({"sm_limit_mhz": 1350.0}, "clock: clock limit", "to 1,350 MHz, the others to 1,980"),
-        ({}, "clock: no reason reported", "no reason for that is reported"),
+        ({}, "clock: no reason reported", "no reason is reported for that"),
         ({"reasons": ("sw_power_cap",), "power_limit_w": math.nan}, "clock: power cap",
          "which most others did not"),
         ({"reasons": ("sw_power_cap",)}, "clock: no reason reported", "explains it"),
@@ -90,7 +90,7 @@ def test_a_low_clock_explains_and_its_reason_is_named(
 def test_a_high_clock_does_not_explain() -> None:
     verdict = verdict_of(changed(COMPUTE))
     assert (verdict.verdict, verdict.slow, verdict.explained) == (SLOW, ("sustained", "burst"), "")
-    assert "as high as the others', so that clocks do not explain it" in verdict.sentence
+    assert "as high as that of the others, so the clock is not the cause" in verdict.sentence
     held = verdict_of(changed(COMPUTE, reasons=("hw_slowdown",)))
     assert "though it reported hw_slowdown" in held.sentence
     assert not held.explained
@@ -99,7 +99,7 @@ def test_a_high_clock_does_not_explain() -> None:
 def test_a_slightly_lower_clock_explains_a_part() -> None:
     verdict = verdict_of(changed({"sustained": 0.85, "burst": 0.85}, clock=0.95))
     assert not verdict.explained
-    assert "explains only a part" in verdict.sentence
+    assert "explains only part" in verdict.sentence
 
 
 def test_what_the_margin_leaves_is_not_the_clocks() -> None:
@@ -112,7 +112,7 @@ def test_what_the_margin_leaves_is_not_the_clocks() -> None:
 def test_without_clocks_nothing_is_explained() -> None:
     verdict = verdict_of(changed(COMPUTE, setting=Setting(nvml=False)))
     assert not verdict.explained
-    assert "No clock was read" in verdict.sentence
+    assert "No clock was recorded" in verdict.sentence
 
 
 def test_only_memory_and_only_launches() -> None:
@@ -131,7 +131,7 @@ def test_who_throttled_is_named_even_if_not_slow() -> None:
     verdict = verdict_of(changed(reasons=("hw_slowdown", "sw_power_cap", "sync_boost")))
     assert verdict.verdict == THROTTLED
     assert verdict.throttled == ("hw_slowdown",)
-    assert "throttled (hw_slowdown), but is not slow beyond doubt" in verdict.sentence
+    assert "throttled (hw_slowdown), but is not clearly slow" in verdict.sentence
 
 
 def test_the_power_cap_is_no_throttling() -> None:
@@ -156,7 +156,7 @@ def test_what_is_ordinary_for_the_spread_is_said() -> None:
     assert narrow.in_spread is False
     assert "spread of" in narrow.sentence
     slow = [v for v in judge(fleet, fleet_speeds(fleet), 0.02) if v.verdict == SLOW]
-    assert any(v.in_spread and "ordinarily so slow" in v.sentence for v in slow)
+    assert any(v.in_spread and "expected to be this slow" in v.sentence for v in slow)
     few = changed(COMPUTE, setting=Setting(1, 7))
     assert judge(few, fleet_speeds(few), MARGIN)[I].in_spread is None
 
@@ -166,7 +166,7 @@ def test_of_fewer_than_three_nobody_is_slow(count: int) -> None:
     fleet, _ = simulate(Setting(1, count, bad=0.3), 0)
     verdicts = judge(fleet, fleet_speeds(fleet), MARGIN)
     assert {verdict.verdict for verdict in verdicts} == {ORDINARY}
-    assert "too few others" in verdicts[0].sentence
+    assert "too few other GPUs" in verdicts[0].sentence
 
 
 def test_names() -> None:

@@ -47,9 +47,9 @@ def test_a_convolution_needs_its_sizes_alone(tmp_path: Path) -> None:
         ("m,n,k,dtype,layuot\n1,1,1,bf16,nt\n", "column 'layuot'.*'layout'"),
         ("m,n,k,dtype\n8,8,8,bf16\n8,8,,bf16\n", "line 3 of .* has no k"),
         ("m,n,k,dtype\n8,8,8,bf17\n", "line 2 of .*'bf16'"),
-        ("m,n,k,dtype\n8,8,x,bf16\n", "line 2 of .* has a size that is no whole number"),
+        ("m,n,k,dtype\n8,8,x,bf16\n", "line 2 of .* has a size that is not a whole number"),
         ("m,n,k,dtype\n8,8,8,bf16,nt\n", "line 2 of .* has more cells than the header"),
-        ("m,m,k,dtype,n\n8,8,8,bf16,8\n", "has a column twice"),
+        ("m,m,k,dtype,n\n8,8,8,bf16,8\n", "has the same column twice"),
         ("m,n,k,dtype\n", "has no line below its header"),
         ("op,m,n,k,dtype\ngem,8,8,8,bf16\n", "line 2 of .*'gem'.*'gemm'"),
     ],
@@ -65,5 +65,5 @@ def test_a_file_that_is_none_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_problems(tmp_path / "none.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(UserError, match="is no CSV file"):
+    with pytest.raises(UserError, match="is not a CSV file"):
         read_problems(tmp_path / "binary.csv")

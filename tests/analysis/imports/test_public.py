@@ -118,11 +118,11 @@ def test_deepbenchs_convolutions_have_three_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "x,y\n1,2\n", "none of the formats that are known"),
+        ("a.csv", "x,y\n1,2\n", "no known format"),
         ("a.csv", "", "is not a table that can be read"),
         ("a.parquet", "nonsense", "is not a table that can be read"),
         ("missing.csv", None, "cannot be read"),
-        ("gemm.csv", "app,M,N,K,transA,transB,time_ms\nx,1,1,1,N,N,1\n", "does not say its dtype"),
+        ("gemm.csv", "app,M,N,K,transA,transB,time_ms\nx,1,1,1,N,N,1\n", "does not name its dtype"),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence(

@@ -127,13 +127,13 @@ def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None
     ("text", "words"),
     [
         ("m,n,k,dtype,time_us\n,,,,\n", "no row with a time"),
-        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "a column twice"),
+        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "the same column twice"),
         ("(M, N, K);aten_matmul-latency\n(8, 8, 8);CUDA OOM\n", "no row with a time"),
         (CUTLASS.replace(",Status", "", 1), "more cells than its header"),
         (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),
         (CUTLASS_CONV.replace("conv_kind", "X", 1), "no column 'conv_kind'"),
         (CUTLASS.replace(",gemm,cutlass", ",spgemm,cutlass").replace(",gemm,cublas", ",spgemm,c"),
-         "no kernel of a dense product"),
+         "no passed kernel of a dense GEMM"),
     ],
     ids=["blank", "twice", "failed", "cells", "status", "kind", "sparse"],
 )  # fmt: skip
@@ -189,7 +189,7 @@ def test_tritonbench_has_a_row_for_each_implementation_that_ran(tmp_path: Path) 
         (Gemm(4096, 4096, 4096, "fp16", "nn"), "cublas", pytest.approx(550)),
         (Gemm(256, 256, 256, "fp16", "nn"), "triton_tutorial_matmul", pytest.approx(9.216)),
     ]
-    with pytest.raises(UserError, match="does not say its dtype; give --dtype"):
+    with pytest.raises(UserError, match="does not name its dtype; give --dtype"):
         read(tmp_path, TRITONBENCH)
 
 
@@ -202,9 +202,9 @@ def test_damaged_lines_are_named_and_left_out(
     found = read(tmp_path, "m,n,k,dtype,time_us\n" + "\n".join(lines))
     assert len(found) == 37
     said = capsys.readouterr().err
-    assert "line 5 is damaged and left out: m is 'x', no size" in said
-    assert "line 9 is damaged and left out: time_us is '-1', no time" in said
-    assert "line 11 is damaged and left out" in said
+    assert "line 5 is damaged and was left out: m is 'x', no size" in said
+    assert "line 9 is damaged and was left out: time_us is '-1', no time" in said
+    assert "line 11 is damaged and was left out" in said
     with pytest.raises(UserError, match="2 of 2 lines"):
         read(tmp_path, "m,n,k,dtype,time_us\n8,8,8,int4,1\n8,8,8,bf16,nan\n")
 

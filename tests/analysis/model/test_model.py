@@ -273,9 +273,9 @@ def test_a_dtype_without_units_is_a_sentence() -> None:
 def test_explanations_are_one_line_for_every_limit() -> None:
     model = Model(H100)
     for gemm, words in (
-        (Gemm(8192, 8192, 8192, "bf16"), "bound by arithmetic"),
-        (Gemm(1, 16384, 16384, "bf16"), "bound by memory bandwidth"),
-        (Gemm(16, 16, 16, "bf16"), "launching it takes longer"),
+        (Gemm(8192, 8192, 8192, "bf16"), "limited by arithmetic"),
+        (Gemm(1, 16384, 16384, "bf16"), "limited by memory bandwidth"),
+        (Gemm(16, 16, 16, "bf16"), "limited by launching"),
     ):
         row = model.predict(Query.plain([gemm], "cublas")).frame().iloc[0].to_dict()
         assert words in explain(row)
@@ -314,7 +314,7 @@ def test_predictions_are_written_one_row_a_case(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no measured row yet"):
+    with pytest.raises(UserError, match="has no measured case yet"):
         analyse(load(record(tmp_path, [], [])))
 
 

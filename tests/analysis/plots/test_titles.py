@@ -41,7 +41,7 @@ def line(*times: float, error: float = 0.001) -> pd.DataFrame:
     ("error", "title"),
     [
         (0.001, "M 1025 → 1026 takes 50% more time in bf16, the largest step"),
-        (1.0, "No step from one size to the next lies beyond its interval"),
+        (1.0, "No cliff from one size to the next exceeds its interval"),
     ],
 )
 def test_steps_name_the_largest_one_beyond_its_interval(error: float, title: str) -> None:

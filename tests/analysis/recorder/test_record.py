@@ -206,7 +206,7 @@ def test_a_command_that_hangs_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     for _ in range(6):
         recorder, _ = node.slice(540)
     assert set(node.done) == set(ALL) - {"checks"}
-    assert "machine: checks did not end in time" in recorder.missing()
+    assert "machine: checks did not finish in time" in recorder.missing()
     hung = [i for i, command in enumerate(node.asked) if command[:2] == ["kernels", "check"]]
     others = [i for i, command in enumerate(node.asked) if command[:2] == ["sweeps", "run"]]
     assert len(hung) >= 2
@@ -239,7 +239,7 @@ def test_other_software_starts_anew_and_sets_the_old_recording_aside(tmp_path: P
     (tmp_path / "families" / "machine" / "run.json").unlink()
     recorder, said = node.slice(3000)
     assert node.done == ALL
-    assert "torch is 3 and was 2; the old recording is kept in" in said[0]
+    assert "torch is 3 and was 2. The old recording is kept in" in said[0]
     assert (tmp_path / "machine" / "doctor.json").exists()  # of today
     (kept,) = (tmp_path / "machine" / "runs").iterdir()
     assert {path.name for path in kept.iterdir()} >= {"run.json", "record.json", "doctor.json"}
@@ -388,10 +388,10 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
     ("arguments", "words"),
     [
         (("--part", "everything"), "part 'everything' is not known"),
-        (("--budget", "5s"), "--budget is 5 s; starting alone takes 30."),
+        (("--budget", "5s"), "--budget is 5 s, but starting takes 30 s."),
         (("--budget", "soon"), "--budget takes a time"),
         (("--plan", "--machine", "nvidia-h2000"), "nvidia-h200"),
-        (("--machine", "nvidia-h200"), "--machine and --cores are for --plan"),
+        (("--machine", "nvidia-h200"), "--machine and --cores need --plan"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:

@@ -62,7 +62,7 @@ def test_problems_read_back(tmp_path: Path) -> None:
     assert problems_of(frame) == problems
 
 
-CELLS = "its cells are not those of the header"
+CELLS = "its cells do not match the header"
 
 
 def lines_of(folder: Path) -> list[str]:
@@ -92,7 +92,7 @@ def test_a_damaged_line_is_named_and_the_others_are_read(
     lines[2] = spoil(lines[2])
     (tmp_path / "measurements.csv").write_text("\n".join(lines))
     recording = load(tmp_path)
-    assert recording.damaged == (f"measurements.csv line 3 is damaged and left out: {why}.",)
+    assert recording.damaged == (f"measurements.csv line 3 is damaged and was left out: {why}.",)
     assert recording.rows["m"].tolist() == [64, 256]
 
 
@@ -112,7 +112,7 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 def test_another_schema_or_protocol_is_refused(tmp_path: Path, version: str) -> None:
     record(tmp_path, gemm_cases([(64, 64, 64)]), [1e-6])
     write_run(tmp_path, {**read_run(tmp_path), version: 99})
-    with pytest.raises(UserError, match="this reads schema"):
+    with pytest.raises(UserError, match="this version reads schema"):
         load(tmp_path)
 
 

@@ -46,31 +46,31 @@ def changed(folder: Path, line: int, **cells: str) -> None:
         ({"m": "0"}, "m must be a whole number of at least 1"),
         ({"n": "-8"}, "n must be a whole number"),
         ({"k": "99999999999999"}, "k is too large"),
-        ({"batch": "2000000000", "m": "2000000000"}, "no machine holds that"),
+        ({"batch": "2000000000", "m": "2000000000"}, "more than any machine has"),
         ({"layout": "xx"}, "GEMM layout 'xx' is not known"),
-        ({"op": "foo"}, "op is none of gemm, conv"),
-        ({"dtype": "fp7"}, "dtype is none of"),
+        ({"op": "foo"}, "op is not one of gemm, conv"),
+        ({"dtype": "fp7"}, "dtype is not one of"),
         ({"status": "fine"}, "status is none of ok, wrong"),
-        ({"cache": ""}, "cache is none of"),
-        ({"run": "another"}, "it is of another run"),
-        ({"schema": "7"}, "its schema is another"),
-        ({"time_us": "0"}, "time_us is no time"),
-        ({"time_us": "-1.5"}, "time_us is no time"),
-        ({"time_us": "nan"}, "time_us is no time"),
-        ({"time_us": "inf"}, "time_us is no time"),
-        ({"time_us": ""}, "time_us is no time"),
-        ({"time_us": "1e300"}, "time_us is no time"),
-        ({"time_lo_us": "1e9"}, "does not hold the time"),
-        ({"time_hi_us": "1e-9"}, "does not hold the time"),
-        ({"time_lo_us": "-1"}, "does not hold the time"),
-        ({"time_hi_us": ""}, "does not hold the time"),
+        ({"cache": ""}, "cache is not one of"),
+        ({"run": "another"}, "it belongs to another run"),
+        ({"schema": "7"}, "its schema differs"),
+        ({"time_us": "0"}, "time_us is not a time"),
+        ({"time_us": "-1.5"}, "time_us is not a time"),
+        ({"time_us": "nan"}, "time_us is not a time"),
+        ({"time_us": "inf"}, "time_us is not a time"),
+        ({"time_us": ""}, "time_us is not a time"),
+        ({"time_us": "1e300"}, "time_us is not a time"),
+        ({"time_lo_us": "1e9"}, "does not contain the time"),
+        ({"time_hi_us": "1e-9"}, "does not contain the time"),
+        ({"time_lo_us": "-1"}, "does not contain the time"),
+        ({"time_hi_us": ""}, "does not contain the time"),
         ({"samples": "-1"}, "it has no samples"),
-        ({"tflops": "-3"}, "tflops is no rate"),
+        ({"tflops": "-3"}, "tflops is not a rate"),
         ({"sm_mhz": "-3"}, "sm_mhz is below 0"),
         ({"rel_error": "inf"}, "rel_error is below 0 or infinite"),
-        ({"temp_c": "1e300"}, "temp_c is absurd"),
-        ({"kernels": "foo"}, "kernels is no JSON"),
-        ({"kernels": '[["a"]]'}, "kernels is no list of names and shares"),
+        ({"temp_c": "1e300"}, "temp_c is out of range"),
+        ({"kernels": "foo"}, "kernels is not JSON"),
+        ({"kernels": '[["a"]]'}, "kernels is not a list of names and shares"),
         ({"m": "²"}, "m is not a whole number"),
         ({"converged": "maybe"}, "converged is not true or false"),
     ],
@@ -81,10 +81,10 @@ def test_a_bad_cell_costs_its_row_and_is_named(
     changed(folder, LINE, **cells)
     recording = load(folder)
     (sentence,) = recording.damaged
-    assert sentence.startswith(f"measurements.csv line {LINE} is damaged and left out: ")
+    assert sentence.startswith(f"measurements.csv line {LINE} is damaged and was left out: ")
     assert why in sentence
     assert len(recording.rows) == COUNT - 1
-    assert "1 line of measurements.csv is damaged and left out." in health_lines(recording)
+    assert "1 line of measurements.csv is damaged and was left out." in health_lines(recording)
 
 
 @pytest.mark.parametrize("cells", [{"stride": "0"}, {"groups": "7"}, {"r": "99"}, {"pass": ""}])
@@ -102,7 +102,7 @@ def test_of_a_case_that_is_there_twice_the_first_row_counts(folder: Path) -> Non
     assert len(recording.rows) == COUNT
     (sentence,) = recording.damaged
     assert sentence == (
-        f"measurements.csv line {COUNT + 3} is damaged and left out: its case was there before."
+        f"measurements.csv line {COUNT + 3} is damaged and was left out: its case appeared before."
     )
 
 
@@ -165,4 +165,4 @@ def test_what_is_left_out_is_said_once(folder: Path, capsys: pytest.CaptureFixtu
     for _ in range(2):
         load(folder)
     said = capsys.readouterr().err
-    assert said.count("line 5 is damaged and left out: time_us is no time") == 1
+    assert said.count("line 5 is damaged and was left out: time_us is not a time") == 1

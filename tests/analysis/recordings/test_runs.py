@@ -67,7 +67,7 @@ def test_a_worse_run_never_takes_a_better_ones_place(
     recording = load_runs(folder)
     assert recording.run["run"] == EARLIER
     assert recording.folder == folder  # where answers are written
-    assert f"The run of {LATER} is left out: another is better" in health_lines(recording)[-1]
+    assert f"The run of {LATER} is left out: another run is better" in health_lines(recording)[-1]
 
 
 def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> No
     lines = health_lines(load_runs(folder))
     assert lines == [
         "Health: quiet.",
-        f"Times are of 2 runs: 3 of {EARLIER} (quiet), 1 of {LATER} (noisy).",
+        f"Times come from 2 runs: 3 of {EARLIER} (quiet), 1 of {LATER} (noisy).",
     ]
 
 
@@ -136,10 +136,10 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     done = analysis("report", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Health: unusable; launches waited." in done.stdout
-    assert "Nothing is concluded from times such as these" in done.stdout
+    assert "Nothing is concluded from such times" in done.stdout
     assert json.loads((folder / "recommendations.json").read_bytes()) == []
     page = (folder / "recommendations.md").read_text(encoding="utf-8")
-    assert "Nothing is advised from times such as these." in page
+    assert "These times do not support any advice." in page
     assert page.rstrip().endswith("- Launches waited.")  # all reasons are at the end
     assert json.loads((folder / "findings.json").read_bytes()) == []
     done = analysis("rules", "--machine", H100.slug, "--results", str(tmp_path))
@@ -177,7 +177,7 @@ def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
     folder = record(tmp_path / H100.slug, CASES, [1e-5] * 4)
     assert load_runs(folder).rows.equals(load(folder).rows)
     (line,) = health_lines(load_runs(folder))
-    assert line == "Health: not judged; it was recorded before runs were."
+    assert line == "Health: not judged; the recording predates the check."
 
 
 @pytest.mark.parametrize("canary", [None, {"median_us": 1000.0, "spread": 0.01}])

@@ -284,7 +284,7 @@ def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
     assert row.effect == pytest.approx(8 / 2)  # twice as fast with 64 rows, 8 times with 1024
     (row,) = (r for r in judge_all([silent]) if r.id == "small-dim")
     assert (row.cases, row.effect) == (3, pytest.approx(1024 / 64 / 2))
-    assert "promised 4" not in row.reason  # of speeds it is not
+    assert "advertised 4" not in row.reason  # of speeds it is not
 
 
 def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) ->
     results = tmp_path / "deep" / "results"
     evil = replace(H100, slug="../../escaped")
     record(results / "evil", gemm_cases([(512, 512, 512)]), [1e-4], machine=evil)
-    with pytest.raises(UserError, match="is no machine's slug"):
+    with pytest.raises(UserError, match="is not a valid machine name"):
         rule_inputs(None, results)
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 

@@ -60,7 +60,7 @@ def test_a_steps_table_says_who_is_eligible_who_is_used_and_the_bound(tmp_path: 
     assert step.used_share == pytest.approx(6 / 7)
     why = {o.operation: o.why_not for o in step.operations}
     assert why["addmm"] == why["convolution_backward"] == ""
-    assert why["native_layer_norm"] == "no product of matrices"
+    assert why["native_layer_norm"] == "not a matrix operation"
     assert "TF32" in why["mm"]
     page = step_markdown(step)
     assert "at most 4.00×" in page
@@ -117,7 +117,7 @@ def test_a_sweeps_rows_are_operations_too(tmp_path: Path) -> None:
     assert [o.used for o in step.operations] == [None, True]
     assert step.used_share == 1.0
     assert "Amdahl" not in step_markdown(step)
-    with pytest.raises(UserError, match="no measured row of the sweep 'plane'"):
+    with pytest.raises(UserError, match="no measured case of the sweep 'plane'"):
         sweep_step(rows, "plane", "gpu")
 
 

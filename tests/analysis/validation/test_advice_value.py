@@ -53,7 +53,7 @@ def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
     sizes = [(2**i, 2**j, 4096) for i in range(9, 14) for j in range(9, 14)]
     cases = gemm_cases(sizes)
     source = read_source(record(tmp_path, cases, model_law()(problems(cases))), H100)
-    with pytest.raises(UserError, match="too few neighbours"):
+    with pytest.raises(UserError, match="too few neighbouring shapes"):
         judge_advice(validate(source, H100, 4))
 
 
@@ -84,5 +84,5 @@ def test_only_what_was_measured_twice_is_judged(tmp_path: Path) -> None:
     validation = validated(tmp_path / "one", noise=0.01)
     other = gemm_cases([(m + 1, n, k) for m, n, k in GRID])
     elsewhere = record(tmp_path / "other", other, model_law()(problems(other)))
-    with pytest.raises(UserError, match="too few of the same rows"):
+    with pytest.raises(UserError, match="too few of the same shapes"):
         judge_measured(validation, read_source(elsewhere, H100), [1])

@@ -218,7 +218,7 @@ def test_tiles_are_compared_where_names_have_them(source: PublicRows, found: Val
 
 
 def test_more_rows_than_there_are_is_a_sentence(source: PublicRows) -> None:
-    with pytest.raises(UserError, match="give --calibrate of at most"):
+    with pytest.raises(UserError, match="--calibrate can be at most"):
         validate(source, H100, calibrate=100_000)
 
 
@@ -276,7 +276,7 @@ def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
     floor = noise_floor(source, again)
     assert floor.mean == pytest.approx(0.1 / np.sqrt(2))
     assert floor.rows == len(source)
-    with pytest.raises(UserError, match="no problem in common"):
+    with pytest.raises(UserError, match="no shape in common"):
         noise_floor(source.take([0]), source.take([1]))
 
 

@@ -99,7 +99,7 @@ def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
         validate_with_prior(source, H100, [], 0)
     with pytest.raises(UserError, match="--holdout takes rows, levels, folds"):
         validate_with_prior(source, H100, [], 64, holdout="beyond")
-    with pytest.raises(UserError, match="give --calibrate of at most"):
+    with pytest.raises(UserError, match="--calibrate can be at most"):
         validate_with_prior(source, H100, [], 10_000)
 
 

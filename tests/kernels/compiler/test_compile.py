@@ -143,14 +143,18 @@ TMA = PersistentConfig(specialize=True)
         (
             JOB,
             {"shared_bytes": 3 << 15},
-            "98304 bytes of shared memory, and the config counts 131072",
+            "98304 bytes of shared memory; the config predicted 131072",
         ),
-        (JOB, {"serialised": "C7515"}, "every wgmma waits for the one before it (C7515 of ptxas)."),
+        (
+            JOB,
+            {"serialised": "C7515"},
+            "every wgmma waits for the previous one (C7515 messages of ptxas).",
+        ),
         (replace(JOB, chosen=False), {"serialised": "C7515"}, None),
         (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
         (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "0.50 times the bytes"),
         (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
-        (replace(JOB, config=TMA), {}, "no TMA copies. no warp is specialised."),
+        (replace(JOB, config=TMA), {}, "no TMA copies. the kernel has no specialised warps."),
         (
             replace(JOB, config=TMA),
             {"shared_bytes": 5 << 15, "bulk_copies": True, "moves_registers": True},

@@ -131,7 +131,7 @@ def test_padded_storage_is_a_config_of_gemms() -> None:
         LibraryConfig.parse("ld_multipel=64")
     conv = Conv.parse("1,8,8,8,8,3,3,1,1,1,1,fp32")
     implementation = all_implementations()[library_for(conv, this_cpu().machine)]
-    with pytest.raises(UserError, match="about the matrices of a GEMM, and conv is none"):
+    with pytest.raises(UserError, match="applies only to GEMMs, not to conv"):
         implementation.prepare(conv, [random_operands(conv, "cpu")], config)
 
 

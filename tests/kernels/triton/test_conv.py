@@ -222,7 +222,9 @@ def test_other_layouts_are_refused_in_a_sentence() -> None:
 def test_more_pixels_than_32_bits_count_are_refused() -> None:
     problem = Conv(2049, 1, 1024, 1024, 1, 1, 1, (1, 1), (0, 0), (1, 1), 1, "bf16")
     reason = family().supports(problem, known_machine("nvidia-h200"))
-    assert reason == "triton-conv counts pixels in 32 bits, and this has 2³¹ or more."
+    assert (
+        reason == "triton-conv uses 32-bit pixel indices; this convolution has 2³¹ pixels or more."
+    )
 
 
 def test_a_strided_gradient_is_ranked_by_its_phases() -> None:

@@ -250,7 +250,7 @@ def test_only_what_would_be_a_partial_wave_is_streamed(tiles: int, ctas: int) ->
 @every_family
 def test_a_config_is_needed(name: str) -> None:
     problem = Gemm(16, 16, 16, "fp32")
-    with pytest.raises(TypeError, match=r"Config; take one from configs\(\)"):
+    with pytest.raises(TypeError, match=r"Config; use one from configs\(\)"):
         family(name).prepare(problem, [random_operands(problem, "cpu")])
 
 

@@ -339,7 +339,7 @@ def test_fused_operations_move_less() -> None:
         ("no_module_of_this_name:f", {}, ("x[2]",), "cannot be imported"),
         ("torch:nothing_like_it", {}, ("x[2]",), "has no 'nothing_like_it'"),
         ("torch:relu", {}, (), "needs its module's inputs"),
-        ("torch:relu", {}, ("float33[2]",), "is no dtype of PyTorch"),
+        ("torch:relu", {}, ("float33[2]",), "is not a dtype of PyTorch"),
         ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
         (":", {}, ("x[2]",), "cannot be imported"),
         (".here:f", {}, ("x[2]",), "cannot be imported"),
@@ -357,7 +357,7 @@ def test_sizes_that_do_not_fit_get_a_sentence() -> None:
         capture(find_source("gpt2", {**SMALL, "heads": 13}), STEP)
     source = find_source("gpt2", SMALL)
     for model in ("resnet-50", "unet"):
-        with pytest.raises(UserError, match="does not decode tokens"):
+        with pytest.raises(UserError, match="does not decode one token"):
             capture(find_source(model), ModelStep("decode"))
     with pytest.raises(UserError, match="no size 'depth' to vary"):
         dimensions(source, STEP, capture(source, STEP), ("depth",))

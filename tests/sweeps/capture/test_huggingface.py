@@ -126,7 +126,7 @@ def test_a_width_that_follows_from_others_has_one_name(tmp_path: Path) -> None:
 def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 2}
     captured = capture(source_of(tmp_path, "gemma3", text_config=text), STEP)
-    assert "the text part of the model alone" in captured.assumptions
+    assert "only the text part of the model" in captured.assumptions
 
 
 @needs_transformers

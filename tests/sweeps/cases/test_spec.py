@@ -142,21 +142,21 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "default = 'no'\nblock = []\n", "default must be true or false, not 'no'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = [1]\n", "a filter reads like"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = 'm < 2'\n", "must be a list of filters"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "sign after dtype"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "operator after dtype"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "compares with"),
-        (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are each given by the other"),
+        (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are each defined by the other"),
         (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
         (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),
         (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\nn = 'm'\nk = 1\n",
-         "m and n are each given by the other"),
+         "m and n are each defined by the other"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = {from = 1, to = 9, step = 1, edges = 'waves'}\n",
          "waves have edges along m, n, tokens only"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a text, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
         (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
-        (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of texts"),
+        (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of strings"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {nn = [1]}\n",
          "block 1: vary has no key 'nn'; did you mean 'n'"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = []}\n", "vary.n is an empty list"),
@@ -165,7 +165,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = {from = 1}}\n",
          "vary.n must be whole numbers, not {'from': 1}"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {n = -2}\n",
-         "vary.n is -2, and '1,2,3' has no more than 2 there"),
+         "vary.n is -2, but '1,2,3' has only 2 there"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = [1]\n", "vary must be a table such as"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nvary = {n = 1}\n", "which changes listed shapes"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvry = {n = 1}\n", "did you mean 'vary'"),
@@ -310,7 +310,7 @@ def test_an_impossible_problem_names_its_file(write: Any) -> None:
     sweep = write(
         'question = "Why?"\nop = "conv"\n[[block]]\nimages = 1\nshapes = ["3,2,2,8,5,5,1,0,1,1"]\n'
     )
-    with pytest.raises(UserError, match="mine.toml declares an impossible problem: a 5×5 filter"):
+    with pytest.raises(UserError, match="mine.toml declares an invalid problem: a 5×5 filter"):
         cases_of(sweep)
 
 

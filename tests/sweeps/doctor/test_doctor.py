@@ -25,7 +25,7 @@ def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, under its default of 700 W"),
+        ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, below its default of 700 W"),
         ({"ComputeRunningProcesses": [SimpleNamespace(pid=1)]}, "1 other processes use this GPU"),
         ({"Temperature": 88}, "88 °C"),
     ],

@@ -81,12 +81,12 @@ def test_a_steady_machine_alone_is_quiet() -> None:
     ("record", "verdict", "words"),
     [
         ({"canary": {"spread": 1.5}}, "quiet", ""),  # since the repeats agree
-        ({"canary": {"spread": 0.08}, "repeats": None}, "noisy", "scatters by 8%"),
-        ({"canary": {"spread": 1.5}, "repeats": None}, "noisy", "scatters by 150%"),
+        ({"canary": {"spread": 0.08}, "repeats": None}, "noisy", "varies by 8%"),
+        ({"canary": {"spread": 1.5}, "repeats": None}, "noisy", "varies by 150%"),
         ({"canary": None, "repeats": None}, "quiet", ""),
-        ({"repeats": {"cases": 24, "between": 0.05}}, "noisy", "24 cases timed again"),
-        ({"repeats": {"cases": 24, "between": 0.29}}, "noisy", "24 cases timed again"),
-        ({"repeats": {"cases": 24, "between": 0.31}}, "unusable", "24 cases timed again"),
+        ({"repeats": {"cases": 24, "between": 0.05}}, "noisy", "re-timing 24 cases"),
+        ({"repeats": {"cases": 24, "between": 0.29}}, "noisy", "re-timing 24 cases"),
+        ({"repeats": {"cases": 24, "between": 0.31}}, "unusable", "re-timing 24 cases"),
     ],
 )  # fmt: skip
 def test_what_the_record_says(record: dict[str, Any], verdict: str, words: str) -> None:
@@ -104,7 +104,10 @@ def test_a_speed_that_changes_is_noise() -> None:
     ("rows", "words"),
     [
         ([row(half=0.08) for _ in range(20)], "half of the intervals are wider than ±8%"),
-        ([row(throttled="hw_slowdown") for _ in range(20)], "held back in 100% of the cases"),
+        (
+            [row(throttled="hw_slowdown") for _ in range(20)],
+            "throttled its clock in 100% of the cases",
+        ),
     ],
 )
 def test_what_the_rows_say(rows: list[dict[str, Any]], words: str) -> None:
@@ -125,7 +128,7 @@ def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
                   [row() for _ in range(20)], busy, [STEADY])  # fmt: skip
     assert told["verdict"] == "noisy"
     assert told["reasons"] == [
-        "24 cases timed again by another process differ by 4% beyond their intervals",
+        "re-timing 24 cases in a new process shows 4% more variation than their intervals explain",
         "a likely cause: other virtual machines had 10% of the cores' time",
         "a likely cause: other processes had 60% of the cores' time",
     ]
@@ -194,7 +197,7 @@ def test_a_run_of_which_little_is_known_is_not_quiet() -> None:
     record = {"canary": None, "repeats": None}
     assert judge(record, rows) == (
         "noisy",
-        "only 0 times have an interval, which is too few to tell more",
+        "only 0 times have an interval, too few to judge the noise",
     )
 
 

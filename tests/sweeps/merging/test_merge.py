@@ -200,13 +200,13 @@ def test_a_disturbed_recording_does_not_hide_among_quiet_ones(two: Path) -> None
     change(two / "b", health={"verdict": "unusable", "reasons": reasons})
     health = merged(two).record["health"]
     assert health["verdict"] == "unusable"
-    assert "a recording that it was merged from was unusable: 2/2" in health["reasons"]
+    assert "a recording it was merged from was unusable: 2/2" in health["reasons"]
 
 
 def test_without_into_it_goes_to_the_merged_results(two: Path) -> None:
     result = merge([two / "a", two / "b"], None, two / "results")
     assert result.folder == two / "results" / "merged" / CPU.slug
-    with pytest.raises(UserError, match="is there already; move it away, or give another --into"):
+    with pytest.raises(UserError, match="already exists; move it away, or choose another --into"):
         merge([two / "a", two / "b"], None, two / "results")
 
 
@@ -226,7 +226,7 @@ def interrupted(folder: Path) -> dict[str, Any]:
     ("failing", "error", "words"),
     [
         (full, UserError, "the disk is full"),
-        (no_room, UserError, "could not be made .No space left on device."),
+        (no_room, UserError, "could not be created .No space left on device."),
         (interrupted, KeyboardInterrupt, None),
     ],
 )

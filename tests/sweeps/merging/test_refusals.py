@@ -152,19 +152,19 @@ def with_another_limit(two: Path) -> None:
             f"is of {CPU.slug} and .*b of cpu-other-2t; merge recordings",
         ),
         (of_another_cache, "are of machines that differ in l2_bytes"),
-        (of_no_machine, "b: these are no facts of a machine"),
-        (of_other_software, "torch is 2.12.0 and was 2.11.0; measure one of them anew"),
-        (of_another_protocol, "b was measured in another way .schema 1 and protocol 99, and this"),
+        (of_no_machine, "b: invalid machine description"),
+        (of_other_software, "torch is 2.12.0 and was 2.11.0. Measure one of them again"),
+        (of_another_protocol, "b was measured with .schema 1 and protocol 99, and this"),
         (in_shards, "b was measured in shards"),
-        (without_samples, "b has no samples, as a published recording has none"),
+        (without_samples, "b has no samples, as in a published recording"),
         (with_more_samples, "b has samples other than 1-of-1.jsonl"),
         (imported, "b is an imported table, which has no samples"),
-        (merged_before, "b was merged of several recordings itself"),
+        (merged_before, "b is itself a merged recording"),
         (half_a_document, "b/run.json cannot be read"),
         (without_budget, "b: the plan in run.json has no 'budget_s'"),
-        (of_no_size, "b: a case of the plan in run.json has no sizes of its operation"),
+        (of_no_size, "b: a case of the plan in run.json has no sizes"),
         (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*; restore the file"),
-        (a_copy, "a and .*b hold the same samples, as copies"),
+        (a_copy, "a and .*b contain the same samples"),
         (with_another_limit, "a GPU of .*b has a power limit of 500 W and one of .*a .* 700 W"),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_does_not_belong_together(
 
 
 def test_what_is_no_set_of_recordings(two: Path) -> None:
-    assert "one recording is nothing to merge" in refused(two, "a")
+    assert "merging needs at least two recordings" in refused(two, "a")
     (two / "link").symlink_to(two / "a")
     assert "link is given twice" in refused(two, "a", "b", "link")
     assert "nowhere has no run.json" in refused(two, "a", "nowhere")
@@ -186,13 +186,13 @@ def test_what_is_no_set_of_recordings(two: Path) -> None:
 
 def test_a_place_that_is_taken_or_within_a_source(two: Path) -> None:
     (two / "all").mkdir()
-    assert "all is there already" in refused(two)
+    assert "all already exists" in refused(two)
     assert "lies in" in refused(two, into="a/all")
 
 
 def test_a_place_that_cannot_be_made(two: Path) -> None:
     (two / "file").write_text("")
-    with pytest.raises(UserError, match="could not be made .*; give another --into"):
+    with pytest.raises(UserError, match="could not be created .*; choose another --into"):
         merge([two / "a", two / "b"], two / "file" / "all", two)
     assert {path.name for path in two.iterdir()} == {"a", "b", "file"}
 
@@ -214,7 +214,7 @@ def test_no_run_goes_on_with_a_merged_recording(tmp_path: Path) -> None:
     before = files(result.folder)
     for shard in ((1, 1), (1, 2)):
         request = Request(("square",), 20.0, tmp_path / "merged", shard=shard, device="cpu")
-        with pytest.raises(UserError, match="was merged of several, and no run goes on with it"):
+        with pytest.raises(UserError, match="was merged from several and cannot be resumed"):
             begin(request, print)
     now = files(result.folder)
     assert {name: now[name] for name in before} == before

@@ -84,7 +84,7 @@ def test_a_broken_sweep_blocks_only_itself(specs: Path, capsys: pytest.CaptureFi
     note_broken()
     said = capsys.readouterr().err
     assert "warning: square.toml" in said
-    assert "The other sweeps are not affected." in said
+    assert "Other sweeps are not affected." in said
 
 
 def test_a_file_is_a_sweep(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_is_a_sweep(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [("none.toml", r"none\.toml cannot be read \(No such file or directory\)"),
-     ("square.toml", "is named as a sweep that is there already; rename it")],
+     ("square.toml", "already exists; rename yours")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) -> None:
     if name == "square.toml":

@@ -68,7 +68,7 @@ def test_another_power_limit_is_refused(tmp_path: Path, node: SimpleNamespace) -
     (tmp_path / "run" / "samples").mkdir(parents=True)
     arrive(tmp_path / "run", tmp_path, gpu(0))
     node.nvml = FakeNvml(PowerManagementLimit=500_000)
-    with pytest.raises(UserError, match="a power limit of 500 W and the run was begun with .*700"):
+    with pytest.raises(UserError, match="a power limit of 500 W, but the run began with .*700"):
         arrive(tmp_path / "run", tmp_path, gpu(1))
 
 

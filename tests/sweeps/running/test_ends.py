@@ -144,7 +144,7 @@ def test_a_results_folder_that_is_removed_ends_the_run_with_a_sentence(tmp_path:
     folder.rename(tmp_path / "elsewhere")
     output, errors = process.communicate()
     assert process.returncode == 1, errors
-    assert "1-of-1.jsonl was removed while it was written" in output
+    assert "1-of-1.jsonl was removed while it was being written" in output
     assert not folder.exists()
 
 
@@ -196,6 +196,6 @@ def test_samples_that_are_mostly_damaged_leave_the_table_as_it_was(tmp_path: Pat
     path = tmp_path / "samples" / "1-of-1.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(["{}"] * 9 + lines[9:30]) + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match="9 sample lines .* The table is left as it was"):
+    with pytest.raises(UserError, match="9 sample lines .* The table was not changed"):
         fold(tmp_path)
     assert (tmp_path / "measurements.csv").read_bytes() == before

@@ -73,8 +73,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 @pytest.mark.long
 def test_what_a_killed_worker_leaves_another_one_finishes(killed: tuple[Path, str, str]) -> None:
     folder, _shard, said = killed
-    assert "ended before its share did (killed by SIGKILL)." in said
-    assert "Its cases go on with worker" in said
+    assert "ended before its share was finished (killed by SIGKILL)." in said
+    assert "Its cases continue on worker" in said
     ends = {event["worker"]: event["why"] for event in read_events(folder)[0]
             if event["event"] == "end"}  # fmt: skip
     assert ends.keys() == {"1/2", "2/2"}
@@ -165,7 +165,7 @@ def test_two_workers_share_a_run(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--gpus", "0", "--gpu", "1"], "give one of them"),
-        (["square", "--gpus", "0,1", "--add"], "--add is for one GPU"),
+        (["square", "--gpus", "0,1", "--add"], "--add works on one GPU"),
     ],
 )
 def test_options_that_exclude_each_other_are_a_sentence(options: list[str], sentence: str) -> None:
@@ -187,7 +187,9 @@ def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None
     for nodes, gpus in ((3, 8), (8, 2)):
         with pytest.raises(UserError, match=r"is planned for 8 GPU\(s\), which .* cannot share"):
             _count_shards(tmp_path, asked, nodes, gpus)
-    with pytest.raises(UserError, match="is of cache, square, and sweeps are added to runs of one"):
+    with pytest.raises(
+        UserError, match="covers cache, square, and a run on several GPUs takes no more"
+    ):
         _count_shards(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
     # A fresh run has its own; of several nodes, only one older than the submission is set aside.
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()

@@ -13,7 +13,7 @@ PHASES = (ALONE, TOGETHER, MEASURE)
 
 
 class Node:
-    """Workers that pass the gates in an order drawn by chance, some of which end too early."""
+    """Workers that pass the gates in an order drawn at random, some of which end too early."""
 
     def __init__(self, count: int, seed: int, turns: bool, deaths: dict[int, str]) -> None:
         self.random = random.Random(seed)

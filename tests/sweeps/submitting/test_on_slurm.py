@@ -154,13 +154,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 def test_what_is_not_done_is_named_and_the_same_command_does_it(story: Story) -> None:
     assert story.first.code == 1, story.first.said
     for node in (2, 3):
-        assert f"Node {node} of 4 is not done: its job ended too early;" in story.first.said
+        assert f"Node {node} of 4 is not finished: its job ended too early;" in story.first.said
     for node in (1, 4):
-        assert f"Node {node} of 4 is not done" not in story.first.said
+        assert f"Node {node} of 4 is not finished" not in story.first.said
     assert story.second.code == 0, story.second.said
     assert "Submitted nodes 2, 3 of 4" in story.second.said
     assert story.third.code == 0, story.third.said
-    assert "Every share is done already." in story.third.said
+    assert "All shares are already finished." in story.third.said
     assert "Submitted" not in story.third.said
 
 

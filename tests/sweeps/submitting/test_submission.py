@@ -48,18 +48,18 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     # A larger budget leaves nothing more to do, and no other way of running it starts anew.
     again = submit(tmp_path, "--cluster", "debug", *common)
     assert again.returncode == 0, again.stderr
-    assert "Every share is done already." in again.stderr
+    assert "All shares are already finished." in again.stderr
     other = submit(tmp_path, "--cluster", "debug", str(mine), "--nodes", "3", "--budget", "10h")
     assert other.returncode == 1
     for node in (1, 2, 3):
-        assert f"Node {node} of 3 is not done: the run in {folder} is planned" in other.stderr
+        assert f"Node {node} of 3 is not finished:  the run in {folder} is planned" in other.stderr
     # Other sweeps are refused at once, and a fresh run is begun by the first node alone.
     wrong = submit(tmp_path, "--cluster", "debug", "square", "--nodes", "2")
     assert wrong.returncode == 2
-    assert f"the run in {folder} is of mine, and sweeps are added to runs" in wrong.stderr
+    assert f"the run in {folder} covers mine, and a run on several GPUs" in wrong.stderr
     fresh = submit(tmp_path, "--cluster", "debug", "--fresh", *common)
     assert fresh.returncode == 0, fresh.stderr
-    assert fresh.stderr.count("a fresh run was asked for; the old run is kept in") == 1
+    assert fresh.stderr.count("a fresh run was asked for. The old run is kept in") == 1
     assert len([*folder.glob("runs/*/run.json")]) == 1
 
 
@@ -77,8 +77,8 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["--cluster", "pbs"], "--cluster takes slurm, local, debug, not 'pbs'."),
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget takes a time"),
-        (["--device", "tpu"], "--device takes gpu or cpu where jobs are submitted, not 'tpu'."),
-        (["--print", "--fresh"], "--fresh is for a submission"),
+        (["--device", "tpu"], "--device takes gpu or cpu when jobs are submitted, not 'tpu'."),
+        (["--print", "--fresh"], "--fresh is only for a submission"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
@@ -95,7 +95,9 @@ def test_without_slurm_or_submitit_it_says_what_to_do(
     resources = Resources(8, 4, 30)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.which", lambda name: None)
-        with pytest.raises(UserError, match="sbatch is not on this machine: submit from a node"):
+        with pytest.raises(
+            UserError, match="sbatch is not installed on this machine: submit from a node"
+        ):
             Cluster("slurm", tmp_path, resources)
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"needs submitit, which is not installed; .*slurm"):
@@ -112,7 +114,7 @@ def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(1, "", "slurm_load_jobs error: Invalid job id specified")
     assert living_in_slurm(["12_0"]) == {}
     answers(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
-    with pytest.raises(UserError, match="squeue does not answer: .*Unable to contact"):
+    with pytest.raises(UserError, match="squeue did not answer: .*Unable to contact"):
         living_in_slurm(["12_0"])
     assert living_in_slurm([]) == {}
 

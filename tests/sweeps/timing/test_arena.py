@@ -49,7 +49,7 @@ def test_the_arena_has_a_limit_and_says_so() -> None:
     small, large = Gemm(64, 64, 64, "fp32"), Gemm(1024, 1024, 1024, "fp32")
     arena.reserve(small, 10_000)
     assert arena.capacity(small) == (1 << 20) // set_bytes(small)
-    with pytest.raises(ArenaFullError, match="one operand set takes"):
+    with pytest.raises(ArenaFullError, match="one operand set needs"):
         arena.capacity(large)  # it was never announced
 
 
