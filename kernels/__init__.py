@@ -1,6 +1,7 @@
-"""What can be timed, and the plain facts about it.
+"""Problems that can be timed, and the implementations that compute them.
 
-Importing this needs neither PyTorch nor Triton; :func:`implementations` imports them when called.
+Importing this package needs neither PyTorch nor Triton; :func:`implementations` imports them when
+it is called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Conv", "Gemm", "implementations"]
 
 
 def implementations() -> dict[str, Implementation]:
-    """Every implementation by name, whether or not it runs on this machine."""
+    """Return every implementation by name, whether or not it runs on this machine."""
     from kernels.registry import all_implementations
 
     return all_implementations()

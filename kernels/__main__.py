@@ -1,4 +1,4 @@
-"""The commands of what can be timed: list it, check it, compile it."""
+"""Commands of this package: ``list``, ``check`` and ``compile``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ app = new_app("List, check and compile the implementations that can be timed.")
 def list_command(
     device: DeviceOption = "auto", gpu: GpuOption = 0, json: JsonOption = False
 ) -> None:
-    """List the implementations, what each supports here, and why not."""
+    """List the implementations and the dtypes that each supports on this machine.
+
+    If an implementation supports none of them, the reason is listed instead.
+    """
     from kernels.device import select_device
 
     machine = select_device(device, gpu).machine
@@ -70,15 +73,16 @@ def check_command(
     gpu: GpuOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Compare results with a float64 reference; Triton's interpreter where there is no GPU.
+    """Compare results with a float64 reference.
 
-    Without problems of your own, a set of small ones with awkward sizes is checked.
+    Without a GPU, the Triton kernels run in Triton's interpreter. Unless you name problems, a set
+    of small ones with awkward sizes is checked.
     """
     from kernels.device import select_device
 
     selected = select_device(device, gpu)
     if selected.gpu is None:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported, below
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is first imported, below
     from kernels.correctness.check import SUITE, check_all
 
     names = implementation or list(implementations())
@@ -89,7 +93,7 @@ def check_command(
     ]
     asked = bool(implementation or gemm or conv)
     rows = check_all(names, problems, selected)
-    if not asked:  # the whole suite: what cannot run here is not news
+    if not asked:  # the whole built-in set: leave out what cannot run here
         rows = [row for row in rows if row.status != "unsupported"]
     if json:
         print_json([asdict(row) for row in rows])
@@ -174,7 +178,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _plain(op: str, dtype: str) -> Problem:
-    """An ordinary problem, to ask what is supported at all."""
+    """Return an ordinary problem, for asking whether an implementation supports a dtype at all."""
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)

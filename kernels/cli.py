@@ -1,4 +1,4 @@
-"""What every command line here shares: exit codes, one-sentence errors, JSON on stdout alone."""
+"""Parts that all command lines share: common options, exit codes, one-sentence errors and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
 
-_LONGEST = 365 * 24 * 3600.0  # seconds of measuring that anybody may ask for
+_LONGEST = 365 * 24 * 3600.0  # the longest time that an option accepts, in seconds: a year
 
 GemmOption = Annotated[
     list[str] | None, typer.Option("--gemm", help="M,N,K,dtype[,layout[,batch]]")
@@ -37,12 +37,16 @@ GpusOption = Annotated[
 
 
 def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Problem]:
-    """The problems of a command line's ``--gemm`` and ``--conv`` options."""
+    """Parse a command line's ``--gemm`` and ``--conv`` options into problems."""
     return [*map(Gemm.parse, gemm or []), *map(Conv.parse, conv or [])]
 
 
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
-    """Read ``90s``, ``10m``, ``1.5h`` or plain seconds; None stays None."""
+    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds; return None for None or an empty text.
+
+    Raises:
+        UserError: if the text is not a positive time, or is longer than a year.
+    """
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
@@ -55,7 +59,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
 
 
 def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """A Typer application with the options that all command lines share."""
+    """Return a Typer application with the options that all command lines share."""
     return typer.Typer(
         cls=cls,
         help=help_text + " Every command takes --debug for a traceback.",
@@ -68,9 +72,11 @@ def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
 
 
 def run(app: typer.Typer, program: str) -> None:
-    """Run and exit: 0 done, 1 the work failed, 2 a usage error, 130 interrupted.
+    """Run a command line and exit the process.
 
-    An error is one sentence on stderr; ``--debug``, anywhere, prints the traceback instead.
+    The exit code is 0 if the work is done, 1 if it failed, 2 after a usage error and 130 if it was
+    interrupted. An error is printed on stderr as one sentence. ``--debug``, anywhere on the command
+    line, prints the traceback instead.
     """
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -78,7 +84,7 @@ def run(app: typer.Typer, program: str) -> None:
     try:
         code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has gone, as `| head` does
+    except BrokenPipeError:  # the reader of the pipe has gone, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (Exception, KeyboardInterrupt) as error:
@@ -90,7 +96,11 @@ def run(app: typer.Typer, program: str) -> None:
 
 
 def _make_printable() -> None:
-    """A terminal without Unicode gets question marks, a closed one nothing: never an exception."""
+    """Make sure that printing never raises an exception.
+
+    Characters that a terminal cannot encode become question marks. A stream that is closed is
+    replaced by the null device.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  to the end
@@ -100,7 +110,7 @@ def _make_printable() -> None:
 
 
 def _explain(error: BaseException, program: str) -> tuple[str, int]:
-    """The sentence and the exit code of an error."""
+    """Return the sentence and the exit code of an error."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
@@ -109,8 +119,8 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'no file named'}.", 1
-    # Click's usage errors, whether Typer brings its own copy of Click or not. Where no command
-    # was given, the help is the message.
+    # These are Click's usage errors. They are recognised by their method, because Typer may bring
+    # its own copy of Click. If no command was given, the message is the help.
     if hasattr(error, "format_message"):
         message = error.format_message()
         is_help = not message or message.startswith("Usage:")
@@ -121,10 +131,10 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def note(text: str) -> None:
-    """A line for the human, on stderr, so that stdout stays the command's answer."""
+    """Print a line for the user on stderr, so that stdout holds only the command's answer."""
     print(text, file=sys.stderr, flush=True)

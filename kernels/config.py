@@ -1,7 +1,8 @@
-"""How an implementation is tuned, and the arithmetic of tiles and waves. Torch-free.
+"""Configs that tune the implementations, and the arithmetic of tiles and waves.
 
-A tile is the block of the result that one CTA computes; a wave is as many tiles as the machine
-holds at once. The arithmetic works on numbers and on NumPy arrays alike.
+A tile is the block of the result that one CTA computes. A wave is as many tiles as the machine
+holds at once. The arithmetic works on numbers and on NumPy arrays. This module does not need
+PyTorch.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from kernels.problem import DTYPE_BYTES, Gemm
 
 @dataclass(frozen=True)
 class Storage:
-    """How the operands of a problem lie in memory, where that is not as densely as they can.
+    """Placement of a problem's operands in memory; by default they are aligned and dense.
 
-    ``offset``: elements by which each operand misses an aligned address. ``ld_multiple``: elements
-    of which the leading dimension of each matrix of a GEMM is made a multiple, by a gap after every
-    row that is stored. With 64, rows of 50,257 elements lie 50,304 apart.
+    ``offset`` is the number of elements by which each operand misses an aligned address.
+    ``ld_multiple`` makes the leading dimension of each matrix of a GEMM a multiple of this many
+    elements, by a gap after every stored row. With 64, rows of 50,257 elements lie 50,304 apart.
     """
 
     offset: int = 0
@@ -34,14 +35,21 @@ DENSE = Storage()
 
 
 class Config:
-    """Base of the frozen dataclasses that tune an implementation; its text is ``key=value;…``."""
+    """Base class of the frozen dataclasses that tune an implementation.
+
+    The text of a config is ``key=value;…``.
+    """
 
     def __str__(self) -> str:
         return ";".join(f"{f.name}={_word(getattr(self, f.name))}" for f in fields(self))  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what :meth:`__str__` writes; keys left out keep their default."""
+        """Parse the text that :meth:`__str__` writes; keys that are left out keep their default.
+
+        Raises:
+            UserError: if a key is not known, or its value is neither a whole number nor on or off.
+        """
         known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
         for part in text.split(";"):
@@ -55,12 +63,12 @@ class Config:
 
     @property
     def storage(self) -> Storage:
-        """How the operands lie in memory."""
+        """Placement of the operands in memory."""
         return DENSE
 
     @property
     def experimental(self) -> str | None:
-        """The feature of this config that made compilers crash or hang; None if it has none."""
+        """Feature of this config that made compilers crash or hang; None if it has none."""
         return None
 
 
@@ -70,9 +78,9 @@ def _word(value: int | bool) -> str:
 
 @dataclass(frozen=True)
 class TileConfig(Config):
-    """Block sizes of a tiled matmul: a CTA's tile is ``bm`` × ``bn``, its K step ``bk`` elements.
+    """Config of a tiled GEMM: a CTA's tile is ``bm`` × ``bn``, its K step ``bk`` elements.
 
-    ``group`` rows of tiles are visited together so that concurrent CTAs share operands in L2.
+    ``group`` rows of tiles are visited together, so that concurrent CTAs share operands in L2.
     """
 
     bm: int = 128
@@ -83,11 +91,11 @@ class TileConfig(Config):
     group: int = 8
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Shared memory that the compiler allocates for the pipeline's blocks of A and B.
+        """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
 
-        Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks
-        of all stages there. Others read registers: the blocks of the step that is being multiplied
-        have left shared memory, and those of one stage fewer remain.
+        Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
+        all stages there. Other instructions read registers: the blocks of the step that is being
+        multiplied have left shared memory, so one stage fewer remains there.
         """
         held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
         return held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
@@ -102,22 +110,25 @@ class TileConfig(Config):
         return self.bm * self.bn // (32 * self.warps)
 
     def parts(self, gemm: Gemm) -> float:
-        """Parts, on average, into which the sum of a tile of a GEMM is cut."""
+        """Return the number of parts, on average, into which the sum of a GEMM's tile is cut."""
         return 1.0
 
     def fitted(self, dtype: str, machine: Machine) -> Self:
-        """With as many of its stages as fit the CTA's shared memory, at least two."""
+        """Return this config with fewer stages if its stages do not fit the CTA's shared memory.
+
+        At least two stages are kept.
+        """
         config = self
         while config.stages > 2 and config.shared_bytes(dtype, machine) > machine.shared_cta_bytes:
             config = replace(config, stages=config.stages - 1)
         return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Why this config cannot run, as a sentence; None if it can.
+        """Return why this config cannot run, as a sentence; None if it can.
 
-        The one rule: powers of two of at least 16 (Triton's ``tl.dot``), at most 128 accumulators
-        per thread (255 registers hold no more beside the operands), stages that fit the CTA's
-        shared memory.
+        All three block sizes must be powers of two of at least 16, as Triton's ``tl.dot`` requires.
+        A thread may have at most 128 accumulators, because its 255 registers must also hold the
+        operands. The stages must fit the CTA's shared memory.
         """
         for name in ("bm", "bn", "bk"):
             size = getattr(self, name)
@@ -139,33 +150,34 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """A sum cut into ``split`` parts, added by a second kernel."""
+    """Config of a sum over K that is cut into ``split`` parts, which a second kernel adds."""
 
     split: int = 1
 
     def parts(self, gemm: Gemm) -> int:
-        """The split, or one part for each K step where there are fewer: no part is empty."""
+        """Return ``split``, or the number of K steps if it is smaller, so that no part is empty."""
         return min(self.split, ceil_div(gemm.k, self.bk))
 
 
 @dataclass(frozen=True)
 class StreamConfig(TileConfig):
-    """A stream-K matmul by ``ctas`` persistent CTAs."""
+    """Config of a stream-K GEMM by ``ctas`` persistent CTAs."""
 
     ctas: int = 8
 
     def parts(self, gemm: Gemm) -> float:
-        """CTAs per tile, where there are more CTAs than tiles."""
+        """Return the number of CTAs per tile if there are more CTAs than tiles; otherwise 1."""
         return max(1.0, self.ctas / tile_count(gemm.m, gemm.n, self.bm, self.bn, gemm.batch))
 
 
 @dataclass(frozen=True)
 class PersistentConfig(TileConfig):
-    """A persistent matmul by ``ctas`` CTAs, with TMA, with a warp that only copies.
+    """Config of a persistent GEMM by ``ctas`` CTAs.
 
-    ``halves``: TMA stores a tile's result in two halves, one after the other, from half the shared
-    memory. ``flatten``: the loops over tiles and over K are one pipeline, so that the copies of the
-    next tile start before this one is stored.
+    ``tma`` copies whole blocks by TMA. ``specialize`` adds a warp that only copies. ``halves`` lets
+    TMA store a tile's result in two halves, one after the other, from half the shared memory.
+    ``flatten`` makes the loops over tiles and over K one pipeline, so that the copies of the next
+    tile start before this tile is stored.
     """
 
     ctas: int = 8
@@ -176,16 +188,23 @@ class PersistentConfig(TileConfig):
 
     @property
     def experimental(self) -> str | None:
-        """Warp specialisation, on which the compiler crashed on Hopper (tritonbench#1094)."""
+        """Warp specialisation, if it is on; the compiler crashed on Hopper (tritonbench#1094)."""
         return "warp specialisation" if self.specialize else None
 
     @property
     def accumulators(self) -> int:
-        """Specialised, a second group of as many warps takes half of the sums."""
+        """Accumulator registers of one thread.
+
+        With ``specialize``, a second group of as many warps takes half of the sums.
+        """
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Also: what a specialised kernel stores is not halved."""
+        """Return why this config cannot run, as a sentence; None if it can.
+
+        In addition to the rules of :meth:`TileConfig.invalid`, ``specialize`` and ``halves``
+        exclude each other.
+        """
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined."
         return super().invalid(dtype, machine)
@@ -196,17 +215,21 @@ class PersistentConfig(TileConfig):
         return self.bn // 2 if self.halves else self.bn
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """The pipeline's stages and, with TMA, the block of the result that is being stored."""
+        """Return the bytes of shared memory that the kernel needs.
+
+        They hold the pipeline's stages and, with TMA, the block of the result that is being stored.
+        """
         stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
 
 
 @dataclass(frozen=True)
 class ConvConfig(SplitConfig):
-    """A convolution's implicit GEMM; ``gemm``: computed by the kernels for a plain GEMM instead.
+    """Config of a convolution's implicit GEMM.
 
-    With ``ctas`` that is the persistent one with TMA, which stores in ``halves``; otherwise the
-    tiled one, or the one that splits the sum.
+    With ``gemm``, a kernel for plain GEMMs computes the convolution instead. If ``ctas`` is set,
+    that is the persistent kernel with TMA, to which ``halves`` applies. If ``split`` is above 1, it
+    is the kernel that splits the sum, and otherwise the tiled kernel.
     """
 
     gemm: bool = False
@@ -215,20 +238,20 @@ class ConvConfig(SplitConfig):
 
     @classmethod
     def from_gemm(cls, config: TileConfig) -> ConvConfig:
-        """The config of a GEMM's kernel as a convolution's."""
+        """Convert the config of a GEMM kernel into the config of a convolution that it computes."""
         names = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in vars(config).items() if k in names}, gemm=True)
 
     @property
     def gemm_config(self) -> TileConfig:
-        """The config of the GEMM's kernel that this one names."""
+        """Config of the GEMM kernel that this config names."""
         tile = {f.name: getattr(self, f.name) for f in fields(TileConfig)}
         if self.ctas:
             return PersistentConfig(**tile, ctas=self.ctas, halves=self.halves)
         return SplitConfig(**tile, split=self.split) if self.split > 1 else TileConfig(**tile)
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Bytes of shared memory that the kernel in use allocates."""
+        """Return the bytes of shared memory that the kernel in use allocates."""
         if self.ctas:
             return self.gemm_config.shared_bytes(dtype, machine)
         return super().shared_bytes(dtype, machine)
@@ -241,11 +264,11 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
     "triton-persistent": PersistentConfig,
     "triton-conv": ConvConfig,
 }
-"""How each hand-written family is tuned, for those who read configs without Triton."""
+"""Config type of each hand-written family, for code that reads configs without Triton."""
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """What of an implementation's config, given as text, is experimental; None: nothing."""
+    """Return the experimental feature in the text of an implementation's config; None if none."""
     kind = HAND_WRITTEN.get(implementation)
     return kind.parse(config).experimental if kind and config else None
 
@@ -254,48 +277,52 @@ def experimental_feature(implementation: str, config: str) -> str | None:
 
 
 def ceil_div(a: Any, b: Any) -> Any:
-    """⌈a / b⌉ for whole numbers, or arrays of them as floats."""
+    """Return ⌈a / b⌉: a whole number for whole numbers, and floats for arrays."""
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
     return np.ceil(a / b)  # five times as fast as a floor division of floats
 
 
 def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1) -> Any:
-    """Tiles of a GEMM: batch · ⌈m/bm⌉ · ⌈n/bn⌉ · split."""
+    """Return the number of tiles of a GEMM: batch · ⌈m/bm⌉ · ⌈n/bn⌉ · split."""
     return batch * ceil_div(m, bm) * ceil_div(n, bn) * split
 
 
 def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
-    """Useful share of the padded result: m·n over the area of all tiles, at most 1."""
+    """Return the useful share of the padded result, at most 1: m·n over the area of all tiles."""
     return (m * n) / (ceil_div(m, bm) * bm * ceil_div(n, bn) * bn)
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Tiles over the slots of all waves, at most 1: what the last wave leaves idle."""
+    """Return the share of all waves' slots that hold a tile, at most 1.
+
+    It is below 1 if the last wave leaves slots idle.
+    """
     return tiles / (ceil_div(tiles, slots) * slots)
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Largest ``size'`` ≥ ``size`` that needs no wave more than ``size``: the edge of its wave.
+    """Return the largest ``size'`` ≥ ``size`` that needs no more waves than ``size``.
 
-    ``size`` runs along the blocks of ``block`` elements; ``other`` is the result's other
-    dimension. One element beyond the edge starts another wave.
+    ``size`` runs along the blocks of ``block`` elements; ``other`` is the result's other dimension.
+    One element beyond the returned size starts another wave.
     """
     across = ceil_div(other, other_block)
     waves = ceil_div(ceil_div(size, block) * across, slots)
     return waves * slots // across * block
 
 
-# The tiles that libraries really use, seen in kernel names (cuBLAS and cuDNN under PyTorch 2.1 to
-# 2.13): the time model takes the fastest of them where a kernel's own tile is not known.
+# Tiles that appear in the names of vendor kernels (cuBLAS and cuDNN under PyTorch 2.1 to 2.13). The
+# time model takes the fastest of them where a kernel's own tile is not known.
 _SIMT = [(32, 32), (32, 64), (64, 32), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128),
          (128, 128)]  # fmt: skip
 _AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128),
            (256, 64), (64, 256), (256, 128), (128, 256)]  # fmt: skip
-# nvjet has far more than a table needs: 64·a columns by 8·b rows, none seen above 40,960 elements,
-# among them 256x152, 192x208 and 64x104 (its first number is our columns). These 25 follow that
-# pattern; not all of them were seen. A product often just fills its waves, and one row more starts
-# another: whole waves over these 25 predict H100's steps better than partial waves over fourteen.
+# nvjet has far more tiles than a table needs: 64·a columns by 8·b rows, none seen above 40,960
+# elements, among them 256x152, 192x208 and 64x104 (its first number is our columns). These 25
+# follow that pattern; not all of them were seen. A GEMM often just fills its waves, and one more
+# row starts another wave. Whole waves over these 25 tiles predict the cliffs of an H100 better than
+# partial waves over 14 tiles.
 _NVJET = {64: (8, 16, 32, 64, 96, 128, 160), 128: (64, 96, 128, 160, 192, 256),
           192: (64, 96, 128, 160, 192), 256: (8, 16, 64, 96, 128, 160), 320: (128,)}  # fmt: skip
 _HOPPER = [(rows, columns) for columns, sizes in _NVJET.items() for rows in sizes]
@@ -303,7 +330,7 @@ _CPU = [(8, 16), (16, 16), (32, 16), (64, 16), (128, 16)]  # rows × vector lane
 
 
 def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
-    """(rows, columns) of the tiles that the vendor's library has for a generation and dtype."""
+    """Return the (rows, columns) of the vendor library's tiles for a generation and dtype."""
     if generation == "cpu":
         return _CPU
     if dtype == "fp32":
@@ -312,10 +339,11 @@ def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
 
 
 def large_tile(generation: str, dtype: str) -> tuple[int, int]:
-    """(rows, columns) of the tile that a large product gets; its edges are where steps are.
+    """Return the (rows, columns) of the tile that a large GEMM gets; cliffs lie at its edges.
 
-    Seen in names: nvjet 128×256 and ampere 128×256, whose first number is our columns. How a
-    CPU's libraries block is not known; there it only says which sizes to sample more densely.
+    Kernel names show nvjet 128×256 and ampere 128×256, whose first number is our columns. It is not
+    known which blocks a CPU's libraries use, so for a CPU the tile only says which sizes to sample
+    more densely.
     """
     if generation == "cpu":
         return 128, 64

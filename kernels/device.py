@@ -1,4 +1,7 @@
-"""The device at hand: which one, its facts, and the versions of what runs on it. Needs torch."""
+"""Selection of the device to measure, its facts, and the versions of what runs on it.
+
+This module needs PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver of each CUDA major version (NVIDIA's compatibility table)."""
+"""Oldest driver for each CUDA major version (NVIDIA's compatibility table)."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device that PyTorch can use. ``gpu`` is its ordinal among the visible ones."""
+    """Device that PyTorch can use; ``gpu`` is its ordinal among the visible GPUs."""
 
     machine: Machine
     torch_name: str
@@ -30,14 +33,15 @@ class Device:
 
 
 def select_device(kind: str = "auto", gpu: int = 0) -> Device:
-    """The GPU where there is one, the CPU otherwise or where it is asked for.
+    """Select the GPU if there is one; otherwise, or if asked for, the CPU.
 
     Args:
         kind: ``auto``, ``gpu`` or ``cpu``.
-        gpu: which of the visible GPUs.
+        gpu: ordinal among the visible GPUs.
 
     Raises:
-        UserError: PyTorch cannot use the GPU that is present; the CPU is never a silent fallback.
+        UserError: if PyTorch cannot use the GPU that is present, if a GPU was asked for and there
+            is none, or if ``kind`` is not known. The CPU is never a silent fallback.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -62,9 +66,9 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def make_current(gpu: int | None) -> None:
-    """Make a GPU the one that this process launches and waits on; None: nothing to do for a CPU.
+    """Make a GPU the current one of this process; None stands for the CPU and changes nothing.
 
-    PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` mean the
+    PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` use the
     current GPU. :func:`select_device` does not change it, because a process that only plans must
     not open a GPU.
     """
@@ -73,9 +77,9 @@ def make_current(gpu: int | None) -> None:
 
 
 def this_cpu() -> Device:
-    """The CPU, with as many threads as :func:`kernels.machine.cpu_threads` says.
+    """Return the CPU, and let this process use :func:`kernels.machine.cpu_threads` threads.
 
-    They are set for this process. The CPU's ceilings are not measured yet: they are 0.
+    The CPU's ceilings are 0, because they are not measured yet.
     """
     threads = cpu_threads()
     torch.set_num_threads(threads)
@@ -109,21 +113,23 @@ def _this_gpu(gpu: int) -> Device:
             bus_bits=p.memory_bus_width,
         )
     )
-    # The device's own figure wins: an H200's L2 is 50 or 60 MB, whatever the datasheet says.
+    # Prefer the device's own report: an H200's L2 is 50 or 60 MB, whatever the datasheet says.
     machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """A clock of a device's properties in kHz; 0 where this PyTorch and CUDA do not report it."""
+    """Return a clock of a device in kHz; 0 if this PyTorch and CUDA do not report it."""
     return float(getattr(properties, name, 0))
 
 
 def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
-    """Whether binaries (``sm_80``: this major version, this minor or a later one) or PTX
-    (``compute_90``: everything later) of a PyTorch run on a GPU.
+    """Return True if a PyTorch that is built for ``arches`` runs on a GPU of this capability.
+
+    Binaries (``sm_80``) run on the same major version, from their minor version on. PTX
+    (``compute_90``) runs on its capability and everything later.
     """
-    if not arches:  # unknown: assume that it runs
+    if not arches:  # not known: assume that it runs
         return True
     for arch in arches:
         kind, _, number = arch.partition("_")
@@ -137,7 +143,7 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
 
 
 def nvidia_driver() -> str | None:
-    """Version of the NVIDIA driver if there is also a GPU; ``unknown`` if it cannot be read."""
+    """Return the NVIDIA driver's version; ``unknown`` if it is unreadable, None without a GPU."""
     if not glob.glob("/dev/nvidia[0-9]*") and not Path("/proc/driver/nvidia/gpus").is_dir():
         return None
     try:
@@ -149,7 +155,7 @@ def nvidia_driver() -> str | None:
 
 
 def _why_unusable(driver: str) -> str:
-    """One sentence: driver found, what PyTorch needs, what to do."""
+    """Return one sentence: which driver was found, what PyTorch needs, and what to do."""
     problem = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return problem + (
@@ -166,7 +172,10 @@ def _why_unusable(driver: str) -> str:
 
 
 def software(device: Device) -> dict[str, str]:
-    """Versions of everything that a time depends on; no host name, user or path."""
+    """Return the versions of everything that a time depends on.
+
+    They contain no host name, user or path.
+    """
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,

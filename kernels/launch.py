@@ -1,4 +1,4 @@
-"""What an implementation hands out: a callable that launches once, and how it was tuned."""
+"""Interface of all implementations: what they support, how they are tuned, and how they launch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Launch:
-    """``launch(i)`` launches once on operand set i, without synchronising, and returns its output.
+    """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
 
-    Libraries read process-wide settings (the precision of fp32 products, cuDNN's autotuner).
-    Calling a launch sets and restores them around that one call. A timed batch enters
-    ``settings()`` once and calls ``bare(i)``, so that no microsecond of it is measured. ``paced``
-    says that the gaps between launches belong to the time. ``sets`` are the operand sets that it
-    reads and writes.
+    It does not synchronise, and it returns the output. Vendor libraries read process-wide settings,
+    such as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores
+    them around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so
+    that setting and restoring is not measured. ``paced`` says that the gaps between launches belong
+    to the time. ``sets`` are the operand sets that the launch reads and writes.
     """
 
     def __init__(
@@ -39,44 +39,47 @@ class Launch:
         self.paced = paced
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once, under the settings that it needs."""
+        """Launch once, under the settings that the launch needs."""
         with self.settings():
             return self.bare(index)
 
 
 class Implementation(Protocol):
-    """One way to compute problems. ``implementations()`` lists them by name."""
+    """Way to compute problems, such as a vendor library or a Triton family.
+
+    :func:`kernels.implementations` returns all of them by name.
+    """
 
     name: str
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that it computes somewhere: ``gemm``, ``conv``, …"""
+        """Operations that it computes on at least one machine: ``gemm``, ``conv``, …"""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """None if it computes the problem on the machine, or why not, as a sentence."""
+        """Return None if it computes the problem on the machine; otherwise the reason, in words."""
         ...
 
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Candidate configs, the one that it would choose first; None is the library's own.
+        """Return candidate configs, its own choice first; None is a vendor library's default.
 
-        Those that are experimental are among them only where they are asked for.
+        Experimental configs are included only if ``experimental`` is set.
         """
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Read a config's text; the empty text is the default."""
+        """Parse a config's text; the empty text is the default."""
         ...
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind operand sets. Whatever is slow and needed once happens here or in the first call."""
+        """Bind operand sets; slow work that is needed once happens here or in the first launch."""
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile what the cases need on all CPU cores; a library has nothing to compile."""
+        """Compile what the cases need in parallel; a vendor library has nothing to compile."""
         ...

@@ -1,7 +1,8 @@
-"""Plain facts about the machine that computes: rates, bandwidth, caches, each with its source.
+"""Facts about machines: peak rates, bandwidth and caches, each with its source.
 
-Torch-free. Known GPUs come from ``machines.toml``; any other GPU gets its facts from what the
-driver reports (:func:`from_properties`); a CPU's ceilings are measured (:func:`cpu_machine`).
+Known GPUs come from ``machines.toml``. Any other GPU gets its facts from what the driver reports
+(:func:`from_properties`). A CPU's ceilings are measured (:func:`cpu_machine`). This module does not
+need PyTorch.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """One device. Rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
+    """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
-    A CPU is a machine too: its threads are its ``sms``, its last-level cache is its ``l2_bytes``.
-    ``sources`` says, fact by fact, where the number comes from. ``emulated`` dtypes are computed
-    without instructions for them, at a fraction of the others' speed.
+    A CPU is a machine too: its threads are its ``sms``, and its last-level cache is its
+    ``l2_bytes``. ``sources`` names the source of each fact. ``emulated`` dtypes are computed
+    without instructions for them, at a fraction of the speed of the others.
     """
 
     slug: str
@@ -69,17 +70,17 @@ class Machine:
     emulated: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s of a dtype.
+        """Return the peak FLOP/s of a dtype.
 
         Raises:
-            UserError: the machine has no units for it.
+            UserError: if the machine has no units for the dtype.
         """
         if dtype not in self.peaks:
             raise UserError(f"{self.name} computes {', '.join(self.peaks)}, not {dtype}.")
         return self.peaks[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """Arithmetic intensity (FLOP/byte) at which the memory roof meets the dtype's roof."""
+        """Return the intensity (FLOP/byte) at which the memory roof meets the dtype's roof."""
         return self.peak(dtype) / self.bandwidth
 
     @property
@@ -88,16 +89,16 @@ class Machine:
         return "cpu" if self.capability is None else "sm_{}{}".format(*self.capability)
 
     def to_json(self) -> dict[str, Any]:
-        """For run.json; :meth:`from_json` reads it back."""
+        """Return the facts for run.json; :meth:`from_json` reads them back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Machine:
-        """Inverse of :meth:`to_json`.
+        """Create a machine from the facts that :meth:`to_json` returned.
 
         Raises:
-            UserError: a fact is missing or absurd, or the slug cannot be a folder's name.
-                Recordings come from strangers.
+            UserError: if a fact is missing or absurd, or the slug cannot be a folder's name. The
+                facts are checked because recordings come from strangers.
         """
         if fault := misfit(data, _FACTS, "machine"):
             raise UserError(f"invalid machine description: {fault}.")
@@ -116,10 +117,10 @@ class Machine:
 
 @functools.cache
 def known_machines() -> dict[str, Machine]:
-    """Every machine of ``machines.toml`` by slug.
+    """Return every machine of ``machines.toml`` by slug.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: if the file is damaged.
     """
     with _whole_table() as table:
         sources = table.pop("sources")
@@ -128,7 +129,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """machines.toml, and one sentence for all that may be wrong with it."""
+    """Yield the content of machines.toml, and report any fault in it as one sentence."""
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -139,22 +140,26 @@ def _whole_table() -> Iterator[dict[str, Any]]:
 
 
 def known_machine(slug: str) -> Machine:
-    """The machine of ``machines.toml`` that a word means.
+    """Return the machine of ``machines.toml`` that a word means.
 
-    Words are understood by :func:`kernels.common.aliases.slug_meant`.
+    :func:`kernels.common.aliases.slug_meant` interprets the word.
 
     Args:
-        slug: of the machine, or as much of it as is no other's.
+        slug: slug of the machine, or any unambiguous part of it.
 
     Raises:
-        UserError: there is none, or several.
+        UserError: if the word means no machine, or several.
     """
     known = known_machines()
     return known[slug_meant(slug, known)]
 
 
 def machine_of_arch(arch: str) -> Machine:
-    """The first machine of ``machines.toml`` with this architecture, such as ``sm_90``."""
+    """Return the first machine of ``machines.toml`` with an architecture such as ``sm_90``.
+
+    Raises:
+        UserError: if there is none.
+    """
     by_arch: dict[str, Machine] = {}
     for machine in known_machines().values():
         by_arch.setdefault(machine.arch, machine)
@@ -175,12 +180,15 @@ def _slug_of_device_name() -> dict[str, str]:
 
 
 def slug_of_device(name: str) -> str:
-    """The slug of a GPU by its driver's name for it; made of that name where no table knows it."""
+    """Return the slug of a GPU by its name in the driver.
+
+    If no table knows the name, the slug is made from it.
+    """
     return _slug_of_device_name().get(name) or _dashes(name) or "unnamed-gpu"
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """The entry with the facts of the one that it is ``like`` filled in."""
+    """Return the entry of a slug, with the facts of the entry that it is ``like`` filled in."""
     entry = dict(table[slug])
     if "like" in entry:
         base = _inherited(table, entry.pop("like"))
@@ -219,7 +227,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the driver reports of a GPU. Clocks in MHz, sizes in bytes."""
+    """Facts that the driver reports about a GPU. Clocks in MHz, sizes in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -234,12 +242,12 @@ class DeviceProperties:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s: two transfers per memory clock over the whole bus."""
+        """Bandwidth in bytes/s: two transfers per memory clock over the whole bus."""
         return 2 * self.memory_mhz * 1e6 * self.bus_bits / 8
 
 
-# FLOPs per clock and SM; 16-bit products accumulate in fp32. From the architecture whitepapers
-# (machines.toml's sources). A dtype that is missing has no units on that chip.
+# FLOPs per clock and SM, from the architecture whitepapers (the sources of machines.toml). 16-bit
+# operands accumulate in fp32. A dtype that is missing has no units on that chip.
 _FLOPS_PER_CLOCK: dict[tuple[int, int], dict[str, int]] = {
     (7, 0): {"fp32": 128, "fp16": 1024},
     (7, 5): {"fp32": 128, "fp16": 1024},
@@ -265,9 +273,10 @@ _GENERATIONS = {
 
 
 def from_properties(properties: DeviceProperties) -> Machine:
-    """Facts of the GPU at hand: the table's where it knows the card, the device's own otherwise.
+    """Return the facts of the GPU at hand, from ``machines.toml`` if it lists the card.
 
-    A MIG slice is no known card: SMs, L2 and memory are its own, its bandwidth is the card's in
+    Any other card's facts come from the device's own properties. A MIG slice does not count as a
+    listed card: its SMs, L2 and memory are its own, and its bandwidth is the whole card's in
     proportion to its share of the card's memory.
     """
     p = properties
@@ -275,7 +284,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
     if slug in known_machines():
         return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
 
-    # A capability newer than the table takes the newest older row; ``sources`` names that row.
+    # A capability newer than the table takes the newest older row, which ``sources`` names.
     row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
     halved = "GeForce" in p.name
     peaks = {
@@ -320,7 +329,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
 
 
 def cpu_model() -> str:
-    """The CPU's model as the system names it; empty if it does not."""
+    """Return the CPU's model as the system names it; empty if it does not."""
     text = _cpuinfo()
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     if match or text:
@@ -329,7 +338,7 @@ def cpu_model() -> str:
 
 
 def _cpuinfo() -> str:
-    """Linux's description of its CPUs; empty on other systems."""
+    """Return Linux's description of its CPUs; empty on other systems."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -337,14 +346,14 @@ def _cpuinfo() -> str:
 
 
 def instruction_set(cpuinfo: str | None = None) -> str:
-    """The widest instruction set that decides a CPU's speed, such as ``avx2`` or ``amx``.
+    """Return the widest instruction set that decides a CPU's speed, such as ``avx2`` or ``amx``.
 
     Args:
-        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads this machine's.
+        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
 
     Returns:
-        One of ``amx``, ``avx512bf16``, ``avx512``, ``avx2``, ``neonbf16`` and ``neon``; ``base``
-        where the system names none of them.
+        One of ``amx``, ``avx512bf16``, ``avx512``, ``avx2``, ``neonbf16`` and ``neon``, or ``base``
+        if the system names none of them.
     """
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
@@ -362,13 +371,14 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")
 
 
 def cpu_threads() -> int:
-    """Threads with which a CPU is measured: all cores but one, or one if there are fewer than four.
+    """Return the number of threads with which a CPU is measured.
 
-    The idle core is left for everything else that runs, which would otherwise delay one of the
-    threads and with it all of them. The environment variable ``THREADS`` decides otherwise.
+    It is the number of cores minus one, or 1 if there are fewer than four cores. The idle core is
+    left for everything else that runs, which would otherwise delay one of the threads and with it
+    all of them. The environment variable ``THREADS`` overrides this number.
 
     Raises:
-        UserError: ``THREADS`` is not a positive whole number.
+        UserError: if ``THREADS`` is not a positive whole number.
     """
     asked = os.environ.get("THREADS", "")
     if asked:
@@ -380,7 +390,7 @@ def cpu_threads() -> int:
 
 
 def usable_cores(cpuinfo: str | None = None) -> int:
-    """Physical cores on which this process may run, within the CPU quota of its container."""
+    """Count the physical cores that this process may use, within its container's CPU quota."""
     usable = _usable_processors()
     cores = set()
     for block in (_cpuinfo() if cpuinfo is None else cpuinfo).split("\n\n"):
@@ -391,7 +401,7 @@ def usable_cores(cpuinfo: str | None = None) -> int:
 
 
 def usable_processors() -> int:
-    """Logical processors on which this process may run, within the CPU quota of its container."""
+    """Count the logical processors that this process may use, within its container's CPU quota."""
     return max(1, math.ceil(min(len(_usable_processors()), _quota_cores())))
 
 
@@ -402,7 +412,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Cores' worth of time that the container may use; infinite where nothing limits it."""
+    """Return the cores' worth of time that the container may use; infinite without a limit."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -410,7 +420,9 @@ def _quota_cores() -> float:
 
 
 def cpu_slug(model: str, instructions: str, threads: int) -> str:
-    """``cpu-<model>-<instructions>-<threads>t``; the model without "(R)", "CPU" and its clock.
+    """Return ``cpu-<model>-<instructions>-<threads>t``.
+
+    "(R)", "CPU" and the clock are left out of the model.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
     'cpu-intel-xeon-platinum-8480c-amx-8t'
@@ -420,7 +432,13 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
 
 
 def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
-    """This CPU, its ceilings as measured: FLOP/s by dtype, bytes/s, 0 if not yet."""
+    """Return this CPU as a machine with the given ceilings.
+
+    Args:
+        peaks: measured FLOP/s by dtype; 0 if not measured yet.
+        bandwidth: measured bytes/s; 0 if not measured yet.
+        threads: number of threads with which the CPU is measured.
+    """
     model, instructions = cpu_model(), instruction_set()
     measured = "measured by the run: the best of several passes"
     return Machine(
@@ -444,7 +462,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Bytes of the largest cache that the system describes; 32 MiB where it describes none."""
+    """Return the bytes of the largest cache that the system describes; 32 MiB without any."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [
         int(text[:-1]) * units[text[-1]]
@@ -462,5 +480,5 @@ def _total_memory() -> int:
 
 
 def _dashes(name: str) -> str:
-    """Lower case, every run of other characters one dash."""
+    """Convert a name to lower case, and each run of characters outside a-z and 0-9 to one dash."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

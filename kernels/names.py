@@ -1,7 +1,7 @@
-"""What a kernel's name says: what it does, its tile, stages, cluster, split and units. Torch-free.
+"""Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
 
-Library kernels cannot be asked, but their names say a great deal. A fact that a name does not
-carry is None here, never a guess.
+A vendor library's kernels cannot be asked, but their names say a great deal. A fact that a name
+does not carry is None here, never a guess. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ KINDS = (
     "gemm", "conv", "winograd", "fft", "attention", "gemv", "reduce", "transform", "elementwise",
     "other",
 )  # fmt: skip
-"""What a kernel is for; the first six are where the arithmetic of a product happens."""
+"""Kinds of kernels; the first six do the arithmetic of a GEMM, a convolution or attention."""
 
 
 @dataclass(frozen=True)
 class KernelName:
-    """Facts read off one name. The tile is as named: cuBLAS names it in column-major frame."""
+    """Facts read from one kernel's name.
+
+    ``tile`` is in the name's order: cuBLAS names it in column-major frame.
+    """
 
     kind: str
     library: str | None = None  # cublas, cudnn, cutlass, onednn, mkl, triton
@@ -33,10 +36,9 @@ class KernelName:
     tensor_cores: bool | None = None
 
     def tile_text(self) -> str:
-        """The tile of our row-major result, ``rows x columns [x depth]``; empty if not known.
+        """Return the tile of our row-major result: ``rows x columns [x depth]``, empty if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so that the first number of a GEMM's tile lies along
-        our n.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the first number of a GEMM's tile lies along our n.
         """
         if self.tile is None:
             return ""
@@ -46,7 +48,7 @@ class KernelName:
         return "x".join(str(v) for v in (rows, columns, self.depth) if v is not None)
 
 
-# Ordered: the first pattern that is found decides.
+# The order matters: the first pattern that is found decides.
 _KIND_PATTERNS = [
     ("winograd", r"winograd"),
     ("fft", r"\bfft2d|gcgemm|region_transform|flip_filter"),
@@ -97,7 +99,7 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Read one kernel's name, as a profiler prints it."""
+    """Read the facts from a kernel's name, as a profiler prints it."""
     low = name.lower()
     kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
     library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
@@ -120,11 +122,12 @@ def read_name(name: str) -> KernelName:
 
 
 def conv_algorithm(kernels: Sequence[str]) -> str:
-    """How a convolution was computed, by all its kernels' names.
+    """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    ``implicit-gemm`` (or an explicit one), ``winograd-2x2`` in one kernel, ``winograd-4x4`` in
-    four, ``fft``; empty where no name says it. The digits of a fused kernel's ``tile148`` or
-    ``tile442`` multiply to 32 in every name: how its output tiles lie, not how large one is.
+    It is ``implicit-gemm`` (also for an explicit GEMM), ``winograd-2x2`` in one kernel,
+    ``winograd-4x4`` in four kernels, or ``fft``; it is empty if no name shows it. The digits of a
+    fused kernel's ``tile148`` or ``tile442`` multiply to 32 in every name. They say how the kernel
+    arranges its output tiles, not how large one is.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
@@ -159,7 +162,8 @@ def _split_k(low: str) -> bool | None:
 
 
 def _tensor_cores(low: str) -> bool | None:
-    # An xmma name lists its types: ffma kernels say so, all others with narrow types are MMA.
+    # An xmma name lists its types. Kernels of plain FMAs have ffma in theirs; all others use Tensor
+    # Cores.
     if "xmma" in low:
         return "ffma" not in low
     if _TENSOR_CORES.search(low):

@@ -1,8 +1,9 @@
 """Operands of a problem as views of flat memory, in the layout that the problem names.
 
 A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
-convolution's are the two tensors that its pass reads: fprop (x, w), dgrad (dy, w), wgrad (x, dy).
-Any other operation's are its input and its parameters; the kernel's caller knows their shapes.
+convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w) for dgrad,
+(x, dy) for wgrad. Any other operation has its input and its parameters, whose shapes the caller of
+the kernel knows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TORCH_DTYPES = {
 
 
 class Operands(NamedTuple):
-    """One set: two inputs and the place for the result, all with logical shapes."""
+    """One set of operands: two inputs and the memory for the result, all with logical shapes."""
 
     a: Tensor
     b: Tensor
@@ -34,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Elements of memory that the two inputs and the result take, batch and gaps included."""
+    """Count the elements of memory that the two inputs and the result take, with batch and gaps."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
@@ -55,7 +56,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """Views of three flat tensors, of :func:`element_counts` elements each, as the operands."""
+    """View three flat tensors, of :func:`element_counts` elements each, as the operands."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         views = (
@@ -94,7 +95,10 @@ def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> 
 
 
 def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
-    """Logical shapes (in PyTorch's N, C, H, W order) of input ``x``, filter ``w``, output ``y``."""
+    """Return the logical shapes of the input ``x``, the filter ``w`` and the output ``y``.
+
+    They are in PyTorch's order (N, C, H, W).
+    """
     return {
         "x": (conv.n, conv.c, conv.h, conv.w),
         "w": (conv.kout, conv.c // conv.groups, conv.r, conv.s),
@@ -105,7 +109,10 @@ def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
 def random_operands(
     problem: Workload, device: torch.device | str, seed: int = 0, storage: Storage = DENSE
 ) -> Operands:
-    """One fresh set of normal values, the result poisoned with NaN. For checks and tests."""
+    """Return a new set of normally distributed values for checks and tests.
+
+    The result is filled with NaN, so that a missing element fails the check.
+    """
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
     count_a, count_b, count_out = element_counts(problem, storage)
@@ -118,13 +125,13 @@ def random_operands(
 
 
 def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
-    """(rows, columns, how it is stored) of A, B and the result."""
+    """Return the rows, the columns and the layout's letter of A, B and the result."""
     m, n, k = gemm.m, gemm.n, gemm.k
     return (m, k, gemm.layout[0]), (k, n, gemm.layout[1]), (m, n, "n")
 
 
 def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
-    """Rows in memory of a matrix, and the elements of each."""
+    """Return the number of rows that a matrix has in memory, and the elements of each."""
     return (rows, columns) if letter == "n" else (columns, rows)
 
 

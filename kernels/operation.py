@@ -1,7 +1,8 @@
-"""Operations beyond GEMM and convolution that the field's rules are about. Torch-free.
+"""Operations other than GEMM and convolution that the field's rules are about.
 
-Layers that only move memory, several products that share an operand, and an LSTM, each with only
-what a rule needs. Like a GEMM each has two inputs and a result, FLOPs and minimum bytes.
+They are layers that only move memory, several GEMMs that share an operand, and an LSTM, each with
+only what a rule needs. Like a GEMM, each has two inputs and a result, FLOPs and minimum bytes. This
+module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
-"""Memory-bound layers and the operations for each element that their textbook formula counts.
+"""Memory-bound layers, and the operations per element that their textbook formula counts.
 
 A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the source
-of the rule that gives it 2.25 FLOP per byte; PyTorch's also writes a 64-bit index for each element.
+of the rule that gives it 2.25 FLOP per byte; PyTorch's max-pool also writes a 64-bit index for each
+element.
 """
 
-_PARAMETERS = ("layernorm", "batchnorm")  # have a scale and a shift for each channel
+_PARAMETERS = ("layernorm", "batchnorm")  # layers with a scale and a shift for each channel
 
 GATES = 4
-"""Of an LSTM: input, forget, cell and output gate."""
+"""Number of an LSTM's gates: input, forget, cell and output gate."""
 
 
 class _OperationBase(ABC):
-    """What follows from an operation's FLOPs and elements."""
+    """Base class that derives bytes and intensity from an operation's FLOPs and elements."""
 
     __slots__ = ()
     dtype: str
@@ -38,7 +40,7 @@ class _OperationBase(ABC):
     @property
     @abstractmethod
     def flops(self) -> int:
-        """Floating-point operations."""
+        """Number of floating-point operations."""
 
     @property
     @abstractmethod
@@ -47,7 +49,10 @@ class _OperationBase(ABC):
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic: every operand read once, shared ones too, the result written once."""
+        """Minimum traffic in bytes.
+
+        Every operand is read once, even if it is shared, and the result is written once.
+        """
         return sum(self.operand_elements) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -58,11 +63,12 @@ class _OperationBase(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Layer(_OperationBase):
-    """A layer whose time is the bytes that it moves: activations (n, c, h, w), result alike.
+    """Memory-bound layer on activations (n, c, h, w); its result has the same shape.
 
-    ReLU, GELU and max-pool work pixel by pixel; layer norm and softmax over the channels of each
-    pixel, so that (n, c) with h = w = 1 is n rows of c features; batch norm over all pixels of a
-    channel, with the statistics of the batch as in training.
+    ReLU and GELU work on each element, and max-pool on the 3×3 pixels around each pixel. Layer norm
+    and softmax work over the channels of each pixel, so that (n, c) with h = w = 1 is n rows of c
+    features. Batch norm works over all pixels of a channel, with the statistics of the batch as in
+    training.
     """
 
     op: str
@@ -83,12 +89,12 @@ class Layer(_OperationBase):
 
     @property
     def elements(self) -> int:
-        """Of the activations."""
+        """Number of elements of the activations."""
         return self.n * self.c * self.h * self.w
 
     @property
     def flops(self) -> int:
-        """Operations of the textbook formula, see :data:`LAYERS`."""
+        """Operations in the textbook formula; see :data:`LAYERS`."""
         return LAYERS[self.op] * self.elements
 
     @property
@@ -98,16 +104,16 @@ class Layer(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """None."""
+        """GEMMs in the layer: none."""
         return ()
 
     @property
     def shape_class(self) -> str:
-        """All layers are bound by memory."""
+        """Class in reports: every layer is ``memory-bound``."""
         return "memory-bound"
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in measurements.csv."""
+        """Return the layer's columns in measurements.csv."""
         return {
             "op": self.op,
             "batch": self.n,
@@ -120,7 +126,7 @@ class Layer(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Layer:
-        """Inverse of :meth:`columns`."""
+        """Create a layer from what :meth:`columns` returned."""
         n, c, h, w = (int(row[name]) for name in ("batch", "c", "h", "w"))
         return cls(row["op"], n, c, h, w, row["dtype"], row["layout"])
 
@@ -134,12 +140,12 @@ SERIES = ("projections", "timesteps")
 
 @dataclass(frozen=True, slots=True)
 class Series(_OperationBase):
-    """``count`` products (m, k) @ (k, n) that share an operand, and could be one.
+    """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one.
 
-    ``projections``: one input, a weight each, as Q, K and V or the gates of an LSTM have them;
-    fused, one product with ``count`` times the columns. ``timesteps``: one weight, an input each,
-    as the steps of a sequence have them; fused, one product with ``count`` times the rows. Weights
-    are stored (n, k) as in a linear layer.
+    ``projections`` have one input and a weight each, like Q, K and V or the gates of an LSTM.
+    Fused, they are one GEMM with ``count`` times the columns. ``timesteps`` have one weight and an
+    input each, like the steps of a sequence. Fused, they are one GEMM with ``count`` times the
+    rows. Weights are stored (n, k), as in a linear layer.
     """
 
     op: str
@@ -156,18 +162,18 @@ class Series(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """``count`` times the same."""
+        """Number and shape of the GEMMs: ``count`` times the same."""
         return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
 
     @property
     def fused(self) -> Gemm:
-        """All of them as one product."""
+        """The whole series as one GEMM."""
         rows, columns = (1, self.count) if self.op == "projections" else (self.count, 1)
         return Gemm(self.m * rows, self.n * columns, self.k, self.dtype, "nt")
 
     @property
     def flops(self) -> int:
-        """Of all products."""
+        """Number of floating-point operations of all GEMMs."""
         return self.fused.flops
 
     @property
@@ -177,11 +183,14 @@ class Series(_OperationBase):
 
     @property
     def shape_class(self) -> str:
-        """``projections`` or ``timesteps``."""
+        """Class in reports: ``projections`` or ``timesteps``."""
         return self.op
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in measurements.csv: the GEMM of one product, ``batch`` of them."""
+        """Return the columns in measurements.csv.
+
+        They are those of one of the GEMMs, with ``count`` as ``batch``.
+        """
         return {
             "op": self.op,
             "m": self.m,
@@ -194,7 +203,7 @@ class Series(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Series:
-        """Inverse of :meth:`columns`."""
+        """Create a series from what :meth:`columns` returned."""
         count, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
         return cls(row["op"], count, m, n, k, row["dtype"])
 
@@ -204,9 +213,9 @@ class Series(_OperationBase):
 
 @dataclass(frozen=True, slots=True)
 class Lstm(_OperationBase):
-    """One layer of an LSTM, forward, without biases: ``steps`` inputs (minibatch, features).
+    """One LSTM layer, forward, without biases, on ``steps`` inputs (minibatch, features).
 
-    Its four gates are one product with the input over all steps and one with the hidden state in
+    Its four gates are one GEMM with the input over all steps, and one GEMM with the hidden state in
     each step.
     """
 
@@ -220,8 +229,10 @@ class Lstm(_OperationBase):
 
     @property
     def weight_scale(self) -> float:
-        """What normal values are multiplied by to be weights: about 1/√(features + hidden), so that
-        no gate saturates, and a power of two, so that no value is rounded.
+        """Factor that turns normally distributed values into weights.
+
+        It is about 1/√(features + hidden), so that no gate saturates, and a power of two, so that
+        no value is rounded.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
 
@@ -231,7 +242,7 @@ class Lstm(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """One over all steps, and one in each."""
+        """Number and shape of the GEMMs: one over all steps, and one in each step."""
         gates = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -241,7 +252,10 @@ class Lstm(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Of the products; the gates' own arithmetic is not counted."""
+        """Number of floating-point operations of the GEMMs.
+
+        The arithmetic inside the gates is not counted.
+        """
         return sum(count * gemm.flops for count, gemm in self.products)
 
     @property
@@ -253,11 +267,14 @@ class Lstm(_OperationBase):
 
     @property
     def shape_class(self) -> str:
-        """``lstm``."""
+        """Class in reports: ``lstm``."""
         return self.op
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in measurements.csv: the gates' GEMM of one step, ``batch`` steps."""
+        """Return the columns in measurements.csv.
+
+        They are those of the gates' GEMM in one step, with the number of steps as ``batch``.
+        """
         return {
             "op": self.op,
             "m": self.minibatch,
@@ -269,7 +286,7 @@ class Lstm(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Lstm:
-        """Inverse of :meth:`columns`."""
+        """Create an LSTM from what :meth:`columns` returned."""
         steps, minibatch, gates, features = (int(row[name]) for name in ("batch", "m", "n", "k"))
         return cls(steps, minibatch, gates // GATES, features, row["dtype"])
 
@@ -282,21 +299,21 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""Everything that can be timed. The model and the hand-written kernels know problems alone."""
+"""Everything that can be timed; the time model and the Triton families only know problems."""
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
     **dict.fromkeys(LAYERS, Layer), **dict.fromkeys(SERIES, Series), Lstm.op: Lstm,
 }  # fmt: skip
 
 OPERATIONS = tuple(_KINDS)
-"""Names of all operations beyond ``gemm`` and ``conv``."""
+"""Names of all operations other than ``gemm`` and ``conv``."""
 
 
 def as_problem(workload: Workload) -> Problem:
-    """The workload, if it is a GEMM or a convolution.
+    """Return the workload, which must be a GEMM or a convolution.
 
     Raises:
-        TypeError: it is another operation, which the caller should have refused.
+        TypeError: if it is another operation, which the caller should have refused.
     """
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
@@ -304,10 +321,10 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """The GEMMs or the convolution that a workload consists of, and how many of each."""
+    """Return the GEMMs or the convolution in a workload, each with its number."""
     return workload.products if isinstance(workload, Operation) else ((1, workload),)
 
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
-    """The operation that a row's columns describe."""
+    """Create the operation that a row's columns describe."""
     return _KINDS[row["op"]].from_columns(row)

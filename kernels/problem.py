@@ -1,7 +1,8 @@
-"""What is to be computed, and nothing about how: GEMMs, convolutions, and their arithmetic.
+"""Problems to compute, GEMMs and convolutions, and their arithmetic.
 
-Torch-free. Sizes are element counts, FLOPs count a multiply-add as two, bytes are the least that
-any implementation must move through memory: every operand read once, every result written once.
+Nothing here depends on how a problem is computed. Sizes are element counts. FLOPs count a
+multiply-add as two. Bytes are the least that any implementation must move through memory: every
+operand is read once and every result written once. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -14,42 +15,48 @@ from kernels.common.checks import check_bytes, check_positive, check_word, is_wh
 from kernels.common.errors import UserError
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Storage bytes of an operand of each dtype. ``tf32`` is stored as fp32 and multiplied with 10
-mantissa bits. ``fp8`` is a product of 8-bit operands with a 16-bit result, and what it takes
-includes quantising A from 16 bits, as where a model's activations are quantised on their way."""
+"""Storage bytes of an operand's element, by dtype.
+
+``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has 8-bit operands
+and a 16-bit result. Its time includes quantising A from 16 bits, as in a model, which quantises its
+activations as it computes them.
+"""
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
-"""Those that sweeps time. About fp8, others' measurements alone are known."""
+"""Dtypes that sweeps time. fp8 is known only from public measurements."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
-"""What the time of an fp8 product contains, in words."""
+"""Phrase for messages that says what the time of an fp8 GEMM includes."""
 
-_HALF_BYTES = 2  # an element of 16 bits: what fp8's A is quantised from, and its result
+_HALF_BYTES = 2  # bytes of a 16-bit element: fp8's A before it is quantised, and fp8's result
 
 GEMM_LAYOUTS = ("nn", "nt", "tn", "tt")
 CONV_LAYOUTS = ("nhwc", "nchw")
 PASSES = ("fprop", "dgrad", "wgrad")
 
 WIDE_BYTES = 16
-"""The widest copy of one thread, and the unit of TMA: rows of a multiple of it are 'aligned'."""
+"""Bytes of a thread's widest copy, and the unit of TMA.
+
+Rows of a multiple of it are called aligned.
+"""
 
 # Thresholds of the shape classes, which only group shapes in reports.
-_SMALL_FLOPS = 2.0 * 512**3  # under it a GPU's time is mostly launch
+_SMALL_FLOPS = 2.0 * 512**3  # below it, a GPU's time is mostly the launch
 _SKINNY = 128  # an output dimension up to one large tile: "small-dim" in the field's guides
 _LONG_K = 4  # K this many times the larger of M and N
 _NARROW_CHANNELS = 64  # the field's advice: channels divisible by at least 64
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
-    """Largest power of two, at most 16, that divides every row of ``sizes`` elements, in bytes."""
+    """Return the largest power of two, at most 16, that divides the bytes of all ``sizes``."""
     return math.gcd(WIDE_BYTES, *(size * DTYPE_BYTES[dtype] for size in sizes))
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
+    """GEMM ``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
 
-    ``layout`` has a letter for A and one for B: ``n`` is row-major as named, ``t`` is the
+    ``layout`` has one letter for A and one for B: ``n`` is row-major as named, and ``t`` is the
     row-major storage of the transpose. ``nt`` is therefore ``y = x Wᵀ`` of a linear layer. C is
     row-major.
     """
@@ -71,30 +78,33 @@ class Gemm:
 
     @property
     def flops(self) -> int:
-        """2 · batch · m · n · k."""
+        """Number of floating-point operations: 2 · batch · m · n · k."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic of the product itself: A, B and C once each."""
+        """Minimum traffic of the GEMM itself, in bytes: A, B and C once each."""
         a, b, c = self.operand_elements
         return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
 
     @property
     def result_bytes(self) -> int:
-        """Storage bytes of an element of C."""
+        """Storage bytes of one element of C."""
         return _HALF_BYTES if self.dtype == "fp8" else DTYPE_BYTES[self.dtype]
 
     @property
     def quantising_bytes(self) -> int:
-        """What quantising A moves before the product: 16 bits read and 8 written per element."""
+        """Bytes that quantising an fp8 GEMM's A moves: 16 bits read and 8 bits written per element.
+
+        It is 0 for every other dtype.
+        """
         if self.dtype != "fp8":
             return 0
         return self.batch * self.operand_elements[0] * (_HALF_BYTES + DTYPE_BYTES["fp8"])
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of A, B and C of one of the batch."""
+        """Elements of A, B and C in one GEMM of the batch."""
         return self.m * self.k, self.k * self.n, self.m * self.n
 
     @property
@@ -104,19 +114,19 @@ class Gemm:
 
     @property
     def implied_gemm(self) -> Gemm:
-        """Itself; of a convolution, the GEMM that it is computed as."""
+        """This GEMM itself; a convolution has the GEMM that it is computed as."""
         return self
 
     @property
     def alignment(self) -> int:
-        """Bytes, at most 16, that divide every operand's contiguous row."""
+        """Largest power of two, at most 16, that divides the bytes of every contiguous row."""
         a = self.k if self.layout[0] == "n" else self.m
         b = self.n if self.layout[1] == "n" else self.k
         return _alignment([a, b, self.n], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """One of misaligned, batched, small, skinny, long-k, large: the first that applies."""
+        """First class that applies: misaligned, batched, small, skinny, long-k or large."""
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -130,7 +140,7 @@ class Gemm:
         return "large"
 
     def spec(self) -> str:
-        """The command line's form: ``M,N,K,dtype,layout,batch``."""
+        """Return the command line's form: ``M,N,K,dtype,layout,batch``."""
         return f"{self.m},{self.n},{self.k},{self.dtype},{self.layout},{self.batch}"
 
     def __str__(self) -> str:
@@ -140,7 +150,11 @@ class Gemm:
 
     @classmethod
     def parse(cls, text: str) -> Gemm:
-        """Read ``M,N,K,dtype[,layout[,batch]]``."""
+        """Parse ``M,N,K,dtype[,layout[,batch]]``.
+
+        Raises:
+            UserError: if the text has another form, or the sizes cannot be computed.
+        """
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
         if not 4 <= len(parts) <= 6:
@@ -153,12 +167,12 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A 2-D convolution, or one of its gradients.
+    """2-D convolution, or one of its gradients.
 
-    Input (n, c, h, w), filter (kout, c/groups, r, s), output (n, kout, p, q). ``fprop`` computes
-    the output, ``dgrad`` the input's gradient, ``wgrad`` the filter's gradient. ``stride``,
-    ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is how activations and
-    filter are stored: ``nhwc`` (channels last) or ``nchw``.
+    The input is (n, c, h, w), the filter (kout, c/groups, r, s) and the output (n, kout, p, q).
+    ``fprop`` computes the output, ``dgrad`` the input's gradient, ``wgrad`` the filter's gradient.
+    ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is how
+    activations and filter are stored: ``nhwc`` (channels last) or ``nchw``.
     """
 
     n: int
@@ -216,15 +230,16 @@ class Conv:
 
     @property
     def flops(self) -> int:
-        """2 · n · p · q · kout · (c/groups) · r · s, the same for all passes.
+        """Number of floating-point operations: 2 · n · p · q · kout · (c/groups) · r · s.
 
-        Products with the zeros of the padding are counted, by convention.
+        It is the same for all passes. Multiplications with the zeros of the padding are counted, by
+        convention.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of input, filter and output."""
+        """Elements of the input, the filter and the output."""
         return (
             self.n * self.c * self.h * self.w,
             self.kout * (self.c // self.groups) * self.r * self.s,
@@ -233,10 +248,10 @@ class Conv:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic: input, filter and output once each, whichever of them is written.
+        """Minimum traffic in bytes: input, filter and output once each, whichever is written.
 
-        Of an input that is read, only what lies under some filter position counts: a stride larger
-        than the filter skips the rest. A gradient of the input is written whole.
+        If the input is read, only the pixels under some filter position count: a stride larger than
+        the filter skips the rest. A gradient of the input is written whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
@@ -251,11 +266,16 @@ class Conv:
 
     @property
     def implied_gemm(self) -> Gemm:
-        """The GEMM of implicit-GEMM convolution (CUTLASS's convention), ``batch`` = groups.
+        """GEMM that an implicit-GEMM convolution computes (CUTLASS's convention).
 
-        fprop (n·p·q, kout, c·r·s); dgrad (n·h·w, c, kout·r·s); wgrad (kout, c·r·s, n·p·q), with
-        channels per group. A strided dgrad has more products in this GEMM than :attr:`flops`
-        counts, because most of its operand is zero.
+        Its ``batch`` is the number of groups. Its (m, n, k), with the channels of one group, is
+
+        - (n·p·q, kout, c·r·s) for fprop,
+        - (n·h·w, c, kout·r·s) for dgrad,
+        - (kout, c·r·s, n·p·q) for wgrad.
+
+        A strided dgrad has more multiplications in this GEMM than :attr:`flops` counts, because
+        most of its operand is zero.
         """
         c, kout = self.c // self.groups, self.kout // self.groups
         pixels = self.n * self.p * self.q
@@ -268,11 +288,11 @@ class Conv:
         return Gemm(m, n, k, self.dtype, "nt", self.groups)
 
     def winograd_gemm(self, tile: int) -> Gemm | None:
-        """The batched GEMM of Winograd's F(tile × tile, 3 × 3), one for each transformed point.
+        """Return the batched GEMM of Winograd's F(tile × tile, 3 × 3): one per transformed point.
 
-        ``tile``² outputs take (``tile`` + 2)² products per channel instead of 9 · ``tile``² (Lavin
-        and Gray, arXiv 1509.09308). None where it cannot be used: filters other than 3 × 3,
-        strides, dilation, groups, and the weight gradient.
+        ``tile``² outputs take (``tile`` + 2)² multiplications per channel instead of 9 · ``tile``²
+        (Lavin and Gray, arXiv 1509.09308). None is returned where the algorithm cannot be used: for
+        filters other than 3 × 3, strides, dilation, groups, and the weight gradient.
         """
         plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not plain or self.pass_ == "wgrad":
@@ -285,12 +305,15 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Bytes, at most 16, that divide the channels per group, in and out."""
+        """Largest power of two, at most 16, that divides the bytes of a group's channels.
+
+        It divides both the channels of the input and those of the output.
+        """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """The pass and the kind of channels: grouped, misaligned, narrow or wide."""
+        """Pass and kind of channels: grouped, misaligned, narrow or wide, as in ``fprop wide``."""
         if self.groups > 1:
             kind = "grouped"
         elif self.alignment < WIDE_BYTES:
@@ -302,7 +325,7 @@ class Conv:
         return f"{self.pass_} {kind}"
 
     def spec(self) -> str:
-        """The command line's form, all 14 fields."""
+        """Return the command line's form with all 14 fields."""
         values = [getattr(self, field.name) for field in fields(self)]
         return ",".join(pair_text(v) if isinstance(v, tuple) else str(v) for v in values)
 
@@ -324,9 +347,12 @@ class Conv:
 
     @classmethod
     def parse(cls, text: str) -> Conv:
-        """Read ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype,layout,pass``.
+        """Parse ``N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype,layout,pass``.
 
-        ``layout`` and ``pass`` may be left out: nhwc, fprop.
+        ``layout`` and ``pass`` may be left out; the defaults are nhwc and fprop.
+
+        Raises:
+            UserError: if the text has another form, or the convolution cannot be computed.
         """
         form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
         parts = [part.strip() for part in text.split(",")]
@@ -357,14 +383,14 @@ class Conv:
         layout: str = "nhwc",
         pass_: str = "fprop",
     ) -> Conv:
-        """From (n, c, h, w, kout, r, s) and (stride, padding, dilation)."""
+        """Create a convolution from (n, c, h, w, kout, r, s) and (stride, padding, dilation)."""
         n, c, h, w, kout, r, s = sizes
         stride, padding, dilation = pairs
         return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """How many of ``size`` rows a filter reads, over all its positions."""
+    """Count how many of ``size`` rows a filter reads, over all its positions."""
     return min(size, positions * taps) if stride > taps else size
 
 
@@ -372,10 +398,13 @@ Problem = Gemm | Conv
 
 
 def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict[str, Gemm]:
-    """The three GEMMs of a linear layer ``y = x Wᵀ`` with W stored (features_out, features_in).
+    """Return the three GEMMs of a linear layer ``y = x Wᵀ``, W (features_out, features_in).
 
-    ``forward`` y (tokens, out) = x Wᵀ; ``dgrad`` dx (tokens, in) = dy W; ``wgrad`` dW (out, in) =
-    dyᵀ x. The layouts are what autograd really multiplies.
+    - ``forward`` is y (tokens, out) = x Wᵀ.
+    - ``dgrad`` is dx (tokens, in) = dy W.
+    - ``wgrad`` is dW (out, in) = dyᵀ x.
+
+    The layouts are those that autograd really multiplies.
     """
     return {
         "forward": Gemm(tokens, features_out, features_in, dtype, "nt"),
@@ -385,12 +414,16 @@ def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict
 
 
 def pair_text(pair: tuple[int, int]) -> str:
-    """``2`` for (2, 2), ``2x1`` for (2, 1): vertical, then horizontal."""
+    """Return ``2`` for (2, 2) and ``2x1`` for (2, 1): vertical, then horizontal."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
 
 
 def parse_pair(text: str, name: str) -> tuple[int, int]:
-    """Read ``2`` or ``2x1``."""
+    """Parse ``2`` or ``2x1`` into (vertical, horizontal).
+
+    Raises:
+        UserError: if the text is neither one number nor two; ``name`` says which field it is.
+    """
     parts = text.split("x")
     if len(parts) > 2 or not all(map(is_whole, parts)):
         raise UserError(f"{name} is a number such as 2, or two such as 2x1, not {text!r}.")

@@ -1,7 +1,7 @@
-"""All implementations by name, and which of them is the library for a problem.
+"""All implementations by name, and the vendor library that PyTorch calls for a problem.
 
-Importing this is cheap: PyTorch and Triton are imported by the first call. A worker process that
-carries out a plan imports this module before it knows whether it needs either.
+Importing this module is cheap, because only the first call imports PyTorch and Triton. A worker
+process that carries out a plan imports it before it knows whether it needs either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from kernels.operation import Workload
 
 @functools.cache
 def all_implementations() -> dict[str, Implementation]:
-    """Libraries first, then the Triton families (only where Triton is installed)."""
+    """Return all implementations by name.
+
+    Libraries come first, then the Triton families if Triton is installed.
+    """
     from kernels.library.vendor import libraries
 
     listed: list[Implementation] = [*libraries(), *_triton_families()]
@@ -37,7 +40,10 @@ def _triton_families() -> list[Implementation]:
 
 
 def library_for(problem: Workload, machine: Machine) -> str:
-    """Name of the library that PyTorch itself would call, or of the first for this operation."""
+    """Return the name of the library that PyTorch itself would call for a problem.
+
+    If none supports it, the first library that computes the operation is returned.
+    """
     from kernels.library.vendor import libraries
 
     of_kind = [lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves]

@@ -1,4 +1,4 @@
-"""The timers that people use today, with their defaults, to compare this project's with."""
+"""Timers that people use today, with their defaults, for comparison with this project's timer."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from torch.utils.benchmark import Timer
 
 
 def blocked_autorange(launch: Callable[[], object]) -> float:
-    """Seconds per launch by ``torch.utils.benchmark``: blocks of launches, their median."""
+    """Return the seconds per launch by ``torch.utils.benchmark``: the median of several blocks."""
     timer = Timer("launch()", globals={"launch": launch}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange().median)
 
 
 def do_bench(launch: Callable[[], object]) -> float:
-    """Seconds per launch by ``triton.testing.do_bench``: the L2 cleared before each, the median."""
+    """Return the seconds per launch by ``triton.testing.do_bench``.
+
+    It clears the L2 cache before each launch and takes the median.
+    """
     from triton.testing import do_bench as triton_do_bench
 
     return float(triton_do_bench(launch, return_mode="median")) * 1e-3
 
 
 def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) -> float:
-    """Seconds per launch, measured as AIConfigurator measures its tables: a replayed CUDA graph.
+    """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
 
     Args:
-        launches: makes ``count`` launches. The tables rotate the weights in it, so that they do not
-            stay in the L2; nothing is flushed between replays.
-        count: of launches.
-        replays: timed ones, after three that are not; their mean is returned.
+        launches: callable that makes ``count`` launches. The tables rotate the weights in it, so
+            that they do not stay in the L2. Nothing is flushed between replays.
+        count: number of launches that ``launches`` makes.
+        replays: number of timed replays, after three that are not timed.
+
+    Returns:
+        Mean over the timed replays.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,1 +1,1 @@
-"""What every package leans on: errors, names of commands, checks of documents and words."""
+"""Helpers that every package uses: errors, names of commands, checks of documents and words."""

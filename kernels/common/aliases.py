@@ -1,7 +1,7 @@
-"""Which machine a word means: its slug, or as little of it as names it alone.
+"""Lookup of a machine by its slug or by any unambiguous part of it.
 
-People say ``h200`` or ``rtx 4090``. A model's number is never guessed at: an L20 is no L40, so that
-of two names with other numbers none is offered for the other.
+People write ``h200`` or ``rtx 4090``. The number of a model is never guessed at: an L20 is not an
+L40, so a name is never suggested for another one with other numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 
 _MAKER = "nvidia-"
-_SIMILAR = 0.5  # of two names, as difflib counts it: the rest of the names differs by a typing slip
+_SIMILAR = 0.5  # least difflib ratio of two names of which one counts as a typing error
 
 
 def slug_meant(word: str, slugs: Iterable[str]) -> str:
-    """The slug that a word means.
+    """Return the slug that a word means.
 
     Args:
-        word: a slug, or words of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
-        slugs: those that are known.
+        word: a slug, or parts of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
+        slugs: the slugs that are known.
 
     Raises:
-        UserError: it means none, or several.
+        UserError: if the word means none of them, or several.
     """
     known = list(dict.fromkeys(slugs))
     name = "-".join(_words(word))
@@ -52,9 +52,9 @@ def _words(name: str) -> list[str]:
 
 
 def _says(slug: str, words: Iterable[str]) -> bool:
-    """Whether each word is one of the slug's, or several of them in a row: ``rtx4090``.
+    """Return True if each word is a part of the slug, or several parts in a row, as in ``rtx4090``.
 
-    A memory's size may lack its unit: ``a100-sxm-80``.
+    A memory size may lack its unit, as in ``a100-sxm-80``.
     """
     parts = _words(slug)
     runs = {"".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
@@ -63,7 +63,7 @@ def _says(slug: str, words: Iterable[str]) -> bool:
 
 
 def _numbers(name: str) -> set[str]:
-    """The words with a digit: what tells one model from another."""
+    """Return the parts of a name that have a digit, which tell one model from another."""
     return {word for word in _words(name) if any(letter.isdigit() for letter in word)}
 
 

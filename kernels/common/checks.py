@@ -1,4 +1,7 @@
-"""What every problem is checked for: known words, and sizes that can be computed. Torch-free."""
+"""Checks that every problem must pass: known words, and sizes that can be computed.
+
+This module does not need PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from typing import Any
 from kernels.common.errors import UserError, nearest
 
 LARGEST_SIZE = 2**40
-"""Of any dimension, also of the GEMM that a convolution is computed as."""
+"""Largest size of any dimension, including those of the GEMM that a convolution is computed as."""
 
 LARGEST_BYTES = 2**60
-"""Of a problem; products of its sizes stay within 64 bits."""
+"""Largest size of a problem in bytes; products of its sizes then stay within 64 bits."""
 
 _MOST_DIGITS = 20
 
 
 def check_word(what: str, word: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known, with the nearest that is."""
+    """Refuse a word that is not known, and suggest the nearest one that is."""
     if word not in known:
         raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
 
 
 def check_option(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that is none of the few that an option takes, and name these."""
+    """Refuse a word that is not one of the few that an option takes, and list these."""
     if word not in known:
         raise UserError(f"{option} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse options that count something where they are no whole number of at least 1."""
+    """Refuse options that must be counts and are not whole numbers of at least 1."""
     for name in names:
         count = getattr(options, name)
         if not isinstance(count, int) or count < 1:
@@ -39,14 +42,15 @@ def check_counts(options: object, *names: str) -> None:
 
 
 def check_size(value: int, what: str) -> None:
-    """Refuse sizes that no library computes."""
+    """Refuse a size that no library computes."""
     if value > LARGEST_SIZE:
         raise UserError(f"{what} is too large; the largest allowed size is {LARGEST_SIZE:,}.")
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse sizes that are no whole numbers of at least 1; make NumPy's Python's own, which do not
-    overflow.
+    """Refuse sizes that are not whole numbers of at least 1.
+
+    NumPy's integers are replaced by Python's own, which do not overflow.
     """
     for name in names:
         value = getattr(problem, name)
@@ -59,7 +63,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse what no machine holds."""
+    """Refuse a problem that no machine can hold in memory."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes:.0e} bytes, which is more than any machine has."
@@ -67,5 +71,5 @@ def check_bytes(problem: Any) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Whether it is a number in the digits 0 to 9, few enough to be read."""
+    """Return True if the text is a number in the digits 0 to 9, short enough to be read."""
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

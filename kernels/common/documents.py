@@ -1,8 +1,15 @@
-"""Whether a JSON document is what it should be: files get damaged, and come from strangers.
+"""Checks of JSON documents, because files get damaged and come from strangers.
 
-A shape says what is expected: a type; a :class:`Number`; ``[shape]`` for a list of such; a mapping
-of keys to shapes, of which one that ends in ``?`` may be missing; :class:`Each` for a mapping whose
-keys are free; :class:`Maybe` where null may stand instead. Keys beyond those are left alone.
+A shape says what is expected of a value. It is one of:
+
+- a type,
+- a :class:`Number`,
+- ``[shape]`` for a list of values of that shape,
+- a mapping of keys to shapes, in which a key that ends in ``?`` may be missing,
+- :class:`Each` for a mapping with any keys,
+- :class:`Maybe` for a value that may be null.
+
+Keys that a shape does not name are ignored.
 """
 
 from __future__ import annotations
@@ -12,14 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 1e21
-"""No count of FLOPs, bytes or microseconds in a file is larger."""
+"""Largest number in any file: no count of FLOPs, bytes or microseconds is larger."""
 
 _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number between two others, both included."""
+    """Finite number between two bounds, both included."""
 
     low: float = -_LARGEST
     high: float = _LARGEST
@@ -38,20 +45,20 @@ SIZE = Number(1, whole=True)
 
 @dataclass(frozen=True)
 class Maybe:
-    """Of a shape, or null."""
+    """Value of a shape, or null."""
 
     shape: Any
 
 
 @dataclass(frozen=True)
 class Each:
-    """A mapping with any keys, and values of a shape."""
+    """Mapping with any keys and with values of one shape."""
 
     shape: Any
 
 
 def misfit(value: Any, shape: Any, where: str = "it") -> str:
-    """What of a value does not have a shape, in words; empty if it all has."""
+    """Return in words what in a value does not have a shape; empty if all of it has."""
     if isinstance(shape, Maybe):
         return "" if value is None else misfit(value, shape.shape, where)
     if isinstance(shape, Number):
@@ -87,7 +94,7 @@ def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: s
 def _is_number(value: Any, shape: Number) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if shape.whole else int | float):
         return False
-    return shape.low <= value <= shape.high  # which NaN is not
+    return shape.low <= value <= shape.high  # False for NaN
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The error that a user causes and can fix, and the helper that words its suggestion."""
+"""Errors of the project, and the suggestion of a valid word in place of a wrong one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input or a machine that cannot do what was asked: one sentence that says what to do.
+    """Error that a user can fix: bad input, or a machine that cannot do what was asked.
 
-    The command line prints the sentence and exits with ``exit_code``: 2 for bad input (the
-    default), 1 where the input was fine and the work failed.
+    Its text is one sentence that says what to do. The command line prints the sentence and exits
+    with ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work
+    failed.
     """
 
     def __init__(self, sentence: str, exit_code: int = 2) -> None:
@@ -19,7 +20,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Say which valid word was probably meant: "did you mean 'x'?", or the list when none is near.
+    """Suggest the valid word that was probably meant, or list all of them if none is near.
 
     >>> nearest("bf61", ["bf16", "fp32"])
     "did you mean 'bf16'?"
@@ -32,4 +33,4 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class WrongResultError(Exception):
-    """A launch computed something else than its problem's result."""
+    """Raised when a launch computed something other than its problem's result."""

@@ -1,7 +1,7 @@
-"""What the program is called and where its results go: in its checkout, or installed.
+"""Names of the program's commands and folders, in a checkout or installed.
 
-Installed, the three packages are parts of one namespace, ``rooftile``, with one command of that
-name; the checkout's set-up, its make targets and its tests are not there.
+When installed, the three packages are parts of one namespace, ``rooftile``, with one command of
+that name. The checkout's set-up, its make targets and its tests are not there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAMESPACE = __name__.removesuffix("kernels.common.program")
-"""What comes before the packages' names: nothing in the checkout, ``rooftile.`` installed."""
+"""Prefix of the packages' names: nothing in the checkout, ``rooftile.`` when installed."""
 
 INSTALLED = bool(NAMESPACE)
 
@@ -18,35 +18,35 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout, or the folder of the installed namespace."""
 
 FOLDER = None if INSTALLED else ROOT
-"""Where processes of the program's commands are started; None: where this one was."""
+"""Working directory of processes that run the program's commands; None is the current one."""
 
 RESULTS = Path("results") if INSTALLED else ROOT / "results"
-"""Folder of all machines' results, unless ``--results`` names another."""
+"""Folder of all machines' results, unless ``--results`` names another one."""
 
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "point PYTHON at a PyTorch"
-"""How sentences say what to do about a GPU that cannot be used, or an old run in the way."""
+"""Phrases that tell a user what to do about an unusable GPU, or about an old run in the way."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Verbs that say too little where all packages' verbs are in one list, as that calls them."""
+"""Names of commands that say too little in one list of all packages' commands."""
 
 
 def extra(name: str) -> str:
-    """How to get what one of the project's extras needs, as the first words of a sentence."""
+    """Return how to install what one of the project's extras has, as the start of a sentence."""
     if INSTALLED:
         return f"`python -m pip install 'rooftile[{name}]'` installs it"
     return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"
 
 
 def needs_extra(module: str, name: str = "measure") -> str:
-    """The sentence where a package is missing that an extra has, the same everywhere."""
+    """Return the sentence for a package that is missing and that an extra installs."""
     called = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"This command needs {called}, which is not installed; {extra(name)}."
 
 
 def verb(package: str, name: str) -> str:
-    """What the one command calls a package's verb.
+    """Return the name that the ``rooftile`` command has for a package's command.
 
     >>> verb("sweeps", "run"), verb("kernels", "list")
     ('run', 'implementations')
@@ -55,29 +55,35 @@ def verb(package: str, name: str) -> str:
 
 
 def command_words(words: Sequence[str]) -> Sequence[str]:
-    """What runs a package's verb, after an interpreter; words of other programs run as a module.
+    """Return the interpreter's arguments that run a package's command.
 
-    Installed, a module of the same name in the folder at hand is not taken for ours (``-P``).
+    In a checkout, ``words`` may also be those of any other module. When installed, ``-P`` keeps a
+    module of the same name in the current folder from being run instead.
 
     Args:
-        words: the package, its verb and the options, such as ``["sweeps", "run", "--fresh"]``.
+        words: the package, its command and the options, such as ``["sweeps", "run", "--fresh"]``.
     """
     return ("-P", "-m", *_shown(words)) if INSTALLED else ("-m", *words)
 
 
 def _shown(words: Sequence[str]) -> Sequence[str]:
-    """A package's verb and its options as the one command has them."""
+    """Return a package's command and its options as arguments of the ``rooftile`` command."""
     package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
 
 
 def command(text: str) -> str:
-    """A command line to show: ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile
-    doctor` where that is the command.
+    """Return a command line to show to the user.
+
+    ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile doctor` when installed.
     """
     return f"`{' '.join(_shown(text.split()))}`" if INSTALLED else f"`python -m {text}`"
 
 
 def target(make: str, installed: str) -> str:
-    """A job to show: ``sweep`` becomes `make sweep`, or `rooftile` and what it does there."""
+    """Return a job to show to the user.
+
+    ``sweep`` becomes `make sweep` in a checkout, and the ``rooftile`` command for it when
+    installed.
+    """
     return f"`rooftile {installed}`" if INSTALLED else f"`make {make}`"

@@ -1,1 +1,1 @@
-"""What the compiler makes of the Triton kernels, for GPUs that are not here."""
+"""Inspection of what the compiler makes of the Triton kernels, for GPUs that are not here."""

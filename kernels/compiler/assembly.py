@@ -1,8 +1,8 @@
-"""What a kernel's inner loop does, read from its PTX: products, bytes copied, widest and narrowest.
+"""Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A matmul's time is spent in the loop over K. If one turn of it multiplies more than the tile's
-bm · bn · bk products, or copies more than the blocks' (bm + bn) · bk elements, the compiler does
-work that the algorithm does not need. LLVM notes beside every basic block to which loop it belongs.
+A GEMM's time is spent in the loop over K. If one turn of it does more multiply-adds than the tile's
+bm · bn · bk, or copies more than the blocks' (bm + bn) · bk elements, the compiler does work that
+the algorithm does not need. LLVM writes next to every basic block to which loop it belongs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ INSTRUCTIONS = (
     ("mma.sync", r"\bmma\.sync\."),
     ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
 )
-"""Matrix instructions by family, the one that a kernel should rather have first."""
+"""Families of matrix instructions and their patterns, those that a kernel should prefer first."""
 
 BULK_COPY = "complete_tx::bytes"
-"""What stands in a TMA copy into shared memory, and nowhere else."""
+"""Text that occurs in a TMA copy into shared memory, and nowhere else."""
 
 _PATTERN = dict(INSTRUCTIONS)
 _BLOCK = re.compile(r"^\$L__(BB\d+_\d+):(.*)$")
@@ -40,9 +40,11 @@ _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 class InnerLoop:
     """One turn of a kernel's loop over K.
 
-    ``instruction`` is of :data:`INSTRUCTIONS`, or empty; ``products`` are multiply-adds of one CTA,
-    ``copied`` the bytes that it brings from global memory, ``copy_bytes`` those of its narrowest
-    copy (a thread's, or a whole block's of TMA).
+    - ``instruction`` is one of :data:`INSTRUCTIONS`, or empty.
+    - ``products`` counts the multiply-adds of one CTA.
+    - ``copied`` counts the bytes that the CTA brings from global memory.
+    - ``copy_bytes`` is the width of its narrowest copy: of a thread's, or of a whole block's by
+      TMA.
     """
 
     instruction: str
@@ -52,11 +54,12 @@ class InnerLoop:
 
 
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
-    """Read the loop over K; a warp-specialised kernel's is several loops, which are added up.
+    """Read the loop over K; the several loops of a warp-specialised kernel are added up.
 
     Args:
-        ptx: of one kernel.
-        warps: that multiply; a specialised kernel's consumers each count for themselves.
+        ptx: PTX of one kernel.
+        warps: number of warps that multiply; in a specialised kernel, those of one consumer group,
+            because each group has a loop of its own.
     """
     instruction = next((name for name, p in INSTRUCTIONS if re.search(p, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
@@ -75,7 +78,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
 
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
-    """Multiply-adds that a CTA's instructions in these lines do."""
+    """Count the multiply-adds that a CTA's instructions in these lines do."""
     total = 0
     for line in loop:
         if not instruction or not re.search(_PATTERN[instruction], line):
@@ -98,7 +101,7 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
 
 
 def _loops(ptx: str) -> list[list[str]]:
-    """Lines of each innermost loop's own blocks."""
+    """Return the lines of each innermost loop, without those of other loops."""
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
     current, label, notes, in_notes = "", "", "", False

@@ -1,9 +1,9 @@
-"""Compile the Triton kernels for named architectures on a machine without a GPU, and look inside.
+"""Compilation of the Triton kernels for named architectures, on a machine without a GPU.
 
-Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it,
-with a driver that only says which architecture is wanted. PTX shows which matrix instruction the
-compiler chose and what a turn of the inner loop does, ``ptxas -v`` how many registers it took and
-what it spilled.
+Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it, with
+a driver that only reports which architecture is wanted. PTX shows which matrix instruction the
+compiler chose and what a turn of the inner loop does. ``ptxas -v`` shows how many registers it took
+and what it spilled.
 """
 
 from __future__ import annotations
@@ -48,19 +48,25 @@ _ALIGNED, _MISALIGNED = 16, 1
 _SIZE = 4096
 
 _CONV_CHANNELS, _CONV_SIZE = 256, 14
-_SLACK = 0.1  # work of an inner loop beyond what the algorithm needs, on aligned shapes
-_SHARED_SLACK = 0.15  # of shared memory: the persistent kernel in fp32 turns operands there
+_SLACK = 0.1  # tolerated deviation of an inner loop's work from the tile's, on aligned shapes
+# In fp32 the persistent kernel transposes operands in shared memory, which configs do not count.
+_SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config counts
 
 
 @dataclass(frozen=True)
 class CompileRow:
-    """What the compiler made of one kernel; ``ok`` if that is what the hardware can do.
+    """Outcome of compiling one kernel; ``ok`` if it is what the hardware can do.
 
-    Of the inner loop: ``products`` are its multiply-adds over the tile's bm · bn · bk, ``copied``
-    its bytes from global memory over the blocks' (bm + bn) · bk elements, ``copy_bytes`` the
-    narrowest of its copies: a thread's, or the whole block of a TMA copy. ``instructions`` are
-    those of a turn in machine code, ``matrix`` how many of them multiply, ``waits_for_all`` whether
-    it waits for every wgmma in flight. ``launches`` are the kernels of one call.
+    The inner loop is described by these fields:
+
+    - ``products``: its multiply-adds, over the tile's bm · bn · bk.
+    - ``copied``: its bytes from global memory, over those of the blocks' (bm + bn) · bk elements.
+    - ``copy_bytes``: the narrowest of its copies: a thread's, or the whole block of a TMA copy.
+    - ``instructions``: instructions of a turn in machine code.
+    - ``matrix``: how many of them multiply.
+    - ``waits_for_all``: whether the turn waits for every wgmma in flight.
+
+    ``launches`` is the number of kernels in one call.
     """
 
     kernel: str
@@ -87,15 +93,18 @@ class CompileRow:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Of one kernel, or of a family's kernels: the main one's loop, the largest of the rest."""
+    """Facts about one kernel, or about all kernels of a family's call.
+
+    For several kernels, the loop is that of the main one, and the resources are the largest.
+    """
 
     loop: InnerLoop
     registers: int
     spill_bytes: int
     shared_bytes: int
-    bulk_copies: bool  # TMA reads for it
+    bulk_copies: bool  # TMA copies operands
     moves_registers: bool  # between the warps that copy and those that multiply
-    serialised: str = ""  # the number of ptxas's warning that each wgmma waits for the one before
+    serialised: str = ""  # number of ptxas's warning that each wgmma waits for the one before
     code: LoopCode = NO_LOOP
     launches: int = 1
 
@@ -107,7 +116,7 @@ class _Job:
     problem: Problem
     alignment: int
     arch: str
-    chosen: bool = True  # and not only a candidate
+    chosen: bool = True  # the config that would be chosen, and not only a candidate
 
 
 def compile_rows(
@@ -119,10 +128,13 @@ def compile_rows(
     """Compile every family × dtype × layout × alignment × architecture, in parallel.
 
     Args:
-        arches: such as ``sm_90``; each is compiled for the first machine of that architecture.
-        every_candidate: all valid configs instead of the one that would be chosen for 4096³.
-        names: of families; all of them if none is named.
-        done: called with each row as it is finished.
+        arches: architectures such as ``sm_90``; each is compiled for the first machine that has it.
+        every_candidate: compile all valid configs instead of only the one that would be chosen.
+        names: families to compile; all of them if none is named.
+        done: function that is called with each row as it is finished.
+
+    Raises:
+        UserError: if an architecture is not known, or is older than the kernels need.
     """
     for arch in arches:
         capability = machine_of_arch(arch).capability
@@ -160,7 +172,7 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
 
 
 def _gemms(alignment: int) -> list[Problem]:
-    """4096³, or one less each way: odd sizes give odd strides and every mask."""
+    """Return GEMMs of 4096³, or of one less each way: odd sizes give odd strides and every mask."""
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
     return [
         Gemm(size, size, size, dtype, layout)
@@ -169,7 +181,7 @@ def _gemms(alignment: int) -> list[Problem]:
 
 
 def _convs(alignment: int) -> list[Problem]:
-    """The three passes of a ResNet's 3 × 3, or with a channel less in and out."""
+    """Return the passes of a ResNet's 3 × 3, misaligned with one channel less in and out."""
     c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
     return [
@@ -179,7 +191,7 @@ def _convs(alignment: int) -> list[Problem]:
 
 
 class _TargetDriver(DriverBase):
-    """Stands in for a GPU's driver while compiling: it reports the target and nothing else.
+    """Stand-in for a GPU's driver while compiling, which only reports the target.
 
     The JIT keeps its caches per device, so each architecture is a device of its own.
     """
@@ -219,7 +231,7 @@ def _compile(job: _Job) -> CompileRow:
     try:
         facts = _family_facts(job)
         problems = _complaints(job, machine, facts)
-    except Exception as error:  # a row says what failed; the other rows go on
+    except Exception as error:  # the row reports the failure, and the other rows are still compiled
         problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
@@ -251,7 +263,10 @@ _NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 
 
 def _family_facts(job: _Job) -> _Facts:
-    """The family's kernels: the first multiplies, helpers are folded in by maximum."""
+    """Return the facts of a family's kernels.
+
+    The first kernel multiplies; its helpers only count where they take more resources.
+    """
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
     operands = meta_operands(job.problem, offset=0 if job.alignment == _ALIGNED else 1)
@@ -267,7 +282,7 @@ def _family_facts(job: _Job) -> _Facts:
 
 
 def _inspect(call: LaunchSpec, warps: int) -> _Facts:
-    """Compile one launch and read its PTX and what ``ptxas`` said of it."""
+    """Compile one launch, and read its PTX and the output of ``ptxas``."""
     kernel, log = _compile_with_log(call)
     usage = _RESOURCES.search(log)
     if usage is None:
@@ -288,18 +303,21 @@ def _inspect(call: LaunchSpec, warps: int) -> _Facts:
 
 _LOG = "ptxas.log"
 _SERIALISED = re.compile(r"\b(C75\d\d)\b")
-"""Such as C7515, "Potential Performance Loss: wgmma.mma_async instructions are serialized"."""
+"""Number of a warning that wgmma instructions are serialised.
+
+An example is C7515, "Potential Performance Loss: wgmma.mma_async instructions are serialized".
+"""
 _RESOURCES = re.compile(
     r"(\d+) bytes spill stores, (\d+) bytes spill loads\b.*?\bUsed (\d+) registers", re.DOTALL
 )
 
 
 def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
-    """A launch's kernel and the log of the very ``ptxas`` run that made it.
+    """Return a launch's kernel, and the log of the very ``ptxas`` run that made it.
 
-    Running ``ptxas`` again with other options would give other registers; the resource dump of
-    the binary hides spills. So the log is kept beside the kernel in Triton's cache. A kernel that
-    is there without one, from a launch, or without its PTX, is compiled again.
+    Running ``ptxas`` again with other options would give other registers, and the resource dump of
+    the binary hides spills. The log is therefore kept next to the kernel in Triton's cache. A
+    kernel that is cached without its log, as after a launch, or without its PTX, is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
@@ -308,14 +326,14 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
         log = Path(kept).read_text(encoding="utf-8") if kept else ""
         if "ptx" in kernel.asm and _RESOURCES.search(log):
             return kernel, log
-        call.kernel.device_caches.clear()  # or this process would return its own copy
+        call.kernel.device_caches.clear()  # otherwise this process would return its own copy
         kernel, log = _warm_up(call, anew=True)
     cache.put(log, _LOG, binary=False)
     return kernel, log
 
 
 def _warm_up(call: LaunchSpec, anew: bool = False) -> tuple[Any, str]:
-    """A launch's kernel, and what ``ptxas`` said if it ran."""
+    """Return a launch's kernel, and the output of ``ptxas`` if it ran."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.nvidia.dump_ptxas_log = True
@@ -324,7 +342,7 @@ def _warm_up(call: LaunchSpec, anew: bool = False) -> tuple[Any, str]:
 
 
 def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
-    """Products and bytes of the inner loop, over what the tile needs."""
+    """Return the multiply-adds and the bytes of the inner loop, relative to what the tile needs."""
     config, size = job.config, DTYPE_BYTES[job.problem.dtype]
     blocks = (config.bm + config.bn) * config.bk * size
     return loop.products / (config.bm * config.bn * config.bk), loop.copied / blocks
@@ -368,7 +386,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
-    """The matrix instructions that this architecture should be using."""
+    """Return the matrix instructions that this architecture should use."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
@@ -378,7 +396,7 @@ def _expected(job: _Job) -> tuple[str, ...]:
 
 
 def _transposes_tf32(job: _Job) -> bool:
-    """Whether a tf32 operand must be transposed: wgmma reads tf32 only with K contiguous."""
+    """Return True if a tf32 operand must be transposed: wgmma reads tf32 only with K contiguous."""
     problem = job.problem
     if problem.dtype != "tf32":
         return False
@@ -387,7 +405,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 def _remark(job: _Job, facts: _Facts) -> str:
     remarks = []
-    if facts.serialised:  # of a candidate that is not chosen
+    if facts.serialised:  # only for a candidate; a config that is chosen gets a complaint
         remarks.append(
             f"Every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
         )

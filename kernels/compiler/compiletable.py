@@ -1,4 +1,4 @@
-"""What the compiler made of the kernels, as Markdown: one table per family, one column per GPU."""
+"""Markdown of what the compiler made of the kernels: one table per family, one column per GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ Products and bytes of a turn of the inner loop, over those that the tile needs: 
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:
-    """The whole document, from the rows of :func:`kernels.compiler.compilecheck.compile_rows`."""
+    """Return the whole document.
+
+    Args:
+        rows: rows of :func:`kernels.compiler.compilecheck.compile_rows`.
+    """
     arches = list(dict.fromkeys(row.arch for row in rows))
     aligned = [row for row in rows if row.alignment == WIDE_BYTES]
     lines = [
@@ -62,9 +66,9 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 
 def differing_cells(kept: str, made: str) -> list[str]:
-    """Where a document that was kept differs from what was made now, one line per cell.
+    """Return the differences between a stored document and a new one, one line per cell.
 
-    What was made may be of fewer families or architectures.
+    The new document may have fewer families or architectures.
     """
     before = _cells_of(kept)
     return [
@@ -75,7 +79,7 @@ def differing_cells(kept: str, made: str) -> list[str]:
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Cells by family, dtype, rows and architecture."""
+    """Return the cells by family, dtype, alignment of rows and architecture."""
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():

@@ -1,6 +1,6 @@
-"""What a turn of a kernel's inner loop is in machine code (SASS), as ``nvdisasm`` prints it.
+"""Machine code (SASS) of one turn of a kernel's inner loop, as ``nvdisasm`` prints it.
 
-PTX shows which work the compiler asked for; only SASS shows what it costs in addition to the matrix
+PTX shows which work the compiler asked for. Only SASS shows what it costs in addition to the matrix
 instructions: addresses, masks, predicates, and whether the loop waits for all matrix instructions
 in flight or lets some of them run on.
 """
@@ -26,8 +26,11 @@ _ENDS = ("EXIT", "RET", "BRX")
 
 @dataclass(frozen=True)
 class LoopCode:
-    """One turn of the loop over K: its instructions, how many of them multiply matrices (in fp32,
-    multiply and add), and whether it waits for every wgmma before the next turn.
+    """One turn of the loop over K in machine code.
+
+    ``instructions`` counts its instructions, and ``matrix`` those that multiply matrices (in fp32,
+    those that multiply and add). ``waits_for_all`` is True if the turn waits for every wgmma before
+    the next one.
     """
 
     instructions: int
@@ -39,11 +42,11 @@ NO_LOOP = LoopCode(0, 0, False)
 
 
 def disassemble(cubin: bytes) -> str:
-    """The machine code of a binary as text, by the ``nvdisasm`` that comes with Triton.
+    """Return the machine code of a binary as text, by the ``nvdisasm`` that comes with Triton.
 
     Raises:
-        OSError: it cannot be run.
-        subprocess.CalledProcessError: it does not know the binary.
+        OSError: if ``nvdisasm`` cannot be run.
+        subprocess.CalledProcessError: if it does not know the binary.
     """
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -54,10 +57,10 @@ def disassemble(cubin: bytes) -> str:
 
 
 def loop_code(sass: str) -> LoopCode:
-    """The innermost loop with the most matrix instructions.
+    """Return a turn of the innermost loop with the most matrix instructions.
 
-    A persistent kernel's loop over K may contain the end of a tile, which most turns branch around:
-    what counts is the shortest way through the loop that passes its matrix instructions.
+    A persistent kernel's loop over K may contain the end of a tile, which most turns branch around.
+    The turn is therefore the shortest way through the loop that passes its matrix instructions.
     """
     lines, labels = _read(sass)
     loops = []
@@ -83,12 +86,12 @@ def loop_code(sass: str) -> LoopCode:
 class _Line:
     matrix: bool
     waits: bool
-    target: str  # of a branch, or empty
-    goes_on: bool  # to the next line, if it does not branch
+    target: str  # label that the line branches to, or empty
+    goes_on: bool  # whether execution may continue with the next line
 
 
 def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
-    """The instructions, and the place of each label among them."""
+    """Return the instructions, and the position of each label among them."""
     lines: list[_Line] = []
     labels: dict[str, int] = {}
     for text in sass.splitlines():
@@ -114,11 +117,12 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
 
 
 def _turn(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
-    """The way from the loop's first line to its last: most matrix instructions, then shortest.
+    """Return the best way from the loop's first line to its last.
 
-    Branches backward inside it are left out: they wait for a barrier, or are another loop.
+    It has the most matrix instructions, and is the shortest of those. Backward branches inside the
+    loop are left out: they wait for a barrier, or are another loop.
     """
-    # For each line the best way there: matrix instructions, lines (negative), waits for all.
+    # Each line has its best way there: (matrix instructions, minus the lines, waits for all).
     best: list[tuple[int, int, int] | None] = [None] * len(loop)
     best[0] = (0, 0, 0)
     for place, line in enumerate(loop):

@@ -1,1 +1,1 @@
-"""Whether a result is right: the float64 reference, Freivalds' identity, and the verdict."""
+"""Checks of results: the float64 reference, Freivalds' identity, and the verdict."""

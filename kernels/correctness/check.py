@@ -1,4 +1,4 @@
-"""The command ``check``: run implementations on awkward problems and compare with float64."""
+"""Checks for the command ``check``: implementations on awkward problems against float64."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
 
-# Each of these has gone wrong in some kernel: sizes of 1, primes, one over a block, long K,
-# batches, every layout; filters larger than the stride, holes, groups, one channel.
+# Each of these has gone wrong in some kernel. The GEMMs have sizes of 1, primes, sizes one over a
+# block, long K, batches and every layout. The convolutions have filters larger than the stride,
+# holes, groups and a single channel.
 _GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
 _CONV_SHAPES = (
     "2,8,9,11,16,3,3,1,1,1,1",
@@ -40,12 +41,15 @@ SUITE = {
         )
     ],
 }
-"""The default problems of ``check``, in the command line's form."""
+"""Problems that ``check`` runs by default, in the command line's form."""
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One implementation on one problem; ``rel_error`` is None where nothing was computed."""
+    """Outcome of one implementation on one problem.
+
+    ``rel_error`` is None if nothing was computed, or if the result has a NaN.
+    """
 
     implementation: str
     problem: str
@@ -61,7 +65,7 @@ def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device)
     make_current(device.gpu)
     if device.gpu is not None:
         for name in names:
-            # On all cores at once; a failure here is repeated, and reported, by _check_one.
+            # Compile on all cores at once. _check_one repeats a failure and reports it.
             with suppress(Exception):
                 _compile(name, problems, device)
     return [
@@ -86,13 +90,13 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         operands = random_operands(problem, device.torch_name)
         config = implementation.configs(problem, device.machine)[0]
         result = implementation.prepare(problem, [operands], config)(0)
-        # A seed per problem, the same whenever that problem is checked.
+        # The seed depends only on the problem, so that every check of it makes the same choices.
         seed = zlib.crc32(problem.spec().encode())
         outcome = verify(problem, [operands], [result], seed)
     except Exception as error:  # any error of a library or a compiler becomes a row
         text = f"{type(error).__name__}: {(str(error) or 'no message').strip().splitlines()[0]}"
         return CheckRow(name, problem.spec(), "error", None, None, text)
-    # JSON has no NaN: a result with one has no error figure.
+    # JSON has no NaN, so a result that has one gets no error figure.
     rel_error = outcome.rel_error if outcome.rel_error == outcome.rel_error else None
     status = "ok" if outcome.ok else "wrong"
     return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

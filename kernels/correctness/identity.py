@@ -1,18 +1,18 @@
-"""The whole result of a product tested at a fraction of the product's own cost.
+"""Test of a GEMM's whole result at a fraction of the cost of the GEMM.
 
 Freivalds' identity (IFIP Congress 1977): Y = A·B exactly if Y·V = A·(B·V) for enough random V, and
-the right-hand side costs two thin products. V has four columns of random ±1, which are exact in
-every dtype, and is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the
-rounding of the right elements would hide a single wrong one. Rows are tested likewise from the
-left. A convolution is as linear as a product: its channels and images take the place of columns.
+the right-hand side costs two thin GEMMs. V has four columns of random ±1, which are exact in every
+dtype. It is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
+of the correct elements would hide a single wrong one. Rows are tested in the same way from the
+left. A convolution is as linear as a GEMM: its channels and images take the place of columns.
 
-What remains, Y·V − A·(B·V), is compared with the size of the sums themselves, estimated from the
-inputs alone: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N columns
-of products of length K; the 4 allows for one large element where N is small. For a correctly
-rounded result the ratio hardly depends on the sizes; the product of norms ‖A‖ ‖B‖ ‖V‖ would allow
-√K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
+The remainder, Y·V − A·(B·V), is compared with the size of the sums themselves, which is estimated
+from the inputs: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N
+columns of dot products of length K; the 4 allows for one large element where N is small. For a
+correctly rounded result, the ratio hardly depends on the sizes. The product of norms ‖A‖ ‖B‖ ‖V‖
+would allow √K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
 
-Everything here is summed in fp32, B·V too. That adds an error of 1e-6, far below every limit.
+All sums here are in fp32, B·V included. That adds an error of 1e-6, far below every limit.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv
 
 LIMIT = {"fp32": 2e-4, "tf32": 2e-2, "fp16": 5e-3, "bf16": 3e-2}
-"""Largest allowed remainder: the root mean square over the four vectors, in standard deviations of
-a block's sum.
+"""Largest allowed remainder by dtype, in standard deviations of a block's sum.
 
-Simulated for right results with K to 65,536, typical and largest of 512 blocks: fp32 summed in
-order 1.2e-6 and 2.3e-6 (K = 4,096; it grows with √K), tf32 of truncated inputs 0.8e-3 and 2.3e-3,
-fp16 0.21e-3 and 0.5e-3, bf16 1.7e-3 and 3.9e-3; 64 partial sums in 16 bits make that 1.2e-3 and
-2.7e-3 in fp16, 9.8e-3 and 2.1e-2 in bf16. Where K is a handful, a large value is several standard
-deviations, and so is its rounding. A row of unrelated numbers has 1.4, and one wrong element among
-n about 1.4/√n.
+The remainder is the root mean square over the four vectors. Correct results were simulated with K
+up to 65,536; these are the typical and the largest remainder of 512 blocks:
+
+- fp32, summed in order: 1.2e-6 and 2.3e-6 (K = 4,096; they grow with √K),
+- tf32, of truncated inputs: 0.8e-3 and 2.3e-3,
+- fp16: 0.21e-3 and 0.5e-3, or 1.2e-3 and 2.7e-3 with 64 partial sums in 16 bits,
+- bf16: 1.7e-3 and 3.9e-3, or 9.8e-3 and 2.1e-2 with 64 partial sums in 16 bits.
+
+If K is very small, a large value is several standard deviations, and so is its rounding. A row of
+unrelated numbers has a remainder of 1.4, and one wrong element among n has about 1.4/√n.
 """
 
-_BLOCK = 1024  # neighbouring elements that are summed and tested together
+_BLOCK = 1024  # adjacent elements that are summed and tested together
 _VECTORS = 4
 _LARGEST = 4.0  # standard deviations of one large element, which dominates a short sum
-_MAX_ELEMENTS = 1 << 25  # of a 16-bit operand that are held in fp32 at a time
-_STACKED_ELEMENTS = 1 << 22  # elements of small sets that are stacked and tested at once
+_MAX_ELEMENTS = 1 << 25  # largest part of a 16-bit operand that is held in fp32 at a time
+_STACKED_ELEMENTS = 1 << 22  # largest size of sets that are stacked and tested at once, in elements
 
 
 def remainders(
@@ -57,15 +60,14 @@ def remainders(
     seed: int,
     side: int | None = None,
 ) -> list[float] | None:
-    """The largest remainder of each result; NaN where a result has a NaN.
+    """Return the largest remainder of each result; NaN if a result has a NaN.
 
     Args:
-        problem: what was computed.
+        problem: the workload that was computed.
         sets: the operands, one set for each result.
-        results: with the problem's logical shape.
-        seed: of the random signs.
-        side: sum along only this one of the two axes, 0 or 1, for half the work; None sums along
-            both.
+        results: the results, with the problem's logical shape.
+        seed: seed of the random signs.
+        side: the axis to sum along, 0 or 1, for half the work; None sums along both.
 
     Returns:
         A number for each set, to be compared with :data:`LIMIT`, in standard deviations of a
@@ -74,7 +76,7 @@ def remainders(
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # Products per element on average: a strided gradient's pixels do not all have as many.
+    # Multiplications per element on average: pixels of a strided gradient do not all have as many.
     length = problem.flops / 2 / sets[0].out.numel()
     squares: list[Tensor] = []
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
@@ -95,7 +97,7 @@ def remainders(
                 ]
                 sides = _tested_sides(sides, side)
                 rests = [_remainder(side, signs, variance) for side in sides]
-                # Axis 0 counts the sets, each of which keeps a remainder of its own.
+                # Axis 0 counts the sets, and each set keeps its own remainder.
                 largest = [rest.flatten(1).amax(1) for rest in rests]
                 squares.append(torch.stack(largest).amax(0))
     return [float(value) for value in torch.cat(squares).sqrt().tolist()]
@@ -103,11 +105,12 @@ def remainders(
 
 @dataclass(frozen=True)
 class _Side:
-    """One way to test ``result = apply(kept, folded)``, which is linear in each of them.
+    """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
     Summing ``folded`` along ``axis`` sums the result along ``along``. ``cut`` is an axis of
-    ``kept`` along which it may be processed in parts: their results are concatenated or, where
-    ``folded`` is cut as well (``adds_up``), added. None: it is a filter, small enough as a whole.
+    ``kept`` along which it may be processed in parts. The results of the parts are concatenated, or
+    they are added if ``folded`` is cut as well (``adds_up``). ``cut`` is None for a filter, which
+    is small enough as a whole.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -121,40 +124,46 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """The sides that sum over more than one element: the others would repeat the whole product.
+    """Return the sides that sum over more than one element; the others would repeat all the work.
 
-    With ``only``, one of them.
+    If there is none, the first side is returned. ``only`` selects a single one of those that
+    remain.
     """
     sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
     return sides if only is None else [sides[only % len(sides)]]
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
-    """Mean square over the vectors, of each block, in units of its expected size."""
+    """Return the mean square of each block's remainder, relative to its expected size.
+
+    The mean is over the vectors.
+    """
+    # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
     sums = _signed_sums(side.folded, side.axis, signs)
     if side.cut is None:
         want = side.apply(side.kept.float(), sums)
     else:
-        # 16-bit operands are widened part by part, so that no whole copy in fp32 is held.
+        # 16-bit operands are widened part by part, so that no whole copy is held in fp32.
         kept = side.kept.split(_step(side.kept, side.cut), side.cut)
         folded = sums.split(len(kept[0])) if side.adds_up else [sums] * len(kept)
         wants = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
         want = torch.stack(wants).sum(0) if side.adds_up else torch.cat(wants, side.cut)
+    # 2. Subtract the result, folded with the same signs: Y·V.
     left = (want - _signed_sums(side.result, side.along, signs)).square().movedim(side.along, -1)
     size = side.result.shape[side.along]
-    # The last block may be shorter, and a shorter sum has a smaller expected size.
+    # 3. Divide by the expected size. The last block may be shorter, and a shorter sum is smaller.
     sizes = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
     scale = left.new_tensor(sizes).sqrt() + _LARGEST
     return left.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
-    """Replace an axis by sums of blocks of it with random signs: blocks × vectors of them, fp32.
+    """Replace an axis by signed sums of its blocks, in fp32: one for each block and vector.
 
-    The tensor is read in memory order, and copied only where it is not fp32.
+    The tensor is read in memory order, and copied only if it is not fp32.
     """
     axis %= tensor.dim()
-    # In memory order the reshape below is a view; in logical order it would copy the tensor.
+    # In memory order, the reshape below is a view; in logical order it would copy the tensor.
     order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
     at = order.index(axis)
     stored = tensor.permute(order)
@@ -163,7 +172,7 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     signs = signs[:, : cube.shape[1]]  # a single number has the same square whatever its sign
     blocks = []
     for block in cube.split(_BLOCK, 1):
-        # Cut along the longer of the outer axes: the summed axis must stay whole.
+        # Cut along the longer of the outer axes, because the summed axis must stay whole.
         longest = 0 if len(block) > block.shape[2] else 2
         weights = signs[: block.shape[1]]
         sums = [
@@ -176,21 +185,21 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
 
 
 def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
-    """(before, block, after) to (before, vectors, after)."""
+    """Sum a cube (before, block, after) with random signs to (before, vectors, after)."""
     if cube.shape[2] == 1:
-        # One matrix product, instead of a batch of products with a single column each.
+        # This is one matrix multiplication, instead of a batch with a single column each.
         return (cube[:, :, 0] @ weights)[:, :, None]
     return torch.bmm(weights.T.expand(len(cube), -1, -1), cube)
 
 
 def _signs(seed: int, device: torch.device) -> Tensor:
-    """(block, vectors) of random ±1, each vector contiguous: CPUs multiply those faster."""
+    """Return (block, vectors) of random ±1, each vector contiguous, as CPUs multiply faster."""
     bits = torch.randint(2, (_VECTORS, _BLOCK), generator=torch.Generator().manual_seed(seed))
     return (2 * bits - 1).to(device, torch.float32).T
 
 
 def _step(tensor: Tensor, axis: int) -> int:
-    """How much of an axis may be held in fp32 at a time."""
+    """Return how much of an axis may be held in fp32 at a time."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
 
@@ -201,7 +210,7 @@ def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
 
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
-    """Slices of ``sets`` that are small enough to be stacked and tested in one go."""
+    """Return slices of ``sets`` that are small enough to be stacked and tested at once."""
     step = max(1, _STACKED_ELEMENTS // sum(tensor.numel() for tensor in sets[0]))
     return (slice(start, start + step) for start in range(0, len(sets), step))
 
@@ -209,9 +218,9 @@ def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
 def _stack_sets(
     problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sets as products in a batch: a (sets, …, m, k), b (sets, …, k, n), y (sets, …, m, n)."""
+    """Stack the sets into a batch of GEMMs: (sets, …, m, k), (sets, …, k, n), (sets, …, m, n)."""
     a, b, y = (
-        torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # not copied
+        torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # a view, not a copy
         for tensors in ([s.a for s in sets], [s.b for s in sets], list(results))
     )
     if isinstance(problem, Series):  # weights are stored (n, k), and one operand is shared
@@ -222,9 +231,10 @@ def _stack_sets(
 
 
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
-    """Sums over output channels and over images; of a filter gradient, over both channels.
+    """Return the two sides of a convolution: sums over the result's channels, and over its images.
 
-    Summed channels are viewed as (groups, channels per group), so that no sum mixes groups.
+    A filter gradient is summed over both of its channel axes instead. Summed channels are viewed as
+    (groups, channels per group), so that no sum mixes groups.
     """
     a, b, _ = operands
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -269,10 +279,11 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
 
 
 def _filter_gradient(conv: Conv, x: Tensor, size: tuple[int, ...], dy: Tensor) -> Tensor:
-    """The gradient of a filter of that size, as the convolution's; in fp32."""
+    """Return the gradient of a filter of ``size`` in fp32, with the convolution's geometry."""
     stride = conv.stride
     if conv.r == conv.s == 1 and conv.padding == (0, 0):
-        # A single tap reads none of the pixels that its stride leaves out. With them, channels last
-        # and few channels, oneDNN 3.12 (PyTorch 2.13) is wrong by 30 to 100 % on some CPUs.
+        # A single tap does not read the pixels that its stride leaves out, so they are removed
+        # first. With them, channels last and few channels, oneDNN 3.12 (PyTorch 2.13) is wrong by
+        # 30–100% on some CPUs.
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
     return conv2d_weight(x, size, dy, stride, conv.padding, conv.dilation, conv.groups)

@@ -1,7 +1,7 @@
-"""The float64 reference of sampled entries, and the one table of tolerances.
+"""Float64 reference for sampled entries of a result, and the only table of tolerances.
 
-The whole product in float64 would cost more than all timing. Instead random rows and columns are
-checked, the last ones among them, because the last are where masks go wrong.
+Computing the whole result in float64 would cost more than all timing. Instead, random rows and
+columns are checked. The last ones are always among them, because that is where masks go wrong.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
-"""Largest allowed max |y − ref| / max |ref|.
+"""Largest allowed max |y − ref| / max |ref|, by dtype.
 
-fp32 leaves room for a sum of 65,536 terms and not for tf32, whose error is about 3.5e-4. The
-16-bit ones are four roundings of the largest result (2⁻¹¹, 2⁻⁹), two more for fp16's partial
-sums.
+The limit of fp32 leaves room for a sum of 65,536 terms, but not for tf32, whose error is about
+3.5e-4. The limits of the 16-bit dtypes are about eight rounding errors of the largest result (2⁻¹¹
+in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
@@ -32,14 +32,17 @@ _TAPS = 16  # sampled columns of a filter gradient: each costs a sum over all pi
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a comparison: ``rel_error`` is max |y − ref| / max |ref|, NaN if y has one."""
+    """Outcome of a comparison.
+
+    ``rel_error`` is max |y − ref| / max |ref|, and NaN if y has a NaN.
+    """
 
     rel_error: float
     tolerance: float
 
     @property
     def ok(self) -> bool:
-        """Within tolerance; never if anything is NaN."""
+        """True if the error is within the tolerance; always False if anything is NaN."""
         return self.rel_error <= self.tolerance
 
 
@@ -58,7 +61,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
         pick = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
         got, want = pick(problem, operands, result, rng)
     error, scale = (got.double() - want).abs().max(), want.abs().max()
-    if scale == error == 0:  # a filter that meets padding alone
+    if scale == error == 0:  # a filter that meets only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
 
@@ -66,7 +69,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Sorted indices below ``size``: all, or ``count`` random ones with first and last."""
+    """Return sorted indices below ``size``: all, or ``count`` random ones with first and last."""
     if size <= count:
         return torch.arange(size, device=device)
     middle = rng.choice(size - 2, count - 2, replace=False) + 1
@@ -82,7 +85,7 @@ def _gemm(
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
     which = _sample_indices(rng, problem.batch, 3, a.device)
-    # Indexed at once: one axis after another would copy whole matrices.
+    # All axes are indexed at once, because one axis after another would copy whole matrices.
     left, right = a[which[:, None], rows], b.mT[which[:, None], columns]
     got = y[which[:, None, None], rows[:, None], columns]
     return got, torch.matmul(left.double(), right.mT.double())
@@ -104,7 +107,10 @@ def _series(
 def _layer(
     layer: Layer, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Whole images for what looks at neighbours, whole channels for what looks at a batch."""
+    """Return samples of a layer's result and their reference.
+
+    They are whole images, or whole channels for batch norm, which takes means over the batch.
+    """
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
         channels = _sample_indices(rng, layer.c, 4, x.device)
@@ -131,7 +137,10 @@ def _layer(
 
 
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
-    """Mean 0, variance 1 ``over`` some axes of (n, c, h, w); then scale and shift by channel."""
+    """Normalise (n, c, h, w) to mean 0 and variance 1, then scale and shift each channel.
+
+    Mean and variance are taken over the axes ``over``.
+    """
     scale, shift = parameters[:, None, :, None, None]
     centred = x - x.mean(over, keepdim=True)
     return centred / (centred.square().mean(over, keepdim=True) + 1e-5).sqrt() * scale + shift
@@ -140,7 +149,10 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
 def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """All steps of some sequences; gates in PyTorch's order: input, forget, cell, output."""
+    """Return all steps of some sequences of an LSTM, and their reference.
+
+    Gates are in PyTorch's order: input, forget, cell, output.
+    """
     rows = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
     x, weights = operands.a[:, rows].double(), operands.b.double() * lstm.weight_scale
     hidden = cell = x.new_zeros(len(rows), lstm.hidden)
@@ -154,12 +166,13 @@ def _lstm(
     return result[:, rows], torch.stack(steps)
 
 
-# A convolution's sampled entries are gathered: for each output pixel the patch that it reads, for
-# each input pixel the outputs that read it, for each tap the pixels under it.
+# Sampled entries of a convolution are computed from what they read: for each output pixel the patch
+# under the filter, for each input pixel the outputs that read it, and for each tap the pixels under
+# it.
 
 
 def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int) -> Tensor:
-    """Input positions (…, taps) that output ``position`` reads along one axis."""
+    """Return the input positions (…, taps) that output ``position`` reads along one axis."""
     offsets = torch.arange(taps, device=position.device) * dilation - padding
     return position[..., None] * stride + offsets
 
@@ -167,13 +180,19 @@ def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int)
 def _readers(
     position: Tensor, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Output positions (…, taps) whose tap reads input ``position``, and whether there is one."""
+    """Return output positions (…, taps) whose taps read input ``position``, and a mask.
+
+    The mask is True where there is such an output position.
+    """
     shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
     return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0
 
 
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
-    """image[n, :, h, w] in float64 with h (L, R) and w (L, S): (L, R, S, C), zero if not valid."""
+    """Return image[n, :, h, w] in float64 as (L, R, S, C), and zero where it is not valid.
+
+    ``h`` is (L, R) and ``w`` is (L, S). Positions outside the image are not valid either.
+    """
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
     inside = inside_h[:, :, None] & inside_w[:, None, :] & valid
@@ -189,7 +208,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sampled (image, row, column) triples of ``shape``, the last among them."""
+    """Return sampled (image, row, column) triples of ``shape``; the last one is always included."""
     flat = _sample_indices(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
     rest = flat % (shape[1] * shape[2])
     return flat // (shape[1] * shape[2]), rest // shape[2], rest % shape[2]

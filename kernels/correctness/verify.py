@@ -1,4 +1,4 @@
-"""Whether results are right: sampled entries against float64, the whole by Freivalds' identity."""
+"""Verdict on results: sampled entries against float64, the whole by Freivalds' identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from kernels.operation import Layer, Lstm, Workload
 
 @dataclass(frozen=True)
 class CheckVerdict:
-    """``rel_error`` of the sampled entries, and what is wrong, as a sentence."""
+    """Verdict on results.
+
+    ``rel_error`` is that of the sampled entries. ``message`` says in a sentence what is wrong, and
+    is empty if nothing is.
+    """
 
     rel_error: float
     tolerance: float
@@ -26,7 +30,7 @@ class CheckVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.message
 
 
@@ -38,18 +42,18 @@ def verify(
     side: int | None = None,
     entries: bool = True,
 ) -> CheckVerdict:
-    """Test results: all of every one by the identity, some entries of one against float64.
+    """Test all of every result by the identity, and some entries of one result against float64.
 
-    Operations that are no products (layers that move memory, an LSTM) have no identity: their
-    results are only searched for infinities and NaN.
+    Layers that only move memory and an LSTM have no such identity. Some of their entries are always
+    compared with float64, and all of their results are searched for infinities and NaN.
 
     Args:
-        problem: what was computed.
+        problem: the workload that was computed.
         sets: the operands, one set for each result.
-        results: with the problem's logical shape.
-        seed: of every random choice: the result, its entries, the identity's signs.
+        results: the results, with the problem's logical shape.
+        seed: seed of every random choice: the result, its entries and the identity's signs.
         side: test the identity from only this side, 0 or 1; None tests both.
-        entries: compare entries with float64 also where the identity tests them all.
+        entries: compare entries with float64 even if the identity tests all of them.
     """
     linear = not isinstance(problem, Layer | Lstm)
     figures = math.nan, TOLERANCE[problem.dtype]

@@ -1,1 +1,1 @@
-"""The libraries that PyTorch calls: cuBLAS and cuDNN on a GPU, MKL and oneDNN on a CPU."""
+"""Vendor libraries that PyTorch calls: cuBLAS and cuDNN on a GPU, MKL and oneDNN on a CPU."""

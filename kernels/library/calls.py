@@ -1,6 +1,6 @@
-"""What PyTorch is called with for each operation: ``call(i)`` computes set i once.
+"""Calls of PyTorch for each operation: ``call(i)`` computes operand set i once.
 
-Results go to the set's own place wherever PyTorch takes one, so that no allocation is timed.
+Results go to the set's own memory wherever PyTorch takes an output, so that no allocation is timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Call = Callable[[int], Tensor]
 
 
 def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
-    """``mm`` or ``bmm`` into the set's result."""
+    """Return a call of ``mm`` or ``bmm`` that writes to the set's result."""
     multiply = torch.bmm if problem.batch > 1 else torch.mm
 
     def call(index: int) -> Tensor:
@@ -30,7 +30,10 @@ def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
 
 
 def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
-    """The convolution's pass. Its result is allocated at each launch, as it is in every model."""
+    """Return a call that computes the convolution's pass.
+
+    Its result is allocated at each launch, as it is in every model.
+    """
     geometry = (
         list(problem.stride),
         list(problem.padding),
@@ -54,8 +57,8 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
     def call_backward(index: int) -> Tensor:
         a, b, out = sets[index]
-        # Of the tensor whose gradient is computed only shape and layout are read, which the place
-        # of the result has as well.
+        # PyTorch reads only shape and layout of the tensor whose gradient it computes, so the
+        # memory for the result can stand in for it.
         dy, x, w = (a, out, b) if wanted == 0 else (b, a, out)
         return backward(dy, x, w, None, *geometry, mask)[wanted]
 
@@ -63,7 +66,10 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
 
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
-    """One memory-bound layer. Normalisations and max-pool allocate their result at each launch."""
+    """Return a call of a memory-bound layer.
+
+    Normalisations and max-pool allocate their result at each launch.
+    """
     rows = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]  # channels last
 
     def relu(i: int) -> Tensor:
@@ -98,9 +104,9 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 
 
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
-    """The products one by one, or as the one that they could be.
+    """Return a call of the GEMMs one by one, or fused into one.
 
-    The result is (count, m, n) either way; where projections are fused, as a view of (m, count·n).
+    The result is (count, m, n) either way; if projections are fused, it is a view of (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:
@@ -128,7 +134,10 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 
 
 def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
-    """``torch.nn.LSTM``: the library's own kernels, their weights laid out as it wants them."""
+    """Return a call of ``torch.nn.LSTM``.
+
+    It runs the vendor library's own kernels, with weights laid out as it wants them.
+    """
     layers = []
     for x, weights, _ in sets:
         layer = (
@@ -148,10 +157,10 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
 
 
 def graph_captured(call: Call, sets: int) -> Call:
-    """The same launches replayed from a CUDA graph for each set.
+    """Return a call that replays the same launches, captured in one CUDA graph for each set.
 
     Raises:
-        RuntimeError: there is no GPU, or PyTorch cannot capture the call.
+        RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.
     """
     graphs = []
     for index in range(sets):

@@ -1,9 +1,9 @@
-"""The vendors' libraries behind PyTorch: cuBLAS and cuDNN on a GPU, the CPU's own elsewhere.
+"""Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, the CPU's libraries elsewhere.
 
-``fp32`` and ``tf32`` are one storage type and two precisions, and PyTorch's defaults differ by
-operation: matrix products are IEEE, cuDNN's convolutions tf32. Every launch here says which it
-wants, through the ``fp32_precision`` settings alone: PyTorch's older flags (``allow_tf32``) raise
-while the two say different things.
+``fp32`` and ``tf32`` are one storage type with two precisions, and PyTorch's defaults differ by
+operation: GEMMs are IEEE, cuDNN's convolutions are tf32. Every launch here therefore sets the
+precision that it wants, only through the ``fp32_precision`` settings. PyTorch's older flags
+(``allow_tf32``) raise an error while the two disagree.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
-    """How PyTorch is asked to compute; its text has what differs from PyTorch's own way.
+    """Config of a PyTorch call; its text has only what differs from the defaults.
 
-    ``autotune``: ``cudnn.benchmark``, which times cuDNN's algorithms at first use. ``reduced``:
-    whether cuBLAS may add partial sums in 16 bits. ``offset`` and ``ld_multiple``: how operands and
-    result are stored (:class:`kernels.config.Storage`). ``fused``: a series of products as one.
-    ``paced``: launched at the host's own pace, so that the gaps between launches are part of the
-    time; ``graph``: likewise, but all launches of a call replayed from one CUDA graph.
+    - ``autotune`` is ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
+    - ``reduced`` lets cuBLAS add partial sums in 16 bits.
+    - ``offset`` and ``ld_multiple`` say how operands and result are stored
+      (:class:`kernels.config.Storage`).
+    - ``fused`` computes a series of GEMMs as one GEMM.
+    - ``paced`` launches at the host's own pace, so that the gaps between launches are part of the
+      time.
+    - ``graph`` also counts the gaps, but replays all launches of a call from one CUDA graph.
     """
 
     autotune: bool = False
@@ -59,7 +62,7 @@ class LibraryConfig(Config):
 
     @property
     def storage(self) -> Storage:
-        """How the operands lie in memory."""
+        """Placement of the operands in memory."""
         return Storage(self.offset, self.ld_multiple)
 
     def __str__(self) -> str:
@@ -68,10 +71,10 @@ class LibraryConfig(Config):
 
 
 class Library:
-    """A library that PyTorch calls for some operations and dtypes on one kind of device."""
+    """Library that PyTorch calls for some operations and dtypes on one kind of device."""
 
     def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
-        """``serves`` maps operations to the dtypes that this library computes."""
+        """Create a library; ``serves`` maps operations to the dtypes that it computes."""
         self.name = name
         self.kind = kind
         self.serves = serves
@@ -82,7 +85,7 @@ class Library:
         return tuple(self.serves)
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """None, or why not."""
+        """Return None if the library computes the problem on the machine; otherwise the reason."""
         if machine.kind != self.kind:
             return f"{self.name} runs on a {self.kind.upper()}; this machine is {machine.name}."
         if problem.dtype not in machine.peaks:
@@ -96,23 +99,23 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """The library's own choice; cuDNN also with its autotuner, a series also fused."""
+        """Return the library's own choice; also cuDNN's autotuner, and the fusing of a series."""
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
         autotuned = self.name == "cudnn" and isinstance(problem, Conv)
         return [None, LibraryConfig(autotune=True)] if autotuned else [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Read a config's text."""
+        """Parse a config's text; the empty text is the default."""
         return LibraryConfig.parse(text) if text else None
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets, stored as the config says, to what PyTorch calls for the operation.
+        """Bind the sets, stored as the config says, to PyTorch's call for the operation.
 
         Raises:
-            UserError: a leading dimension is asked for where the operands are no matrices.
+            UserError: if the config sets a leading dimension and the operands are not matrices.
         """
         how = config if isinstance(config, LibraryConfig) else LibraryConfig()
         if how.ld_multiple > 1 and not isinstance(problem, Gemm):
@@ -125,7 +128,7 @@ class Library:
         return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Nothing to do."""
+        """Do nothing: a vendor library has nothing to compile."""
 
 
 def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Call:
@@ -142,12 +145,13 @@ def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Ca
 
 @contextmanager
 def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
-    """PyTorch's process-wide switches as a launch wants them; restored afterwards.
+    """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
-    fp32's precision is set at every place where a product may read it. PyTorch caches cuDNN's plans
-    in one table, both its default choice and the autotuner's, so that whichever comes first would
-    serve both. The table's key includes this precision, which 16-bit convolutions ignore: switching
-    it gives the autotuner separate entries in 16 bits. In fp32 and tf32 the two cannot be compared.
+    The precision of fp32 is set everywhere that a GEMM or a convolution may read it. PyTorch caches
+    cuDNN's plans in one table, those of its default choice and those of the autotuner, so that
+    whichever comes first would serve both. The table's key includes this precision, which 16-bit
+    convolutions ignore: switching it to tf32 gives the autotuner separate entries in 16 bits. In
+    fp32 and tf32, the default choice and the autotuner's choice cannot be compared.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -157,7 +161,8 @@ def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
         *((place, "fp32_precision", wanted) for place in precise),
         (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
         (cuda, "allow_bf16_reduced_precision_reduction", how.reduced),
-        # By attribute: the context manager cudnn.flags() would also switch cuDNN off.
+        # The switch is set as an attribute: the context manager cudnn.flags() would also switch
+        # cuDNN off.
         (cudnn, "benchmark", how.autotune),
     ]
     before = [getattr(place, name) for place, name, _ in switches]
@@ -171,7 +176,7 @@ def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
 
 
 def libraries() -> list[Library]:
-    """cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch computes with on the CPU."""
+    """Return cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch uses on the CPU."""
     gpu = ("fp32", "tf32", "fp16", "bf16")
     stored = ("fp32", "fp16", "bf16")
     return [
@@ -183,11 +188,11 @@ def libraries() -> list[Library]:
 
 
 def _cpu_libraries() -> list[Library]:
-    """What PyTorch computes with on this CPU: BLAS, oneDNN, and its own loops for the rest.
+    """Return what PyTorch uses on this CPU: BLAS, oneDNN, and its own loops for the rest.
 
-    oneDNN computes bf16 only where the CPU has vector instructions for it; elsewhere the kernels of
-    PyTorch's tensor library, ATen, do. fp16 is left out: without AVX512-FP16 or AMX it is a
-    scalar loop.
+    oneDNN computes bf16 only if the CPU has vector instructions for it; otherwise the kernels of
+    ATen, PyTorch's tensor library, do. fp16 is left out, because it is a scalar loop without
+    AVX512-FP16 or AMX.
     """
     blas = "mkl"
     if not torch.backends.mkl.is_available():

@@ -1,1 +1,1 @@
-"""What a problem takes on a machine, from facts and constants: the one formula."""
+"""Time of a problem on a machine, by one formula of facts and constants."""

@@ -1,4 +1,4 @@
-"""The constants of the time estimate: what they mean, what is possible, and what is shipped."""
+"""Constants of the time estimate: their meaning, their bounds, and the values that are shipped."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from kernels.machine import Machine, known_machine
 
 @dataclass(frozen=True)
 class Constants:
-    """What the datasheet does not say. Physical, readable, each with bounds in :data:`BOUNDS`."""
+    """Physical properties that the datasheet does not state, each with its :data:`BOUNDS`."""
 
     compute: float  # share of the peak that a tile's main loop reaches
     dram: float  # share of the datasheet's bandwidth that is reached
     feed: float  # bytes/s that one SM reads
     l2: float  # bytes/s that all SMs together read from the L2
     store: float  # bytes/s at which one SM's epilogue writes its tile
-    epilogue: float  # seconds per tile beside that
-    step: float  # seconds that a K step takes at least
+    epilogue: float  # seconds per tile in addition to that
+    step: float  # shortest time of a K step, in seconds
     launch: float  # seconds that every launch takes, however small its problem
     tail: float  # 1: a partial wave costs as much as a whole one; 0: its share of one
     ramp: float  # CTAs in flight at which half of the bandwidth is reached
-    split: float  # seconds of a kernel beside the product: it reduces a split K, or transforms
+    split: float  # seconds of a helper kernel, which reduces a split K or transforms
     partials: float  # share of a split K's partial sums that goes through memory
     slow: float  # how much longer a kernel takes per e-fold over 2 ms, as the clocks drop
     misalignment: float  # work slows by (alignment / 16 bytes)^-misalignment
-    fallback: float  # how much longer misaligned rows take to load, for want of bulk copies
+    fallback: float  # how much longer misaligned rows take to load, without bulk copies
     fallback_split: float  # 1: kernels for misaligned rows split K; 0: they do not
-    repack: float  # times that B is moved again, to repack it before the product (CPUs)
-    resident: float  # share of A that hits the last-level cache, where A fits it
-    cached: float  # bandwidth over that of memory, with all operands in the last-level cache
-    sustained: float  # share of the burst's rate that is reached without pauses
+    repack: float  # times that B is moved again, to repack it before the GEMM (CPUs)
+    resident: float  # share of A that hits the last-level cache, if A fits it
+    cached: float  # bandwidth relative to memory, with all operands in the last-level cache
+    sustained: float  # share of the rate in bursts that is reached without pauses
 
     def to_json(self) -> dict[str, float]:
-        """By name, for calibration.json."""
+        """Return the constants by name, for calibration.json."""
         return {f.name: float(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Inverse of :meth:`to_json`; reads the files of earlier versions, too.
+        """Read what :meth:`to_json` returned, also in earlier versions.
 
-        A constant that was renamed is read by its old name, one that did not exist has its default.
+        A constant that was renamed is read by its old name. One that did not exist has its default.
 
         Raises:
-            TypeError: a constant is missing or unknown.
+            TypeError: if a constant is missing or unknown.
         """
         known = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
         return cls(**{**_constants_table()["defaults"], **known})
@@ -84,7 +84,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),
 }
-"""What is physically possible for each constant."""
+"""Range of what is physically possible for each constant."""
 
 
 LINEAR = frozenset(
@@ -96,26 +96,29 @@ LINEAR = frozenset(
 """Dimensionless constants that are often 0; all others are fitted and averaged as logarithms."""
 
 RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
-"""Constants that a machine which is slower throughout has less of."""
+"""Constants that are smaller on a machine that is slower throughout."""
 
 DURATIONS = frozenset({"epilogue", "step", "launch", "split"})
-"""Constants that a machine which is slower throughout has more of."""
+"""Constants that are larger on a machine that is slower throughout."""
 
-_LEAST = 1e-10  # below which a logarithm is not taken
+_LEAST = 1e-10  # smallest value of which a logarithm is taken
 
 
 def to_fit_scale(name: str, value: float) -> float:
-    """A constant on the scale on which it is fitted and averaged: its logarithm, or as it is."""
+    """Convert a constant to the scale on which it is fitted and averaged.
+
+    This is its logarithm, or the constant itself if it is one of :data:`LINEAR`.
+    """
     return value if name in LINEAR else float(np.log(max(value, _LEAST)))
 
 
 def from_fit_scale(name: str, value: Any) -> Any:
-    """Inverse of :func:`to_fit_scale`, for a number or an array."""
+    """Convert a number or an array back; inverse of :func:`to_fit_scale`."""
     return value if name in LINEAR else np.exp(value)
 
 
 def mean_constants(several: Sequence[Constants]) -> Constants:
-    """The mean of several sets of constants, each constant on the scale on which it is fitted."""
+    """Average several sets of constants, each constant on the scale on which it is fitted."""
     means = {
         name: np.mean([to_fit_scale(name, getattr(one, name)) for one in several])
         for name in BOUNDS
@@ -124,7 +127,7 @@ def mean_constants(several: Sequence[Constants]) -> Constants:
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """:data:`BOUNDS` for one machine: the clock caps the share of the peak."""
+    """Return :data:`BOUNDS` for one machine, whose clocks cap the share of the peak."""
     if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
     low, _ = BOUNDS["compute"]
@@ -132,21 +135,28 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 
 
 def default_constants(generation: str, dtype: str) -> Constants:
-    """The shipped constants of a generation, before any calibration (``constants.toml``)."""
+    """Return the shipped constants of a generation, before any calibration (``constants.toml``)."""
     c = _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
     return replace(c, **_price_of_misalignment(generation, dtype))
 
 
 @functools.cache
 def shipped_fits() -> dict[str, Any]:
-    """Constants of single machines, as the command ``ship`` wrote them; do not change them.
+    """Return the document that the command ``ship`` wrote; do not change it.
 
-    Keys: ``software``, the range of other frameworks' errors on all machines; ``generation``, that
-    of constants carried over from another machine of the generation; ``generations``, that of the
-    mean of other generations' constants; ``spreads``, by kind of prior
-    (:class:`analysis.model.prior.Spread`); ``machines``, by slug the range of frameworks there,
-    what the constants were fitted to, and the fits by group, as in calibration.json. Their
-    ``shift`` applies to answers from the machine's imported table, too.
+    Its keys are:
+
+    - ``source``: package of the public tables.
+    - ``software``: range of errors between frameworks, over all machines.
+    - ``generation``: range of errors of constants carried over from another machine of the
+      generation.
+    - ``generations``: range of errors of the mean of other generations' constants.
+    - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
+    - ``groups``: factors of intervals for kinds of shapes (:mod:`analysis.model.groups`).
+    - ``floor``: errors of a framework's earlier version as a prediction of its later one.
+    - ``machines``: for each slug, the range of frameworks there, what the constants were fitted to,
+      and the fits by group, as in calibration.json. Their ``shift`` also applies to answers from
+      the machine's imported table.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -155,21 +165,22 @@ def shipped_fits() -> dict[str, Any]:
 def foreign_constants(
     machine: Machine, dtype: str, slug: str | None = None
 ) -> tuple[Constants, str]:
-    """Constants for a machine from measurements of another, scaled by the two datasheets.
+    """Return constants for a machine from the measurements of another one.
 
-    As :func:`scaled_constants` does; the seconds of a launch are the generation's.
+    They are scaled by the two datasheets (:func:`scaled_constants`). The seconds of a launch are
+    those of the generation.
 
     Args:
-        machine: the one that they are for.
-        dtype: whose constants.
-        slug: the machine to take them from. If None: another one of the same generation, or of the
-            latest one before it, or of the first one after it.
+        machine: machine that the constants are for.
+        dtype: dtype of the constants.
+        slug: machine to take them from. If None: another machine of the same generation, or of the
+            latest generation before it, or of the first one after it.
 
     Returns:
-        The constants, and the slug of the machine that they were measured on.
+        The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: no constants are shipped for ``slug``.
+        UserError: if no constants are shipped for ``slug``.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -192,18 +203,18 @@ def foreign_constants(
 def scaled_constants(
     c: Constants, there: Machine, here: Machine, dtype: str, growth: float = 1.0
 ) -> Constants:
-    """Constants of one machine as they are on another, by the two datasheets.
+    """Scale the constants of one machine to another, by the two datasheets.
 
-    What one SM reads or writes per second scales with its arithmetic, because SMs are built in
-    proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock and SMs.
-    The share of the peak that real data reach is the generation's.
+    The bytes that one SM reads or writes per second scale with its arithmetic, because SMs are
+    built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock
+    and SMs. The share of the peak that real data reach is that of the generation.
 
     Args:
         c: the constants.
-        there: where they were measured.
-        here: where they are wanted.
-        dtype: whose peaks are compared.
-        growth: the power of the ratio of two SMs' arithmetic by which they read and write more.
+        there: machine on which they were measured.
+        here: machine that they are scaled to.
+        dtype: dtype whose peaks are compared.
+        growth: power of the ratio of two SMs' arithmetic by which they read and write more.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
@@ -225,7 +236,10 @@ def scaled_constants(
 
 
 def _price_of_misalignment(generation: str, dtype: str) -> dict[str, float]:
-    """What a generation's kernels for misaligned rows cost; plain fp32 needs no bulk copies."""
+    """Return what a generation's kernels for misaligned rows cost.
+
+    Plain fp32 needs no bulk copies, so it has no such cost.
+    """
     facts = _constants_table()["facts"].get(generation, {})
     known = {} if dtype == "fp32" else facts
     return {
@@ -235,9 +249,10 @@ def _price_of_misalignment(generation: str, dtype: str) -> dict[str, float]:
 
 
 def measured_on(generation: str, dtype: str) -> str | None:
-    """The slug of the machine that a generation's shipped constants were measured on, if any.
+    """Return the slug of the machine on which a generation's constants were measured, if any.
 
-    A generation without constants of its own takes another's, whose machine is returned.
+    A generation without its own constants takes those of another, and that one's machine is
+    returned.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")

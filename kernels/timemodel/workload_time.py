@@ -1,4 +1,4 @@
-"""Seconds of workloads that are not one product: of their products, or of moving their bytes."""
+"""Times of workloads that are not one GEMM: from their GEMMs, or from moving their bytes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ def workload_seconds(
     moving: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Seconds of each workload: the sum over its products, all of them estimated in one call.
+    """Return the seconds of each workload: the sum over its GEMMs, all estimated in one call.
 
     Args:
-        products: those of each workload, with how many there are of each.
-        moving: seconds of each workload that has no products and only moves memory.
-        seconds_of: given the workload's position and the problem of each product, its seconds.
+        products: GEMMs and convolutions of each workload, each with its number.
+        moving: seconds of each workload that has none of these and only moves memory.
+        seconds_of: function that takes the positions of workloads and a problem of each, and
+            returns the seconds of these problems.
     """
     parts = [(i, *part) for i, each in enumerate(products) for part in each]
     seconds = np.where([bool(each) for each in products], 0.0, moving)
     if parts:
-        # np.add.at sums repeated indices: one workload may own several products.
+        # np.add.at sums repeated indices, because one workload may have several GEMMs.
         owners, counts, problems = zip(*parts, strict=True)
         np.add.at(seconds, list(owners), np.array(counts) * seconds_of(owners, problems))
     return seconds
 
 
 def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """A launch, and the workload's minimum traffic at the datasheet's bandwidth."""
+    """Return the time of a launch and of the minimum traffic at the datasheet's bandwidth."""
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

@@ -1,1 +1,1 @@
-"""Hand-written Triton kernels: one file per family, on what all of them share."""
+"""Hand-written Triton kernels: one module per family, and modules that all of them share."""

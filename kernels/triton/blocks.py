@@ -1,12 +1,12 @@
-"""The pieces that the GEMM kernels are made of: which tile, the sum over its K, its way out.
+"""Building blocks of the GEMM kernels: which tile, the sum over its K, and how it is stored.
 
-A matrix is a pointer and its strides (row, column) in elements; tiles are BM × BN and a K step is
-BK deep. Where a tile starts is 64-bit, because an operand may have more than 2³¹ elements; inside a
-tile 32 bits do unless WIDE says otherwise.
+A matrix is a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a K step is
+BK deep. The start of a tile is 64-bit, because an operand may have more than 2³¹ elements. Inside a
+tile, 32 bits are enough unless WIDE is set.
 
-Kernels are given sizes and strides in units of a known number of elements. Triton sees by itself
-which arguments are multiples of 16; rows of 16 bytes are multiples of 8 at 16 bits and of 4 at 32,
-and without being told it would copy them an element at a time.
+Kernels are given sizes and strides in units of a known number of elements. Triton finds out by
+itself only which arguments are multiples of 16. Rows of 16 bytes are multiples of 8 elements at 16
+bits and of 4 at 32 bits; without the units, Triton would copy them one element at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def elements(stride, UNIT: tl.constexpr):
-    """A stride in elements, given in UNITs; None stands for 1."""
+    """Convert a stride from UNITs to elements; None stands for a stride of 1."""
     if stride is None:
         return 1
     else:
@@ -26,13 +26,13 @@ def elements(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def matrix_stride(stride, UNIT: tl.constexpr):
-    """(batch, row, column) in elements, given in UNITs."""
+    """Convert (batch, row, column) strides from UNITs to elements."""
     return elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT)
 
 
 @triton.jit
 def tensor_stride(stride, UNIT: tl.constexpr):
-    """Five strides in elements, given in UNITs."""
+    """Convert five strides from UNITs to elements."""
     return (
         elements(stride[0], UNIT), elements(stride[1], UNIT), elements(stride[2], UNIT),
         elements(stride[3], UNIT), elements(stride[4], UNIT),
@@ -41,7 +41,7 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
-    """(row, column) of a tile: GROUP rows of tiles, column by column.
+    """Return the (row, column) of a tile in an order of GROUP rows of tiles, column by column.
 
     Concurrent CTAs then read few blocks of A and of B, which they find in L2.
     """
@@ -59,10 +59,11 @@ def product(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """fp32 (BM, BN): rows m0… of A (M, K) times columns n0… of B (K, N), K steps first…last − 1.
+    """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    There is at least one step. EVEN: M and N are multiples of the tile. EVEN_K: K is one of BK.
-    UPCAST: Triton's interpreter multiplies bf16 as raw integers, so there it widens.
+    The K steps are first … last − 1, of which there is at least one. EVEN: M and N are multiples of
+    the tile. EVEN_K: K is a multiple of BK. UPCAST: widen the operands, because Triton's
+    interpreter multiplies bf16 as raw integers.
     """
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     m_in, n_in = m0 + m < M, n0 + n < N
@@ -74,8 +75,8 @@ def product(
     a_block = m[:, None] * a_stride[0] + k[None, :] * a_stride[1]
     b_block = k[:, None] * b_stride[0] + n[None, :] * b_stride[1]
 
-    # If the loop could be empty, the sums would also be set on its zero-trip edge. ptxas then waits
-    # for every wgmma of what Triton 3.6 generates (warning C7515).
+    # If the loop could be empty, the sums would also be set on the edge that skips the loop. With
+    # the code that Triton 3.6 generates, ptxas then waits for every wgmma (warning C7515).
     tl.assume(last > first)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for step in range(first, last):
@@ -123,7 +124,7 @@ def add_parts(
 ):  # fmt: skip
     """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
 
-    The parts are added in order, so that the result is the same bits in every run.
+    The parts are added in order, so that the result has the same bits in every run.
     """
     across = tl.cdiv(D3, COLUMNS)
     block = tl.program_id(0).to(tl.int64)

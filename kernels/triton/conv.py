@@ -1,16 +1,17 @@
-"""``triton-conv``: convolution as the GEMM that it implies, whose matrix is never stored.
+"""``triton-conv``: convolution as the GEMM that it implies, whose left operand is never stored.
 
-The rows of the GEMM are pixels of the result, its columns channels of the result, and its sum runs
-over the taps of the filter and the channels of the source. A block of the left operand is gathered
-where it lies: each row computes which pixel its tap meets, and reads zeros where that is padding.
-In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain matmul.
+The rows of the GEMM are pixels of the result, its columns are channels of the result, and its sum
+runs over the taps of the filter and the channels of the source. A block of the left operand is
+gathered from the image: each row computes which pixel its tap meets, and reads zeros where that is
+padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain
+GEMM kernel.
 
 The forward pass and the gradient of the data are one kernel. A gradient with stride s is s × s
 plain convolutions: destination pixels of one phase (their row and column modulo s) all meet the
-same taps, so no product with the zeros between strided pixels is ever computed. The gradient of
-the filter sums over pixels, far more of them than its result has entries: there the sum is split.
+same taps, so the zeros between strided pixels are never multiplied. The gradient of the filter sums
+over pixels, which are far more than the entries of its result. Its sum is therefore split.
 
-A dense 1×1 convolution is a GEMM as it lies in memory, and is computed by the kernels for those.
+A dense 1×1 convolution is already a GEMM in memory, and the GEMM kernels compute it.
 """
 
 from __future__ import annotations
@@ -46,20 +47,23 @@ from kernels.triton.splitk import TritonSplitK
 from kernels.triton.tiled import TritonTiled
 
 SPLITS = (1, 2, 4, 8, 16, 32)
-_TAP_BITS = 32  # taps along an axis that `taps_inside` has bits for
+_TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit for each
 
 
 @triton.jit
 def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
-    """Along one axis: (first tap, taps, source of destination 0 there, its step per destination,
-    its step per tap).
+    """Return how the destinations along one axis meet taps and source pixels.
 
-    Backward, destination ``phase + stride · i`` meets the taps t of which ``phase + padding −
-    t · dilation`` is a multiple of the stride: every ``tap_step``-th.
+    The values are the first tap, the number of taps, the source position of destination 0 at the
+    first tap, its step per destination and its step per tap.
+
+    In the backward pass, destination ``phase + stride · i`` meets the taps t for which ``phase +
+    padding − t · dilation`` is a multiple of the stride: every ``tap_step``-th.
     """
     if BACKWARD:
-        # A loop over numbers and no reduction of a block, whose result the compiler would take for
-        # different in each thread, and with it every address of the loop over K.
+        # This is a loop over numbers instead of a reduction of a block. The compiler would assume
+        # that a reduction's result differs between threads, and with it every address of the loop
+        # over K.
         first = taps
         for before in range(tap_step):
             tap = tap_step - 1 - before
@@ -74,9 +78,9 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
 
 @triton.jit
 def within(place, size):
-    """Whether places along an axis are pixels of it, and not padding.
+    """Return True for positions along an axis that are pixels, and False for padding.
 
-    Read as unsigned, a negative place is beyond every size: one comparison instead of two.
+    Read as unsigned, a negative position is beyond every size: one comparison instead of two.
     """
     if place.dtype == tl.int64:
         return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)
@@ -86,9 +90,10 @@ def within(place, size):
 
 @triton.jit
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
-    """Bit t of each place along an axis: whether its tap t, of at most 32, is a wanted pixel.
+    """Return bits for each position along an axis: bit t is set if its tap t meets a pixel.
 
-    Unrolled, because the compiler would change the layout of a loop's result in every K step.
+    There are at most 32 taps. Positions that are not ``wanted`` have no bits. The loop is unrolled,
+    because the compiler would change the layout of a loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -108,19 +113,26 @@ def conv_data(
 ):  # fmt: skip
     """Convolve source (images, …, groups · depth) to out (part; images, …, groups · width).
 
-    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides: source (group,
-    image, row, column, channel), filter (group, out channel, source channel, r, s), out (part,
-    image, row, column, channel). The grid is (tiles × groups × phases, parts). WHOLE: a K step
-    never leaves its tap, and there are at most 32 along an axis. TAPS: a power of two that no axis
-    has more of. EVEN_N: ``width`` is a multiple of the tile. WIDE: a tensor has 2³¹ elements or
-    more. ``depth`` and ``width`` are in UNITS[:2], strides in UNITS[2]; None is a stride of 1.
+    Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
+    row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
+    and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
+    UNITS[1], and strides are in UNITS[2]; None is a stride of 1. The grid is (tiles × groups ×
+    phases, parts).
+
+    - BACKWARD: compute the gradient of the data.
+    - WHOLE: a K step never leaves its tap, and there are at most 32 taps along an axis.
+    - TAPS: a power of two, at least the number of taps along each axis.
+    - EVEN_N: ``width`` is a multiple of BN.
+    - WIDE: offsets inside a tensor may need 64 bits.
     """
+    # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, filter_stride = (
         tensor_stride(source_stride, UNITS[2]),
         tensor_stride(filter_stride, UNITS[2]),
     )
     out_stride = tensor_stride(out_stride, UNITS[2])
+    # 2. Find the part, the group and the phase of this program.
     if BACKWARD:  # the first phase is the largest, and the grid is made for it
         largest = tl.cdiv(out_size[0], stride[0]) * tl.cdiv(out_size[1], stride[1])
     else:
@@ -129,6 +141,7 @@ def conv_data(
     z, part = tl.program_id(0) // (down * across), tl.program_id(1).to(tl.int64)
     group, phase = (z % groups).to(tl.int64), z // groups
     vertical, horizontal = phase // stride[1], phase % stride[1]
+    # 3. Find the taps that pixels of the phase meet, and the number of these pixels.
     r0, r_taps, h0, h_step, h_tap = axis(
         vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
     )
@@ -136,11 +149,12 @@ def conv_data(
         horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
     )
     rows, columns = out_size[0], out_size[1]
-    if BACKWARD:  # of this phase
+    if BACKWARD:  # only the pixels of this phase
         rows = tl.cdiv(rows - vertical, stride[0])
         columns = tl.cdiv(columns - horizontal, stride[1])
     pixels = images * rows * columns
 
+    # 4. Find the pixels and the channels of this tile, and where its source begins.
     row, column = grouped(tl.program_id(0) % (down * across), down, across, GROUP)
     pixel, n = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     image = pixel // tl.maximum(rows * columns, 1)
@@ -153,18 +167,21 @@ def conv_data(
     filter_ptr += group * filter_stride[0]
     image_at = image * source_stride[1]
 
+    # 5. Find the K steps of this part.
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
-    # In 32 bits, as the loop counts: the compiler does not carry an assumption through a cast.
+    # The bounds are 32-bit like the loop's counter: the compiler does not carry an assumption
+    # through a cast.
     first = (part * steps // tl.num_programs(1)).to(tl.int32)
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
-    if not BACKWARD:  # there a phase may have no taps, and a tile of it no pixels
+    if not BACKWARD:  # backward, a phase may have no taps, and a tile of it no pixels
         tl.assume(last > first)  # see `product` in blocks.py
+    # 6. Sum over the K steps.
     total = tl.zeros((BM, BN), dtype=tl.float32)
     if WHOLE:
-        # Addresses relative to the tap and its channels, which are the same for all pixels: a turn
-        # of the loop adds one number to each pointer. Which taps of a pixel meet padding is looked
-        # up in bits: comparing in each turn takes 18 instructions per pixel on sm_90.
+        # Offsets that depend on the tap and its channels are the same for all pixels, so a turn of
+        # the loop adds one number to each pointer. Bits say which taps of a pixel meet padding,
+        # because comparing in each turn takes 18 instructions per pixel on sm_90.
         k = tl.arange(0, BK)
         a_block = (image_at + h * source_stride[2] + w * source_stride[3])[:, None]
         a_block += k[None, :] * source_stride[4]
@@ -172,8 +189,8 @@ def conv_data(
         down_in = taps_inside(h, h_tap, source_size[0], m_in, TAPS)[:, None]
         across_in = taps_inside(w, w_tap, source_size[1], m_in, TAPS)[:, None]
         per_tap = depth // BK
-        # The tap of a step and the blocks of channels before it in the tap, counted on: dividing by
-        # the channels in each turn takes longer than the multiplication of a small tile.
+        # The tap of a step, and its block of channels in the tap, are counted up from step to step.
+        # Dividing by the channels in each turn takes longer than multiplying a small tile.
         tap, block = first // per_tap, first % per_tap
         r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)  # 0 taps: no turn
         for _ in range(first, last):
@@ -220,6 +237,7 @@ def conv_data(
                 a, b = a.to(tl.float32), b.to(tl.float32)
             total = tl.dot(a, b, total, input_precision=PRECISION)
 
+    # 7. Store the sums; pixels of a phase lie a stride apart.
     if BACKWARD:
         i, j = i * stride[0] + vertical, j * stride[1] + horizontal
     if WIDE:
@@ -239,19 +257,23 @@ def conv_filter(
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
     UNITS: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """The filter's gradient, out (part; groups · width, depth, r, s), summed over grad's pixels.
+    """Sum the filter's gradient, out (part; groups · width, depth, r, s), over the pixels of grad.
 
-    Rows are channels of grad, columns the taps and in each the channels of the source. Sizes,
-    strides and units as in :func:`conv_data`, but out (part, channel of grad, of the source, r, s).
-    The grid is (tiles × groups, parts). WHOLE: a tile's columns have one tap.
-    DENSE: grad's pixels lie one after the other, over all images.
+    The rows of the GEMM are channels of grad. Its columns are the taps and, in each tap, the
+    channels of the source. Sizes, strides and units are as in :func:`conv_data`, except that out is
+    (part, channel of grad, channel of the source, r, s). The grid is (tiles × groups, parts).
+
+    - WHOLE: all columns of a tile have one tap.
+    - DENSE: the pixels of grad lie one after the other, over all images.
     """
+    # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
     source_stride, grad_stride = (
         tensor_stride(source_stride, UNITS[2]),
         tensor_stride(grad_stride, UNITS[2]),
     )
     out_stride = tensor_stride(out_stride, UNITS[2])
+    # 2. Find the tile, the group and the part of this program, and the taps of its columns.
     N = taps[0] * taps[1] * depth
     down, across = tl.cdiv(width, BM), tl.cdiv(N, BN)
     group = (tl.program_id(0) // (down * across)).to(tl.int64)
@@ -270,6 +292,7 @@ def conv_filter(
     grad_ptr += group * grad_stride[0]
     source_ptr += group * source_stride[0]
 
+    # 3. Find the K steps of this part: K counts the pixels of all images.
     per_image = grad_size[0] * grad_size[1]
     K = images * per_image
     steps = tl.cdiv(K, BK)
@@ -277,8 +300,8 @@ def conv_filter(
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
     tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
-    # The pixels of a step as (image, row, column), counted on by BK pixels: dividing by the sizes
-    # of an image in each turn takes twice the instructions.
+    # 4. Sum over the K steps. The pixels of a step, as (image, row, column), are counted up by BK
+    # pixels: dividing by the sizes of an image in each turn takes twice the instructions.
     pixel = (first * BK + tl.arange(0, BK))[:, None]
     image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
     images_on, rows_on, columns_on = (
@@ -290,7 +313,7 @@ def conv_filter(
     for step in range(first, last):
         h, w = p * stride[0] + h_tap, q * stride[1] + w_tap
         inside = within(h, source_size[0]) & within(w, source_size[1]) & (image < images)
-        far, near = image, h  # what an address is made of, in 64 bits where it must be
+        far, near = image, h  # parts of an address, in 64 bits where they must be
         if WIDE:
             far, near, w = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64)
         b_at = far * source_stride[1] + near * source_stride[2] + w * source_stride[3]
@@ -316,6 +339,7 @@ def conv_filter(
         image += images_on + (p >= grad_size[0]).to(tl.int32)
         p = tl.where(p >= grad_size[0], p - grad_size[0], p)
 
+    # 5. Store the sums.
     out_ptr += part * out_stride[0] + group * width * out_stride[1]
     place = m[:, None] * out_stride[1] + channel * out_stride[2]
     place += r * out_stride[3] + s * out_stride[4]
@@ -323,13 +347,16 @@ def conv_filter(
 
 
 class TritonConv(TritonFamily):
-    """The launcher of :func:`conv_data` and :func:`conv_filter`."""
+    """Launcher of :func:`conv_data` and :func:`conv_filter`."""
 
     name = "triton-conv"
     ops = ("conv",)
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Channels last alone: in NCHW the gather would read one element at a time."""
+        """Return None if the family computes the problem on the machine; otherwise the reason.
+
+        Only channels last are computed: in NCHW the gather would read one element at a time.
+        """
         if isinstance(problem, Conv):
             if problem.layout != "nhwc":
                 return f"{self.name} computes channels-last convolutions (layout nhwc)."
@@ -341,11 +368,12 @@ class TritonConv(TritonFamily):
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Tiles up to 128×256; the sum split up to two waves of CTAs with two K steps each.
+        """Return tiles up to 128×256, also with the sum split.
 
-        The largest tiles need what Hopper and datacentre Blackwell have, which multiply from shared
-        memory, and a K step (of a filter's gradient, a tile) that never leaves its tap: divisions
-        take too many registers. A convolution that is a GEMM has the candidates of GEMMs, too.
+        A split gives at most two waves of CTAs, with at least two K steps each. The largest tiles
+        need what Hopper and datacentre Blackwell have, which multiply from shared memory. They also
+        need a K step (for a filter's gradient, a tile) that never leaves its tap, because divisions
+        take too many registers. A convolution that is a GEMM also has the candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
         fma = problem.dtype == "fp32"
@@ -374,12 +402,15 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimated for the GEMM that is really computed: of a strided gradient, its phases."""
+        """Estimate the seconds of the GEMM that is really computed.
+
+        For a strided gradient, it is that of its phases.
+        """
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """The parts of the result, channels last, where there is more than one."""
+        """Return the shape of the result's parts, channels last, if there is more than one."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -398,7 +429,7 @@ class TritonConv(TritonFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """The product, into the result or its parts, and the sum of the parts."""
+        """Return the launches: the GEMM into the result or its parts, and the sum of the parts."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -407,7 +438,8 @@ class TritonConv(TritonFamily):
             if matrices is not None:
                 kernel = config.gemm_config
                 return _gemm_family(config).calls(gemm, matrices, kernel, scratch)
-            # Images with gaps between their pixels: computed by this kernel, in the same parts.
+            # This family's kernel computes images with gaps between their pixels, in the same
+            # parts.
             scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
         target, strides = operands.out, (0, *operands.out.stride())
         parts = _parts(problem, config)
@@ -423,7 +455,7 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """The GEMM that a dense 1×1 convolution is, pixels by channels; None for any other."""
+    """Return the GEMM, pixels by channels, that a dense 1×1 convolution is; None for any other."""
     if (conv.r, conv.s, *conv.stride, *conv.padding, conv.groups) != (1, 1, 1, 1, 0, 0, 1):
         return None
     pixels = conv.n * conv.h * conv.w
@@ -436,10 +468,10 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
-    """The operands of that GEMM as views; None where images or filters have gaps."""
+    """Return the operands of that GEMM as views; None if images or filters have gaps."""
     try:
         a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
-    except RuntimeError:  # what PyTorch says where no view has this shape
+    except RuntimeError:  # raised by PyTorch if no view has this shape
         return None
     return {
         "fprop": Operands(a, b.T, out),
@@ -452,14 +484,14 @@ _TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
 
 
 def _gemm_family(config: ConvConfig) -> GemmFamily:
-    """The family whose kernel a config names."""
+    """Return the family whose kernel a config names."""
     if config.ctas:
         return _PERSISTENT
     return _SPLITK if config.split > 1 else _TILED
 
 
 def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
-    """Configs of the kernels for GEMMs, if the convolution is one: those with TMA first."""
+    """Yield configs of the GEMM kernels if the convolution is a GEMM, those with TMA first."""
     gemm = as_gemm(conv)
     if gemm is None:
         return
@@ -472,7 +504,10 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Whether a K step, or of a filter's gradient a tile, has the channels of one tap."""
+    """Return True if a K step has the channels of one tap; for a filter's gradient, if a tile has.
+
+    An axis must not have more taps than the kernel has bits for.
+    """
     depth, step = {"fprop": (conv.c, bk), "dgrad": (conv.kout, bk), "wgrad": (conv.c, bn)}[
         conv.pass_
     ]
@@ -480,7 +515,11 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """The convolution, or for a strided gradient of the data the batched GEMM of its phases."""
+    """Return the problem that is computed.
+
+    It is the convolution itself or, for a strided gradient of the data, the batched GEMM of its
+    phases.
+    """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
         return conv
@@ -493,7 +532,7 @@ def _computed_problem(conv: Conv) -> Problem:
 
 
 def _parts(conv: Conv, config: ConvConfig) -> int:
-    """Parts into which the sum is cut."""
+    """Return the number of parts into which the sum is cut."""
     return config.parts(_computed_problem(conv).implied_gemm)
 
 
@@ -509,10 +548,10 @@ def _data_call(
     if backward:  # channels swap their roles, and pixels of a phase lie a stride apart
         depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
         out_size, apart = (problem.h, problem.w), problem.stride
-    # Taps that meet a pixel have equal t · dilation mod stride: every stride / gcd of the two.
+    # Taps that meet a pixel have equal t · dilation mod stride: every (stride / gcd of the two)-th.
     pairs = zip(apart, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
-    # The grid is made for the first phase, the largest.
+    # The grid is made for the first phase, which is the largest.
     first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
     tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
     image, channel, row, column = strides[1:]
@@ -575,7 +614,8 @@ def _options(
         "GROUP": config.group,
         "WHOLE": whole,
         "PRECISION": input_precision(problem.dtype),
-        # Doubled, because the gather also computes addresses in the padding, then masked.
+        # The reach is doubled, because the gather also computes addresses in the padding, which are
+        # then masked.
         "WIDE": 2 * reach >= 2**31,
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
         "UNITS": units,
@@ -586,7 +626,10 @@ def _options(
 
 
 def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
-    """(group, image, row, column, channel) strides of a tensor, ``channels`` per group."""
+    """Return the strides (group, image, row, column, channel) of a tensor.
+
+    A group has ``channels`` channels.
+    """
     image, channel, row, column = tensor.stride()
     return channels * channel, image, row, column, channel
 
@@ -594,6 +637,6 @@ def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Elements that divide the channels in, the channels out, and all strides except those of 1."""
+    """Return the units of the channels in, the channels out, and all strides except those of 1."""
     every = [stride for of_tensor in strides for stride in of_tensor if stride != 1]
     return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *every)

@@ -1,7 +1,8 @@
-"""What every Triton family shares: when it runs, how it ranks its configs, how it is compiled.
+"""Base of all Triton families: where they run, how configs are ranked, how kernels are compiled.
 
-A family's file holds its kernel and its :class:`TritonFamily`; nothing here is about one algorithm.
-Under ``TRITON_INTERPRET=1`` (set before this is imported) the kernels run on CPU tensors.
+The module of a family holds its kernel and its :class:`TritonFamily`; nothing here is about one
+algorithm. If ``TRITON_INTERPRET=1`` was set before this module is imported, the kernels run on CPU
+tensors.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class LaunchSpec:
     options: dict[str, Any]
 
     def launch(self, scratch: Tensor | None) -> None:
-        """Launch without synchronising; ``scratch`` takes the place of the meta tensor."""
+        """Launch without synchronising; ``scratch`` replaces the meta tensor in the arguments."""
         arguments = (
             scratch if isinstance(argument, Tensor) and argument.is_meta else argument
             for argument in self.arguments
@@ -62,14 +63,14 @@ class LaunchSpec:
 
 
 class TritonFamily(ABC):
-    """Base of the hand-written kernels; a family gives its calls and its candidate tiles."""
+    """Base of the hand-written kernels; a family defines its calls and its candidate tiles."""
 
     name: str
-    shares_tail = False  # whether all SMs share what plain tiles leave to a last partial wave
+    shares_tail = False  # whether all SMs share what plain tiles leave to a partial last wave
 
     @property
     def config_type(self) -> type[TileConfig]:
-        """How it is tuned."""
+        """Type of the family's configs."""
         return HAND_WRITTEN[self.name]
 
     @property
@@ -81,18 +82,24 @@ class TritonFamily(ABC):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """The launches that compute ``operands.out``, in order, with :meth:`scratch` to work in."""
+        """Return the launches that compute ``operands.out``, in order.
+
+        ``scratch`` is memory for them to work in, of the shape that :meth:`scratch` returns.
+        """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Shape of the dense fp32 array that the launches need beside the operands; () for none."""
+        """Return the shape of the dense fp32 array that the launches also need; () for none."""
         return ()
 
     @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Configs worth trying; those that break :meth:`TileConfig.invalid` are left out later."""
+        """Return configs worth trying.
+
+        Those that :meth:`TileConfig.invalid` refuses are left out later.
+        """
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """None, or why not."""
+        """Return None if the family computes the problem on the machine; otherwise the reason."""
         if problem.op not in self.ops:
             return f"{self.name} does not compute a {problem.op}."
         if problem.dtype not in TIMED_DTYPES:
@@ -111,12 +118,12 @@ class TritonFamily(ABC):
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Valid candidates, the one of the smallest estimated time first.
+        """Return the valid candidates, the one with the smallest estimated time first.
 
         Experimental ones are left out by default: they have not been shown to work on a GPU.
         """
         problem = as_problem(problem)
-        if machine.kind == "cpu":  # the interpreter: any tile is right
+        if machine.kind == "cpu":  # the interpreter: any tile works
             return [self.config_type(64, 64, 64, stages=1, warps=1, group=4)]
         valid = [
             config
@@ -131,7 +138,7 @@ class TritonFamily(ABC):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimated seconds of a problem under each config, to rank them by."""
+        """Estimate the seconds of a problem under each config, to rank the configs."""
         gemm = problem.implied_gemm
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
         shapes = Shapes.from_problems([problem] * len(configs))
@@ -140,13 +147,13 @@ class TritonFamily(ABC):
         return estimate(shapes, Tiles(*np.array(rows).T), machine, peak, c).time
 
     def parse_config(self, text: str) -> TileConfig | None:
-        """Read a config's text."""
+        """Parse a config's text; the empty text is the default."""
         return self.config_type.parse(text) if text else None
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets. The kernel is compiled at the first launch, unless it was before."""
+        """Bind the sets. A kernel that is not compiled yet is compiled at the first launch."""
         problem = as_problem(problem)
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
@@ -155,9 +162,9 @@ class TritonFamily(ABC):
         shape, device = self.scratch(problem, config), operand_sets[0].out.device
 
         def bare(index: int) -> Tensor:
-            # Taken from PyTorch's caching allocator and given back at once. That is safe because
-            # launches on a stream run in order, and needed because a sweep prepares more cases
-            # than memory could hold scratch for.
+            # The scratch memory comes from PyTorch's caching allocator and is given back at once.
+            # That is safe because launches on a stream run in order, and needed because a sweep
+            # prepares more cases than memory could hold scratch for.
             scratch = torch.empty(shape, dtype=torch.float32, device=device) if shape else None
             for call in calls[index]:
                 call.launch(scratch)
@@ -181,24 +188,24 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """The calls with a scratch tensor that has no memory yet: enough to compile them."""
+        """Return the calls with a scratch tensor that has no memory: enough to compile them."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
 
 
 def _build_launcher(kernel: Any) -> None:
-    """Build what launches a compiled kernel, which Triton would otherwise do at its first launch.
+    """Build the launcher of a compiled kernel, which Triton would otherwise do at the first launch.
 
     Triton 3.6 has the host's C compiler make a module for every signature, while the GPU waits.
     """
-    with suppress(Exception):  # repeated, and reported, at the launch
+    with suppress(Exception):  # the launch repeats a failure, and reports it
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
-    """Operands without memory, enough to compile for: dtypes, strides and addresses.
+    """Return operands without memory, enough to compile for: dtypes, strides and addresses.
 
     Every address starts ``offset`` elements after one that is divisible by 16 bytes.
     """
@@ -211,7 +218,7 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
 
 
 def add_parts_call(parts: Tensor, out: Tensor) -> LaunchSpec:
-    """The launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
+    """Return the launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
     missing = 4 - out.dim()
     shape = [*[1] * missing, *out.shape]
     stride = (*[0] * missing, *out.stride())
@@ -221,13 +228,13 @@ def add_parts_call(parts: Tensor, out: Tensor) -> LaunchSpec:
     return LaunchSpec(add_parts, grid, (parts, out, parts.shape[0], *shape, stride), options)
 
 
-_ADD_ROWS, _ADD_COLUMNS = 8, 128  # four fp32 per thread and load, twice
+_ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp32
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Elements, a power of two and 16 bytes at most, of which all values are multiples.
+    """Return the largest power of two that divides all values, at most 16 bytes of elements.
 
-    1 where a value reaches 2³¹, so that it stays a 64-bit argument.
+    It is 1 if a value reaches 2³¹, so that the value stays a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -235,17 +242,23 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Strides as :func:`kernels.triton.blocks.elements` takes them: in units, None for 1."""
+    """Convert strides to units, and 1 to None, for :func:`kernels.triton.blocks.elements`."""
     return [tuple(None if s == 1 else s // unit for s in of_tensor) for of_tensor in strides]
 
 
 def input_precision(dtype: str) -> str:
-    """``tl.dot``'s input_precision: only fp32 has a choice, and IEEE is not Triton's default."""
+    """Return ``input_precision`` for ``tl.dot``.
+
+    Only fp32 has a choice, and IEEE is not Triton's default.
+    """
     return "tf32" if dtype == "tf32" else "ieee"
 
 
 def _interpreter_lack() -> str | None:
-    """Triton 3.6's interpreter turns one-element arrays into integers, which NumPy 2.4 refuses."""
+    """Return why Triton's interpreter cannot run, or None if it can.
+
+    In Triton 3.6, it turns one-element arrays into integers, which NumPy 2.4 refuses.
+    """
     triton_version, numpy_version = (
         tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, np.__version__)
     )
@@ -256,7 +269,7 @@ def _interpreter_lack() -> str | None:
 
 @functools.cache
 def _toolchain_lack() -> str | None:
-    """Triton builds its launcher with the host's C compiler: say what is missing for that."""
+    """Return what the host lacks to build Triton's launcher with its C compiler, or None."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

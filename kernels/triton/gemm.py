@@ -1,4 +1,4 @@
-"""What the GEMM families share on the host: their arguments, and the tiles that they begin from."""
+"""Host side of all GEMM families: the arguments of their kernels, and the tiles they begin from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEW_ROWS = 64
 
 
 class Matrices(NamedTuple):
-    """Operands with their batch: A (batch, m, k), B (batch, k, n), C (batch, m, n)."""
+    """Operands with a batch dimension: A (batch, m, k), B (batch, k, n), C (batch, m, n)."""
 
     a: Tensor
     b: Tensor
@@ -32,18 +32,21 @@ class Matrices(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """(batch, m, n, k)."""
+        """Sizes as (batch, m, n, k)."""
         batch, m, k = self.a.shape
         return batch, m, self.b.shape[-1], k
 
     @property
     def strides(self) -> tuple[Stride, ...]:
-        """(batch, row, column) of each, in elements; 0 for a batch of one."""
+        """Strides (batch, row, column) of each matrix, in elements; 0 for a batch of one."""
         return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
 
 
 class AlignmentUnits(NamedTuple):
-    """Elements, at most 16 bytes, that divide m, n, k, the strides of A and B, and those of C."""
+    """Units, in elements and at most 16 bytes, that divide sizes and strides.
+
+    They are the units of m, n, k, the strides of A and B, and the strides of C.
+    """
 
     m: int
     n: int
@@ -53,14 +56,14 @@ class AlignmentUnits(NamedTuple):
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
-        """The largest that hold; strides of 1 do not count."""
+        """Return the largest units that divide them; strides of 1 do not count."""
         _, m, n, k = matrices.sizes
         a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
         every = ([m], [n], [k], [*a, *b], c)
         return cls(*(wide_unit(dtype, *values) for values in every))
 
     def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
-        """(m, n, k), and (batch, row, column) of A, B and C, in these units."""
+        """Return (m, n, k), and the strides (batch, row, column) of A, B and C, in these units."""
         _, m, n, k = matrices.sizes
         sizes = m // self.m, n // self.n, k // self.k
         *read, written = matrices.strides
@@ -68,29 +71,30 @@ class AlignmentUnits(NamedTuple):
 
 
 class GemmFamily(TritonFamily):
-    """Base of the families that compute a GEMM."""
+    """Base of the families that compute GEMMs."""
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """GEMMs only."""
+        """Operations that the family computes: only GEMMs."""
         return ("gemm",)
 
     def base_tiles(
         self, problem: Problem, machine: Machine, looped: bool = False
     ) -> list[TileConfig]:
-        """Tensor Core tiles from 128×256 down; smaller ones for fp32's plain FMAs.
+        """Return Tensor Core tiles from 128×256 down; smaller ones for fp32's plain FMAs.
 
-        Rows that are no multiple of 16 bytes are copied an element or two at a time, through
-        registers and with an address each: a shallow K step and eight warps keep them from
-        spilling (128×128 with 64 elements of K and four warps spills kilobytes). As many stages
-        as the CTA's shared memory holds, up to the number given.
+        Each has as many stages as the CTA's shared memory holds, up to a number given for the tile.
 
-        Few rows (a decode step) read weights and little else: wide tiles with a K step of 256 bytes
-        have fewer steps and keep more bytes in flight.
+        Rows that are not a multiple of 16 bytes are copied an element or two at a time, through
+        registers and with an address each. A shallow K step and eight warps keep them from spilling
+        (128×128 with 64 elements of K and four warps spills kilobytes).
 
-        Where the operands of the Tensor Cores pass through registers, masks leave no room for the
-        largest tiles; a loop over tiles (``looped``) holds more, and has room for them only where
-        Hopper reads both operands from shared memory.
+        A GEMM of few rows (a decode step) reads weights and little else. Wide tiles with a K step
+        of 256 bytes have fewer steps and keep more bytes in flight.
+
+        If the operands of the Tensor Cores pass through registers, masks leave no room for the
+        largest tiles. A loop over tiles (``looped``) holds more values, so it has room for them
+        only where Hopper reads both operands from shared memory.
         """
         assert isinstance(problem, Gemm)
         fma, odd = problem.dtype == "fp32", read_alignment(problem) < WIDE_BYTES
@@ -117,7 +121,7 @@ class GemmFamily(TritonFamily):
 
 
 def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -> bool:
-    """Whether a large tile can be held without spilling; see :meth:`GemmFamily.base_tiles`."""
+    """Return True if a tile can be held without spilling; see :meth:`GemmFamily.base_tiles`."""
     if tile.bm * tile.bn <= 128 * 128:
         return True
     major = machine.capability[0] if machine.capability else 0
@@ -128,7 +132,10 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 
 
 def read_alignment(problem: Gemm) -> int:
-    """Bytes, at most 16, that divide every row of A and of B; C's may be odd, it is not read."""
+    """Return the bytes, at most 16, that divide every row of A and of B.
+
+    The rows of C may be odd, because C is not read.
+    """
     rows = (
         problem.k if problem.layout[0] == "n" else problem.m,
         problem.n if problem.layout[1] == "n" else problem.k,
@@ -137,7 +144,10 @@ def read_alignment(problem: Gemm) -> int:
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
-    """Compile-time arguments and options of a kernel that walks K in :func:`blocks.product`."""
+    """Return the compile-time arguments and options of a GEMM kernel.
+
+    They are those of a kernel that walks K in :func:`kernels.triton.blocks.product`.
+    """
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = max(
         rows * stride[1] + columns * stride[2]
@@ -157,6 +167,6 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
         "num_warps": config.warps,
         "num_stages": config.stages,
-        # Left alone, ptxas gives up 8 to 40 bytes to spills to reach an occupancy step.
+        # By default, ptxas gives up 8 to 40 bytes to spills in order to reach an occupancy step.
         "maxnreg": 255,
     }

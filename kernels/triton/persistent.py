@@ -1,16 +1,16 @@
 """``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
-A plain kernel pays for the start of every tile: pointers, an empty pipeline, the write of the one
+A plain kernel pays for the start of every tile: pointers, an empty pipeline, the write of the tile
 before. Here a CTA stays for all its tiles. The Tensor Memory Accelerator (Hopper and later) copies
-a block at a time, told only where it begins: no thread spends registers or instructions on
-addresses and masks, and what lies outside the matrix arrives as zeros. With ``specialize`` a warp
-of its own only copies while the others only multiply, so that the copies of the next tile run
-through the epilogue of this one; without it the two loops are fused into one pipeline.
+a block at a time and is told only where the block begins. No thread spends registers or
+instructions on addresses and masks, and what lies outside the matrix arrives as zeros. With
+``specialize``, one warp only copies while the others only multiply, so that the copies of the next
+tile run through the epilogue of this one. Without it, the two loops are fused into one pipeline.
 
-TMA describes matrices with 16-byte rows, one dimension contiguous. The host builds a description
-per operand set and passes it as a kernel parameter: built on the device, it would cost a kernel's
-start several microseconds. Other matrices, and other GPUs, are read with plain loads; ``tma=off``
-asks for that.
+TMA describes matrices that have 16-byte rows and one contiguous dimension. The host builds a
+descriptor per operand set and passes it as a kernel parameter. Built on the device, it would make
+the start of a kernel several microseconds longer. Other matrices, and other GPUs, are read with
+plain loads; ``tma=off`` asks for that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _TMA_MAJOR = 9  # compute capability 9.0: Hopper
 @triton.jit
 def described(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
               TRANSPOSED: tl.constexpr):  # fmt: skip
-    """TMA's description, built on the device, of (rows, columns) in blocks, as it is stored."""
+    """Build a TMA descriptor of a (rows, columns) matrix on the device, as it is stored.
+
+    The descriptor's blocks are (ROWS, COLUMNS).
+    """
     if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])
     else:
@@ -51,9 +54,9 @@ def described(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.conste
 @triton.jit
 def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
-    """One block (ROWS, COLUMNS) of a described matrix; zeros where it has no elements.
+    """Load one block (ROWS, COLUMNS) of a described matrix; zeros where it has no elements.
 
-    TRANSPOSED: what is described is (batch, columns, rows), because that is how it is stored.
+    TRANSPOSED: the descriptor is of (batch, columns, rows), because the matrix is stored like that.
     """
     if TRANSPOSED:
         if BATCHED:
@@ -86,12 +89,16 @@ def matmul_persistent(
     A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, HALVES: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
+    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
 
-    A and B are descriptors that the host built; A_T, B_T: of the stored transpose. STORE: C is one,
-    too, whose blocks have half of the columns with HALVES; otherwise it is a pointer. With
-    SPECIALIZE all three are pointers: Triton 3.7 divides the blocks among groups of warps, which it
-    cannot do to a descriptor of the host. Units as in :func:`kernels.triton.tiled.matmul_tiled`.
+    A and B are descriptors that the host built. Units are as in
+    :func:`kernels.triton.tiled.matmul_tiled`.
+
+    - A_T, B_T: the descriptor is of the stored transpose.
+    - STORE: C is a descriptor, too; otherwise it is a pointer.
+    - HALVES: the blocks of C have half of the columns.
+    - SPECIALIZE: all three are pointers. Triton 3.7 divides the blocks among groups of warps, which
+      it cannot do to a descriptor of the host.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
@@ -102,7 +109,7 @@ def matmul_persistent(
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     tiles = batch * rows * columns
-    # Specialised and fused loops exclude each other: Triton 3.7 drops the first without a word.
+    # Specialised and fused loops exclude each other: Triton 3.7 silently drops specialisation.
     for tile in tl.range(
         tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
@@ -120,8 +127,8 @@ def matmul_persistent(
             c_tile = c + z.to(tl.int64) * c_stride[0]
             store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, False, WIDE)
         elif HALVES:
-            # One half is stored from shared memory that the other one has left, which makes room
-            # for another stage of the pipeline.
+            # The second half is stored from the shared memory that the first one has left, which
+            # makes room for another stage of the pipeline.
             half: tl.constexpr = BN // 2
             first, second = tl.split(total.reshape(BM, 2, half).permute(0, 2, 1))
             put(c, z, m0, n0, first, BM, half, BATCHED)
@@ -137,7 +144,7 @@ def matmul_persistent_plain(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """The same with plain loads, any strides."""
+    """Compute the same GEMM with plain loads, for any strides."""
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
@@ -157,25 +164,26 @@ def matmul_persistent_plain(
 
 
 class TritonPersistent(GemmFamily):
-    """The launcher of :func:`matmul_persistent`."""
+    """Launcher of :func:`matmul_persistent` and :func:`matmul_persistent_plain`."""
 
     name = "triton-persistent"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile with one CTA per SM; the large ones also with a warp that only copies.
+        """Return each tile with one CTA per SM; the large ones also with a warp that only copies.
 
-        Tiles above 128×128 store their result in halves where that leaves room for another stage,
-        and large ones are tried without fusing the loops: 88 instead of 108 instructions in a turn
-        of the loop over K on sm_90, but nothing is copied while a tile is stored. The formula does
-        not tell these variants apart, and prefers the one that comes first. Halves of tf32 take two
-        buffers instead of one on sm_100, where nothing is gained then.
+        Tiles above 128×128 store their result in halves where that leaves room for another stage.
+        Large tiles are also tried without fusing the loops: a turn of the loop over K then has 88
+        instead of 108 instructions on sm_90, but nothing is copied while a tile is stored. The
+        formula for the time does not tell these variants apart, so the one that comes first is
+        preferred. Halves of tf32 take two buffers instead of one on sm_100, so nothing is gained
+        there.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose: each turn of the loop would wait until the operands were transposed
         there. Plain copies transpose on their way, an element at a time, and wait for nothing.
 
-        With specialisation, tf32 tiles above 128×128 spill on sm_100, as do all tiles where rows of
-        C are odd, except on sm_90; and a single K step leaves no loop to specialise.
+        With specialisation, tf32 tiles above 128×128 spill on sm_100. So do all tiles if the rows
+        of C are odd, except on sm_90. A single K step leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         major = machine.capability[0] if machine.capability else 0
@@ -209,13 +217,16 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Specialised, Triton also needs memory for the descriptors that the device builds."""
+        """Bind the operand sets.
+
+        A specialised kernel also gets memory for the descriptors that the device builds.
+        """
         launch = super().prepare(problem, operand_sets, config)
         if not isinstance(config, PersistentConfig) or not config.specialize:
             return launch
 
         def bare(index: int) -> Tensor:
-            triton.set_allocator(_allocate)  # per thread, so set again in whichever one launches
+            triton.set_allocator(_allocate)  # the allocator is per thread, so every launch sets it
             return launch.bare(index)
 
         return Launch(bare, launch.sets)
@@ -223,7 +234,7 @@ class TritonPersistent(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """One launch of ``ctas`` CTAs, or of as many as there are tiles."""
+        """Return one launch of ``ctas`` CTAs, or of as many as there are tiles."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
         matrices = Matrices.from_operands(operands)
@@ -232,7 +243,7 @@ class TritonPersistent(GemmFamily):
         options = gemm_options(problem, matrices, config)
         sizes, *strides = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices)
         a, b, c = (_tma_order(matrix) for matrix in matrices)
-        # Decided by the operands at hand as well: an offset or stride may rule TMA out.
+        # The operands decide as well: an offset or a stride may rule TMA out.
         if not config.tma or a is None or b is None:
             arguments = (*matrices, batch, sizes, *strides)
             return [LaunchSpec(matmul_persistent_plain, grid, arguments, options)]
@@ -262,7 +273,7 @@ class TritonPersistent(GemmFamily):
 
 
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """TMA's description of a (batch, rows, columns) matrix in blocks, as it is stored.
+    """Return TMA's descriptor of a (batch, rows, columns) matrix in blocks, as it is stored.
 
     A batch of one is left out.
     """
@@ -275,7 +286,7 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def _tma_order(matrix: Tensor) -> str | None:
-    """How TMA can read a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or not at all."""
+    """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None."""
     bytes_ = matrix.element_size()
     start, (z, row, column) = matrix.data_ptr(), matrix.stride()
     if start % WIDE_BYTES or (matrix.shape[0] > 1 and z * bytes_ % WIDE_BYTES):

@@ -1,9 +1,9 @@
-"""The SM clock of a batch: NVML is asked every 50 ms, and a batch takes 0.3 ms.
+"""Mean clock of the SMs during a batch.
 
-A tiny kernel with a CTA for each SM stores which SM it ran on, that SM's cycle counter and the
-GPU's nanoseconds. Launched before and after a batch, in the same stream, two readings of one SM
-give its mean clock in between. "75% of the peak" can then be told from "the full rate at 75% of the
-clock".
+NVML is asked every 50 ms, and a batch takes 0.3 ms. Instead, a tiny kernel with one CTA per SM
+stores which SM it ran on, that SM's cycle counter and the GPU's nanoseconds. It is launched before
+and after a batch, in the same stream. Two readings of one SM give its mean clock in between. This
+tells "75% of the peak" from "the full rate at 75% of the clock".
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer, smid
 
-_MARKS = 2  # before a batch, and after it
+_MARKS = 2  # one before a batch, one after it
 _LEAST_NANOSECONDS = 50_000
-"""Between two readings: on some GPUs the nanoseconds advance by about a thousand at a time."""
+"""Shortest time between two readings.
+
+On some GPUs, the nanoseconds advance by about a thousand at a time.
+"""
 
 
 @triton.jit
@@ -35,13 +38,13 @@ def read_counters(out_ptr):
 
 
 class TritonSmClock:
-    """Reads the counters in stream order."""
+    """Reader of the counters, in stream order."""
 
     def __init__(self, sms: int, device: str) -> None:
-        """Compile the kernel and launch it once.
+        """Compile the kernel, and launch it once for each mark.
 
         Raises:
-            Exception: any error of Triton's compiler or of the launch.
+            Exception: if Triton's compiler or the launch raises any error.
         """
         self._sms = sms
         self._readings = torch.zeros((_MARKS, sms, 3), dtype=torch.int64, device=device)
@@ -49,11 +52,14 @@ class TritonSmClock:
             self.mark(number)
 
     def mark(self, number: int) -> None:
-        """Read all SMs: 0 before a batch, 1 after it."""
+        """Read all SMs; ``number`` is 0 before a batch and 1 after it."""
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Mean SM clock in MHz between the two marks, once the device has passed the second."""
+        """Return the mean SM clock in MHz between the two marks.
+
+        This waits until the device has passed the second mark.
+        """
         first, last = self._readings.tolist()
         return mean_mhz(_counters(first), _counters(last))
 
@@ -61,10 +67,10 @@ class TritonSmClock:
 def mean_mhz(
     first: Mapping[int, tuple[int, int]], last: Mapping[int, tuple[int, int]]
 ) -> float | None:
-    """Mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
+    """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    The median over the SMs that both readings have, or None if there are none, or if too little
-    time passed between the readings to tell.
+    It is the median over the SMs that both readings have. It is None if there are none, or if too
+    little time passed between the readings to tell.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,8 +1,8 @@
-"""``triton-splitk``: the sum over K cut into parts, so that few tiles still fill the machine.
+"""``triton-splitk``: the sum over K is cut into parts, so that few tiles still fill the machine.
 
-Where the result has fewer tiles than the GPU has SMs, most SMs idle through a long sum. Here
-``split`` CTAs share a tile, each with a part of K; their fp32 sums go to memory and a second kernel
-adds them in order. No atomics: the result is the same bits in every run.
+If the result has fewer tiles than the GPU has SMs, most SMs idle through a long sum. Here ``split``
+CTAs share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds
+them in order. No atomics are used, so the result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def matmul_splitk(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Dense parts[p] (batch, M, N) = the K steps of part p of A (batch, M, K) B (batch, K, N).
+    """Compute dense parts[p] (batch, M, N) from A (batch, M, K) B (batch, K, N).
 
-    The grid is (batch × tiles, parts); units as in :func:`kernels.triton.tiled.matmul_tiled`.
+    Part p is the sum over its share of the K steps. The grid is (batch × tiles, parts). Units are
+    as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -51,14 +52,14 @@ def matmul_splitk(
 
 
 class TritonSplitK(GemmFamily):
-    """The launcher of :func:`matmul_splitk` and of the sum over its parts."""
+    """Launcher of :func:`matmul_splitk` and of the sum over its parts."""
 
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile with its sum halved, and with every longer split that makes sense.
+        """Return each tile with its sum halved, and with every longer split that makes sense.
 
-        That is: up to four waves of CTAs, and two K steps for each.
+        A split makes sense up to four waves of CTAs, with at least two K steps for each CTA.
         """
         assert isinstance(problem, Gemm)
         configs: list[TileConfig] = []
@@ -70,7 +71,7 @@ class TritonSplitK(GemmFamily):
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """The parts, (split, batch, m, n)."""
+        """Return the shape of the parts, (split, batch, m, n)."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         return config.parts(problem), problem.batch, problem.m, problem.n
@@ -78,7 +79,7 @@ class TritonSplitK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """The parts, then their sum."""
+        """Return the launch that computes the parts, and the one that adds them."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, SplitConfig)
         matrices = Matrices.from_operands(operands)

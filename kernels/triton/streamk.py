@@ -1,13 +1,13 @@
 """``triton-streamk``: as many CTAs as fit at once share the K steps evenly, so no wave is partial.
 
-Plain tiles come in waves, and the last wave leaves SMs idle. Here the last partial wave, and one
-whole wave before it, are cut into K steps and dealt out evenly: CTA i takes the i-th equal run of
-steps, which may begin and end inside a tile. All other tiles are computed whole, wave by wave (the
-"two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the partial last wave, and
+one whole wave before it, are cut into K steps that are dealt out evenly. CTA i takes the i-th equal
+run of steps, which may begin and end inside a tile. All other tiles are computed whole, wave by
+wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
-parts of each such tile in order. No CTA waits for another, which a sliced GPU may never let run
-at the same time, and the result is the same bits in every run.
+parts of each such tile in order. No CTA waits for another one, because a sliced GPU may never let
+them run at the same time. The result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """First of all streamed ``steps`` that a CTA takes: shares differ by one at most."""
+    """Return the first of all streamed ``steps`` that a CTA takes; shares differ by at most one."""
     return tl.cast(cta, tl.int64) * steps // CTAS
 
 
@@ -38,11 +38,11 @@ def matmul_streamk(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
-    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), but for tiles that several CTAs share.
+    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
-    Of ``tiles``, the first ``streamed`` are dealt out by K steps. A CTA shares at most the tile
-    inside which its run begins and the one inside which it ends; their sums go to
-    parts (CTAS, 2, BM, BN), in this order. Units as in :func:`kernels.triton.tiled.matmul_tiled`.
+    The first ``streamed`` of the ``tiles`` are dealt out by K steps. A CTA shares at most the tile
+    inside which its run begins and the tile inside which its run ends. Their sums go to parts
+    (CTAS, 2, BM, BN), in this order. Units are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -51,10 +51,10 @@ def matmul_streamk(
     cta = tl.program_id(0)
     run = tl.cast(streamed, tl.int64) * depth
     step, border = run_begin(cta, run, CTAS), run_begin(cta + 1, run, CTAS)
-    # The pieces of its run, one per tile, and then the whole tiles of its own.
+    # The pieces are those of the CTA's run, one per tile, and then its whole tiles.
     run_pieces = tl.where(border > step, (border - 1) // depth - step // depth + 1, 0).to(tl.int32)
     pieces = run_pieces + (tiles - streamed) // CTAS
-    # Addresses hoisted out of this loop would be held, and spilled, all through the inner one.
+    # Addresses hoisted out of this loop would be held, and spilled, throughout the inner loop.
     for piece in tl.range(0, pieces, disable_licm=True):
         if piece < run_pieces:
             tile = (step // depth).to(tl.int32)
@@ -87,7 +87,10 @@ def add_shared(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of the tile inside which CTA ``program + 1`` begins, if it is the first to."""
+    """Add the parts of a tile that several CTAs share.
+
+    It is the tile inside which CTA ``program + 1`` begins, if it is the first CTA to begin there.
+    """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
@@ -112,31 +115,34 @@ def add_shared(
 
 
 class TritonStreamK(GemmFamily):
-    """The launcher of :func:`matmul_streamk` and of the sum over shared tiles."""
+    """Launcher of :func:`matmul_streamk` and of the sum over shared tiles."""
 
     name = "triton-streamk"
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Each tile with one CTA per SM, and with two where both fit its shared memory."""
+        """Return each tile with one CTA per SM, and with two where both fit its shared memory."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
-            # Eight warps of 255 registers fill a register file: only four-warp tiles fit twice.
+            # Eight warps of 255 registers fill a register file, so only four-warp tiles fit twice.
             shared = 2 * (tile.shared_bytes(problem.dtype, machine) + _RESERVED)
             if tile.warps == 4 and shared <= machine.shared_sm_bytes:
                 configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
         return configs
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Two parts per CTA, (ctas, 2, bm, bn): of the tiles where its run begins and ends."""
+        """Return the shape of the parts, (ctas, 2, bm, bn).
+
+        Each CTA has two: of the tile where its run begins, and of the one where it ends.
+        """
         assert isinstance(config, StreamConfig)
         return config.ctas, 2, config.bm, config.bn
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """The persistent kernel, then the sum over what its CTAs share, if they share anything."""
+        """Return the launch of the persistent kernel, and one that sums shared tiles, if any."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)
@@ -144,7 +150,7 @@ class TritonStreamK(GemmFamily):
         tiles = tile_count(m, n, config.bm, config.bn, batch)
         streamed = streamed_tiles(tiles, config.ctas)  # 0 where the tiles fill whole waves
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
-        # The sum walks no K, so it takes the same options without those of the product.
+        # The sum does not walk over K, so it takes the same options without those of the GEMM.
         shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
         sizes, *read, written = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(
             matrices
@@ -153,7 +159,7 @@ class TritonStreamK(GemmFamily):
         calls = [LaunchSpec(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
             of_parts = (scratch, matrices.c, streamed, sizes, written)
-            # One program per border between two CTAs' runs: only there can a tile be shared.
+            # Each border between two CTAs' runs has a program: only there can a tile be shared.
             calls.append(LaunchSpec(add_shared, (config.ctas - 1,), of_parts, shared))
         return calls
 
@@ -163,7 +169,10 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
-    """Tiles to be dealt out by K steps: the last partial wave and, if there is one, a whole one."""
+    """Return how many tiles are dealt out by K steps.
+
+    These are the partial last wave and, if there is one, a whole wave.
+    """
     # With the whole wave added, a run is at least one tile long, so that few CTAs share a tile.
     rest = tiles % ctas
     return rest + ctas if rest and tiles > ctas else rest

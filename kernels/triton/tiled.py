@@ -1,7 +1,8 @@
 """``triton-tiled``: one CTA per tile of the result, tiles visited in groups that share L2.
 
-The textbook matmul. A CTA walks K in steps of BK; the loads of the next steps run while this one
-multiplies (Triton pipelines the loop over ``num_stages``). Sums are fp32 whatever the dtype.
+This is the textbook GEMM kernel. A CTA walks K in steps of BK; the loads of the next steps run
+while this one multiplies (Triton pipelines the loop over ``num_stages``). Sums are fp32 whatever
+the dtype.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def matmul_tiled(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """C (batch, M, N) = A (batch, M, K) B (batch, K, N), any strides (batch, row, column).
+    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), for any strides.
 
-    ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of A and B in UNITS[3], of C in
-    UNITS[4]; None is a stride of 1.
+    Strides are (batch, row, column). ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of
+    A and B in UNITS[3], and those of C in UNITS[4]; None is a stride of 1.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -48,18 +49,18 @@ def matmul_tiled(
 
 
 class TritonTiled(GemmFamily):
-    """The launcher of :func:`matmul_tiled`."""
+    """Launcher of :func:`matmul_tiled`."""
 
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """The plain tiles."""
+        """Return the plain tiles."""
         return self.base_tiles(problem, machine)
 
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """One launch of batch × tiles CTAs."""
+        """Return one launch of batch × tiles CTAs."""
         assert isinstance(problem, Gemm)
         matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
