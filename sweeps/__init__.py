@@ -1,3 +1,4 @@
-"""What is timed, and how: sweeps declared as data, a sampler, and the runner that brings both
-together with the kernels. Importing this needs neither PyTorch nor Triton.
+"""Sweeps declared as data, a sampler, and the runner that connects both with the kernels.
+
+Importing this package needs neither PyTorch nor Triton.
 """

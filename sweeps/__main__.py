@@ -1,4 +1,4 @@
-"""The commands of what is timed, and how."""
+"""Commands that choose, time, merge and profile cases."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def show_command(
     gpu: GpuOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """List the sweeps and their questions; show a sweep's cases, or what a plan would measure."""
+    """List the sweeps, show the cases of one sweep, or show what a plan would measure."""
     from kernels.machine import known_machine
     from sweeps.planning.ceilings import measured_device
 
@@ -175,7 +175,7 @@ def doctor_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what this machine is and what may spoil its timings. It changes no setting."""
+    """Describe this machine and what may spoil its timings. No setting is changed."""
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
 
@@ -222,7 +222,7 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 
 
 def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
-    """Time some cases by the sampler and by the usual timer, two passes in two processes."""
+    """Time some cases with the sampler and the usual timer, in two passes by two processes."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import folder_for, make_folder, write_json
@@ -311,7 +311,7 @@ def run_command(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Measure; goes on where an earlier run of the same plan stopped."""
+    """Measure cases. An earlier run of the same plan is resumed where it stopped."""
     began = time.monotonic()
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
@@ -393,7 +393,7 @@ def merge_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Make one recording of several of one machine: of several nodes, or several days."""
+    """Merge recordings of one machine, from several nodes or several days, into one recording."""
     from sweeps.folding.counts import counts_sentence
     from sweeps.folding.health import health_sentence
     from sweeps.merging.merge import merge
@@ -423,7 +423,7 @@ def profile_command(
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
 ) -> None:
-    """Profile a training step of ResNet-50 and of a GPT-2 block; goes by what is there already."""
+    """Profile a training step of ResNet-50 and of a GPT-2 block, unless that was done already."""
     from kernels.device import select_device
     from sweeps.profiling.profile import is_profiled, profile_models, write_models
     from sweeps.store import folder_for, make_folder
@@ -438,13 +438,17 @@ def profile_command(
 
 
 def note_broken() -> None:
-    """Say what is wrong with files of sweeps that cannot be read, and go on."""
+    """Print what is wrong with each sweep file that cannot be read, and continue."""
     for error in broken_sweeps().values():
         note(f"warning: {error} Other sweeps are not affected.")
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Read ``2/4``."""
+    """Parse ``2/4`` into the number of a shard and the number of shards.
+
+    Raises:
+        UserError: if the text does not have that form.
+    """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
         raise UserError(f"--shard takes I/N with I from 1 to N, such as 1/2, not {text!r}.")

@@ -1,13 +1,13 @@
-"""Find or make the Python environment of a make target; prints the interpreter to use.
+"""Find or make the Python environment of a make target, and print the interpreter to use.
 
     python3 sweeps/bootstrap.py [EXTRA …] [EXTRA? …]
 
-It runs before anything is installed, so it knows the standard library alone. In order:
+This runs before anything is installed, so it uses only the standard library. It tries in order:
 
-1. Where ``PYTHON`` has everything, and its PyTorch sees the GPU if there is one, that is used: no
+1. If ``PYTHON`` has everything, and its PyTorch sees the GPU if there is one, it is used. No
    environment is made and no index is asked.
-2. Where its PyTorch sees the GPU but something else is missing, ``.venv`` is made on top of it and
-   only what is missing is added: on a GPU node the installed PyTorch fits the driver.
+2. If its PyTorch sees the GPU but something else is missing, ``.venv`` is made on top of it and
+   only the missing packages are added: on a GPU node the installed PyTorch fits the driver.
 3. Otherwise ``.venv`` gets everything, pinned by ``constraints.txt``.
 """
 
@@ -31,7 +31,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rooftile-ready"
 FAILED = ROOT / ".venv-failed"
-"""Which optional extras could not be installed, and when: they are not tried again for a day."""
+"""File that says which optional extras could not be installed, and when.
+
+They are not tried again for a day."""
 _DAY = 86_400.0
 
 POINTING_MODULE = "rooftile/__init__.py"
@@ -46,9 +48,9 @@ from analysis import rooftile
 
 sys.modules[__name__] = rooftile
 """
-"""A module by which an environment's ``import rooftile`` means the checkout."""
+"""Source of a module that makes an environment's ``import rooftile`` mean the checkout."""
 
-# Asked of an interpreter: which requirements it lacks, and whether its PyTorch sees a GPU.
+# An interpreter runs this to tell which requirements it lacks and whether its PyTorch sees a GPU.
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
 
@@ -76,9 +78,10 @@ print(json.dumps([lacks, gpu]))
 
 
 def main(groups: list[str]) -> int:
-    """Print the interpreter for some extras, setting it up if need be.
+    """Print the interpreter that has some extras, setting it up if need be.
 
-    Without an extra whose name ends in ``?`` it goes on, as on a node without a package index.
+    An extra whose name ends in ``?`` is optional. If it cannot be added, as on a node without a
+    package index, the interpreter without it is printed.
     """
     needed = ["measure", *(group for group in groups if not group.endswith("?"))]
     python = set_up(requirements(needed))
@@ -92,7 +95,7 @@ def main(groups: list[str]) -> int:
 
 
 def add_if_possible(needed: list[str], group: str) -> str | None:
-    """The interpreter with an optional extra added, or None with a sentence.
+    """Return the interpreter with an optional extra added. If that fails, say so and return None.
 
     A node without a package index is asked once a day, not in every call.
     """
@@ -118,7 +121,7 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
 
 
 def read_failed() -> dict[str, float]:
-    """When each optional extra failed to install within the last day, in seconds since 1970."""
+    """Return when optional extras failed to install within the last day, in seconds since 1970."""
     try:
         failed = json.loads(FAILED.read_text(encoding="utf-8"))
         return {
@@ -129,14 +132,14 @@ def read_failed() -> dict[str, float]:
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
-    """The interpreter that has the requirements, set up if need be; None if it cannot be.
+    """Return the interpreter with the requirements, setting it up if need be; None if that fails.
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: what is missing is added to the packages of this interpreter, and nothing is
-            replaced, whether or not its PyTorch sees a GPU. An index that does not answer within
-            five seconds is given up.
-        offline: nothing is installed.
+        optional: add what is missing to the packages of this interpreter and replace nothing,
+            whether or not its PyTorch sees a GPU. An index that does not answer within five seconds
+            is given up.
+        offline: install nothing.
     """
     base, has = read_stamp()
     if base == _base():
@@ -159,7 +162,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
-    """Make ``.venv`` and install into it; if that fails, the one that was there is put back."""
+    """Make ``.venv`` and install into it. If that fails, put back the one that was there."""
     before = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
         shutil.rmtree(before, ignore_errors=True)
@@ -174,7 +177,7 @@ def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False)
 
 
 def requirements(groups: list[str]) -> list[str]:
-    """``name>=version`` of the project's dependencies and of some extras, for this platform."""
+    """Return ``name>=version`` of the project's dependencies and some extras on this platform."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])
     for group in groups:
@@ -182,13 +185,13 @@ def requirements(groups: list[str]) -> list[str]:
     here = []
     for line in declared:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        if not marker or sys.platform == "linux":  # the one marker there is
+        if not marker or sys.platform == "linux":  # the only marker in use is for Linux
             here.append(requirement)
     return here
 
 
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
-    """The requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
+    """Return the requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
     answer = subprocess.run(
         [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)],
         capture_output=True,
@@ -202,13 +205,13 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 
 
 def needs_gpu() -> bool:
-    """Whether an NVIDIA GPU is present and wanted, even if PyTorch cannot use it."""
+    """Return True if an NVIDIA GPU is present and wanted, even if PyTorch cannot use it."""
     there = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
     return bool(there) and os.environ.get("DEVICE") != "cpu"
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
-    """Make ``.venv``, seeing the packages of another interpreter if one is given."""
+    """Make ``.venv``, which sees the packages of another interpreter if one is given."""
     _say("Setting up .venv (once) …")
     try:
         venv.create(VENV, with_pip=True)
@@ -224,7 +227,7 @@ def make_venv(on_top_of: str | None = None) -> bool:
     pointing.parent.mkdir(exist_ok=True)
     pointing.write_text(POINTER, encoding="utf-8")
     if on_top_of is not None:
-        # Not --system-site-packages: seen from inside another environment, that would skip the
+        # --system-site-packages would not do: inside another environment, it would skip that
         # environment and show the bare interpreter below it.
         base = _ask(
             on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), sep='\\n')"
@@ -239,12 +242,12 @@ def _ask(python: str | Path, code: str) -> str:
 
 
 def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
-    """Install what is missing; False with one sentence if that fails.
+    """Install what is missing. If that fails, print one sentence and return False.
 
-    ``hurried``: without an index, fail in seconds rather than minutes.
+    With ``hurried``, a missing index makes it fail within seconds rather than minutes.
     """
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
-    # pip compiles bytecode on one core; compileall, below, does it on all.
+    # pip compiles bytecode on one core, so this is left to compileall, which uses all cores.
     pip = [
         str(PYTHON),
         "-m",
@@ -261,9 +264,8 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         compile_all = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]
-        subprocess.run(
-            compile_all, capture_output=True, check=False
-        )  # a file that does not compile is never imported
+        # Errors are ignored, because a file that does not compile is never imported.
+        subprocess.run(compile_all, capture_output=True, check=False)
         return True
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
     _say(
@@ -274,9 +276,12 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _pins(without_torch: bool | None = None) -> Path:
-    """The constraints: as they are, or without PyTorch for an environment on top of another's."""
+    """Return the constraints: as they are, or without PyTorch for an environment on top of another.
+
+    With None they are those with which the environment was made.
+    """
     kept_pins = VENV / "constraints.txt"
-    if without_torch is None:  # as the environment was made
+    if without_torch is None:
         return kept_pins if kept_pins.exists() else ROOT / "constraints.txt"
     if not without_torch:
         return ROOT / "constraints.txt"
@@ -287,14 +292,14 @@ def _pins(without_torch: bool | None = None) -> Path:
 
 
 def _base() -> str:
-    """What an environment is made from; with another base it is made anew."""
+    """Return a digest of what an environment is made from; with another digest it is made again."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """The base of the existing environment, and the requirements that are installed in it."""
+    """Return the base of the existing environment and the requirements installed in it."""
     try:
         base, *has = STAMP.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Claims on the files of a run, which hold among the nodes of a shared file system, too.
+"""Claims on the files of a run, which also hold among nodes that share a file system.
 
-Locks of the operating system (flock, lockf) are refused by some network file systems and seen by
-one node alone on others. A claim is a file that only one process can create (O_EXCL). Its owner
-renews it while it lives; whoever finds it not renewed for a minute may take it over. On one machine
-the claim of a process that is gone is taken over at once.
+Some network file systems refuse the operating system's locks (flock, lockf), and on others only one
+node sees them. A claim is a file that only one process can create (O_EXCL). Its owner renews it
+while it lives, and any process that finds it not renewed for a minute may take it over. On one
+machine, the claim of a process that is gone is taken over at once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ except ImportError:  # before filelock 3.30
     from sweeps.plain_lease import Timeout  # type: ignore[assignment]
 
 SUFFIX = ".claim"
-_LEASE_SECONDS = 60.0  # without a renewal, after which a claim may be taken over
-_POLL_SECONDS = 0.2  # each is a look at the file, which on a shared file system is a request
-_LONGEST_WAIT = 900.0  # planning measures a CPU's ceilings, folding reads every sample
+_LEASE_SECONDS = 60.0  # a claim that was not renewed for so long may be taken over
+_POLL_SECONDS = 0.2  # each poll looks at the file, which on a shared file system is a request
+_LONGEST_WAIT = 900.0  # planning measures a CPU's ceilings, and folding reads every sample
 
 
 class Claim:
@@ -34,13 +34,13 @@ class Claim:
         """Claim a file.
 
         Args:
-            path: the file to claim; beside it lies the claim, with :data:`SUFFIX`.
-            refusal: the sentence that an error says.
-            wait: wait until another process releases it; else only a process of another node,
-                which may be gone without having released it, is waited for.
+            path: the file to claim. The claim lies next to it, with :data:`SUFFIX`.
+            refusal: the message of the error.
+            wait: wait until another process releases the file. Otherwise, only a process on another
+                node is waited for, which may be gone without having released it.
 
         Raises:
-            UserError: another process has claimed it, or nothing can be written there.
+            UserError: if another process has claimed the file, or nothing can be written there.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
@@ -53,6 +53,11 @@ class Claim:
             raise UserError(refusal, exit_code=1)
 
     def _acquired(self, seconds: float) -> bool:
+        """Try to acquire the claim for some seconds, and return whether that worked.
+
+        Raises:
+            UserError: if the claim cannot be written.
+        """
         try:
             self._lease.acquire(timeout=seconds, poll_interval=_POLL_SECONDS)
         except Timeout:
@@ -67,20 +72,20 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """Whether another process has taken it over, because this one was stopped for so long."""
+        """True if another process has taken the claim over, as this one was stopped for so long."""
         return self._lease.compromise is not None
 
     def release(self) -> None:
-        """Let others claim the file."""
+        """Let other processes claim the file."""
         self._lease.release()
 
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """One process at a time: others wait until this one has finished.
+    """Let one process at a time into the block; others wait until it has finished.
 
     Raises:
-        UserError: another process did not finish.
+        UserError: if another process does not finish.
     """
     claim = Claim(
         path,

@@ -1,8 +1,8 @@
-"""Build backend: setuptools', and an editable installation that is a pointer to the checkout.
+"""Build backend: that of setuptools, with an editable installation that points to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-builds a wheel of one module instead, which makes ``import rooftile`` mean the checkout's front
-door; so does the environment that the make targets set up.
+builds a wheel of one module instead, which makes ``import rooftile`` mean the checkout's
+``analysis/rooftile``. The environment that the make targets set up has the same module.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sweeps.bootstrap import POINTER, POINTING_MODULE
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """Nothing but setuptools."""
+    """Return no requirements: setuptools is enough."""
     return []
 
 
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Build the wheel, and keep of it what describes the project and names its command."""
+    """Build a wheel of the pointing module, with the project's metadata and its command."""
     with tempfile.TemporaryDirectory() as folder:
         name: str = build_wheel(folder, config_settings)
         with zipfile.ZipFile(Path(folder) / name) as whole:
@@ -48,6 +48,6 @@ def build_editable(
 
 
 def _digest(content: bytes) -> str:
-    """A file's entry in RECORD: its hash and size."""
+    """Return the hash and the size that RECORD has of a file."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     return f"sha256={digest},{len(content)}"

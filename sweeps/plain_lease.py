@@ -1,7 +1,7 @@
-"""A claim on a file where filelock is older than 3.30, as on a GPU node without a package index.
+"""Claims on files for a filelock before 3.30, as on a GPU node without a package index.
 
-It does what :class:`filelock.SoftFileLease` does for processes of one machine: the claim of a
-process that is gone is taken over. A claim of another machine is never taken over.
+They work like :class:`filelock.SoftFileLease` for processes of one machine: the claim of a process
+that is gone is taken over. A claim of another machine is never taken over.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ class Timeout(Exception):  # noqa: N818 - filelock's name
 
 @dataclass(frozen=True)
 class ClaimOwner:
-    """Who has claimed a file."""
+    """Process and machine that have claimed a file."""
 
     pid: int
     hostname: str
 
 
 class PlainLease:
-    """A file with its owner's process and machine, which only one process can create."""
+    """A file that only one process can create, with its owner's process and machine in it."""
 
     compromise = None
-    """Nobody takes a claim over from a process that lives."""
+    """Always None, because nobody takes a claim over from a process that lives."""
 
     def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
-        """``lease_duration`` is there for filelock's sake: nothing is renewed."""
+        """Prepare a claim. ``lease_duration`` is ignored, because nothing is renewed here."""
         self.lock_file = str(lock_file)
         self._mode = mode
         self._held = False
 
     @property
     def owner(self) -> ClaimOwner | None:
-        """Who has claimed it; None if nobody has, or if its owner is writing this right now."""
+        """Owner of the claim; None if there is none, or if it is being written right now."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
             return ClaimOwner(int(pid), hostname)
@@ -48,11 +48,11 @@ class PlainLease:
             return None
 
     def acquire(self, timeout: float, poll_interval: float) -> None:
-        """Claim it, waiting ``timeout`` seconds at most.
+        """Claim the file, waiting at most ``timeout`` seconds.
 
         Raises:
-            Timeout: another process kept it.
-            OSError: nothing can be written there.
+            Timeout: if another process keeps it.
+            OSError: if nothing can be written there.
         """
         until = time.monotonic() + timeout
         while not (self._created() or self._taken_over()):
@@ -62,12 +62,13 @@ class PlainLease:
         self._held = True
 
     def release(self) -> None:
-        """Let others claim it."""
+        """Let other processes claim the file."""
         if self._held:
             self._held = False
             Path(self.lock_file).unlink(missing_ok=True)
 
     def _created(self) -> bool:
+        """Create the file; return False if it exists already."""
         try:
             number = os.open(self.lock_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, self._mode)
         except FileExistsError:
@@ -77,10 +78,10 @@ class PlainLease:
         return True
 
     def _taken_over(self) -> bool:
-        """Whether the owner was gone, and the file is this process's now.
+        """Take the claim over if its owner is gone, and return whether it was.
 
-        Of several processes that find the owner gone, the lock lets one after another look again.
-        A file system that refuses locks leaves the claim where it is.
+        Several processes may find the owner gone. The lock lets one after another look again. A
+        file system that refuses locks leaves the claim where it is.
         """
         owner = self.owner
         if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):

@@ -1,4 +1,4 @@
-"""How the processes of a run end: children with their parent, parents in good order."""
+"""End the processes of a run in an orderly way, children together with their parent."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent() -> None:
-    """On Linux: do not outlive a parent that was killed, least of all inside a hanging kernel."""
+    """Make Linux kill this process when its parent is killed, even if it hangs inside a kernel."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def is_stopped(pid: int | None) -> bool:
-    """On Linux: whether a process is stopped (SIGSTOP, Ctrl-Z) and not only slow."""
+    """Return True if a process is stopped (SIGSTOP, Ctrl-Z) and not only slow; on Linux only."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return (
-        stat.rpartition(")")[2].split()[0] == "T"
-    )  # the name before it may contain spaces and parentheses
+    # The state follows the process's name, which may contain spaces and parentheses.
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def descendants(pid: int) -> list[int]:
-    """On Linux: the processes that a process has started, and those that they have started."""
+    """Return the processes that a process has started, and those that these have started.
+
+    On other systems than Linux there are none.
+    """
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+        with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
             stat = path.read_text(encoding="utf-8", errors="replace")
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(
                 int(path.parent.name)
@@ -51,7 +53,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) are Ctrl-C too."""
+    """Treat SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -69,13 +71,13 @@ def undisturbed() -> Iterator[None]:
     """Finish something short, such as writing a file, before a signal ends the process.
 
     Raises:
-        KeyboardInterrupt: afterwards, if a signal came meanwhile.
+        KeyboardInterrupt: after the block, if a signal came during it.
     """
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda which, frame: came.append(which))
         for number in (*_TERMINATING, signal.SIGINT)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
     }
     try:
         yield

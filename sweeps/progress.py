@@ -1,4 +1,4 @@
-"""How a run shows its progress: a bar on a terminal, a plain line now and then elsewhere."""
+"""Show the progress of a run: a bar on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _PLAIN_SECONDS = 10.0
 
 
 class Reporter(Protocol):
-    """Receives a run's progress."""
+    """Receiver of a run's progress."""
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """A phase begins.
+        """Begin a phase.
 
         Args:
             phase: what is done, such as ``Measuring``.
-            seconds: how long it should take at most; None: nobody knows.
+            seconds: how long it should take at most; None if nobody knows.
             after: seconds that later phases should take.
         """
         ...
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """How many of the phase's cases are done, and the seconds that it still takes at most."""
+        """Report how many of the phase's cases are done, and how many seconds it may still take."""
         ...
 
 
 class LiveReporter:
-    """A bar with the phase, its cases and the time left; a line every ten seconds elsewhere.
+    """Bar with the phase, its cases and the time left. Elsewhere, a line every ten seconds.
 
-    The time left is that of the whole call. It counts down between two updates too, and ends at 0.
+    The time left is that of the whole call. It also counts down between two updates, and ends at 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
-        """``unit`` is what is counted, in the plural."""
+        """``unit`` names what is counted, in the plural."""
         self._unit = unit
         self._console = Console(stderr=True)
         self._bar = Progress(
@@ -68,7 +68,7 @@ class LiveReporter:
         self._bar.stop()
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """Show another phase in place of the one before."""
+        """Show a phase in place of the one before it."""
         self._phase, self._after = phase, after
         self._until = math.inf if seconds is None else time.monotonic() + seconds + after
         for task in self._bar.task_ids:
@@ -92,14 +92,14 @@ class LiveReporter:
 
 
 def seconds_left(seconds: float) -> str:
-    """The time left, in words; empty if nobody knows it."""
+    """Return the time left in words; empty if nobody knows it."""
     if seconds == math.inf:
         return ""
     return f"at most {max(0.0, seconds):.0f} s left"
 
 
 class _TimeLeft(ProgressColumn):
-    """Counts the time down to the moment at which all should be over."""
+    """Column that counts the time down to the moment at which everything should be over."""
 
     def render(self, task: Task) -> Text:
         return Text(seconds_left(task.fields["until"] - time.monotonic()))

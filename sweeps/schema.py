@@ -1,6 +1,6 @@
-"""What the files of a run have: run.json, samples, and the columns of ``measurements.csv``.
+"""Formats of a run's files: run.json, samples, and the columns of ``measurements.csv``.
 
-Torch-free.
+This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.operation import Operation, Workload, operation_of
 from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
 SCHEMA = 1
-"""Version of everything under ``results/<slug>/``. Rows of different versions never mix."""
+"""Version of everything under ``results/<slug>/``. Rows of different versions are never mixed."""
 
 _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
@@ -89,13 +89,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "temp_c": (_REAL, "GPU temperature; °C"),
     "throttled": (_TEXT, "reasons for which the clock was throttled, joined by ;"),
 }
-"""Name → (kind of value, meaning), in the order of the file."""
+"""Columns in the order of the file, each with its kind of value and its meaning."""
 
 PHASES = ALONE, TOGETHER = "alone", "together"
-"""When anchors are timed: no other GPU of the node is measured, or all that the run uses are."""
+"""Phases of anchors: no other GPU of the node is measured, or all that the run uses are."""
 
 IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
-"""The columns that identify a case."""
+"""Columns that identify a case."""
 
 
 _CEILINGS = {"bandwidth": POSITIVE, "peaks": Each(POSITIVE)}
@@ -131,7 +131,7 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""What run.json has, as :func:`kernels.common.documents.misfit` reads it."""
+"""Format of run.json, as :func:`kernels.common.documents.misfit` reads it."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {
@@ -164,11 +164,13 @@ _EVENTS = {
         "gpu_processes?": COUNT,
     },
 }
-"""What the lines of a sample file have; those of other kinds have at least :data:`_ANY`."""
+"""Formats of the lines of a sample file, by event.
+
+Lines of other events have at least :data:`_ANY`."""
 
 
 def problem_columns(problem: Workload) -> dict[str, Any]:
-    """A problem as columns; those that do not apply are left out."""
+    """Return a problem as columns, without those that do not apply."""
     if isinstance(problem, Gemm):
         return {
             "op": "gemm",
@@ -205,7 +207,7 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
 
 
 def problem_of(row: Mapping[str, Any]) -> Workload:
-    """Inverse of :func:`problem_columns`."""
+    """Build a problem from its columns; the inverse of :func:`problem_columns`."""
     if row["op"] == "gemm":
         m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
         return Gemm(m, n, k, row["dtype"], row["layout"], batch)
@@ -217,7 +219,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def fault_of_event(event: Any) -> str:
-    """Why a line's document is no event; empty if it is one."""
+    """Return why a line's document is not an event; empty if it is one."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"

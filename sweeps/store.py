@@ -1,16 +1,16 @@
-"""The files of a run: samples as they come, the plan, and the table that they fold into.
+"""Files of a run: samples as they come, the plan, and the tables that they fold into.
 
-    run.json            the circumstances and the budget, written whole and renamed into place
-    plan.jsonl          the planned cases, one per line, likewise
-    samples/I-of-N.jsonl one line per event of shard I, only ever appended to
-    measurements.csv    one row per case, folded from the samples, renamed into place
-    rounds.csv          the samples behind each of its times, by the round that they were taken in
-    confirmed.csv       pairs of cases that processes of their own timed anew, beside each other
-    anchors.csv         the same few cases on every GPU
-    steady.csv          the anchors without a pause, batch by batch
+    run.json             the circumstances and the budget; written whole, renamed into place
+    plan.jsonl           the planned cases, one per line; written whole, renamed into place
+    samples/I-of-N.jsonl one line per event of shard I; only ever appended to
+    measurements.csv     one row per case, folded from the samples; renamed into place
+    rounds.csv           the samples behind each time, by the round in which they were taken
+    confirmed.csv        pairs of cases that separate processes re-timed together
+    anchors.csv          the same few cases on every GPU
+    steady.csv           the anchors without a pause, batch by batch
 
-Each file of samples has one writer at a time. An append is one write of one line. A line that a
-crash cut in half is skipped and named when the file is read, and ended before the next is appended.
+Each sample file has one writer at a time. An append is one write of one line. A line that a crash
+cut in half is skipped and named when the file is read, and ended before the next line is appended.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ PLAN = "plan.jsonl"
 _PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
-"""A run never goes on with another version of these."""
+"""Components of which a run never resumes with another version."""
 
 _FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps it aside and starts a new run."
 
 
 def folder_for(results: Path, slug: str) -> Path:
-    """Where a machine's own run goes: not into a recording that is published."""
+    """Return the folder of a machine's own run, which is never that of a published recording."""
     folder = results / slug
     try:
         published = (folder / "run.json").exists() and read_run(folder).get("published")
@@ -74,7 +74,7 @@ def make_folder(folder: Path) -> None:
     """Create a folder of results.
 
     Raises:
-        UserError: something else is in its place.
+        UserError: if something else is in its place.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,15 +86,16 @@ def make_folder(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The run.json of a folder, with the cases of its plan.
+    """Return the run.json of a folder, with the cases of its plan.
 
     Raises:
-        UserError: it cannot be read, or lacks what every version of it has.
+        UserError: if it cannot be read, or lacks what every version of it has.
     """
     path = folder / "run.json"
     run: Any = _parse_json(_read_text(path), path)
     plan = run.get("plan") if isinstance(run, dict) else None
-    if isinstance(plan, dict) and "cases" not in plan:  # where older recordings have them
+    # Older recordings have the cases in run.json itself.
+    if isinstance(plan, dict) and "cases" not in plan:
         run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN)}}
     if fault := misfit(run, RUN, "the document"):
         raise UserError(f"{path} is damaged: {fault}; {_FRESH}")
@@ -102,7 +103,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _read_cases(path: Path) -> list[Any]:
-    """The planned cases of a plan.jsonl."""
+    """Return the planned cases of a plan.jsonl."""
     lines = enumerate(_read_text(path).split("\n"), 1)
     return [_parse_json(line, f"{path} line {number}") for number, line in lines if line]
 
@@ -123,10 +124,12 @@ def _parse_json(text: str, where: Path | str) -> Any:
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write run.json, and before it the cases of its plan, which only ever grow, to plan.jsonl.
+    """Write the cases of a run's plan to plan.jsonl, and then the rest to run.json.
+
+    The cases of a plan only ever grow in number.
 
     Raises:
-        UserError: the disk is full.
+        UserError: if the disk is full.
     """
     plan = dict(run["plan"])
     if plan["cases"]:  # an imported table has no plan
@@ -136,7 +139,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _write_changed(path: Path, content: str) -> None:
-    """Write a file whole, unless that is its content."""
+    """Write a file whole, unless it has that content already."""
     with suppress(OSError):
         if path.read_bytes() == content.encode(errors="replace"):
             return
@@ -144,7 +147,7 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Why a recording cannot be continued with the present software; empty if it can."""
+    """Return why a recording cannot be continued with the present versions; empty if it can."""
     for name in _SAME_SOFTWARE:
         if then.get(name) != now.get(name):
             return f"{name} is {now.get(name)} and was {then.get(name)}"
@@ -155,7 +158,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of one.
 
     Raises:
-        UserError: the disk is full; the old file is untouched.
+        UserError: if the disk is full. The old file is then untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # A name may contain half a surrogate pair, which UTF-8 cannot encode.
@@ -172,10 +175,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
-    """Write a JSON document whole; returns its path.
+    """Write a JSON document whole and return its path.
 
     Raises:
-        UserError: the disk is full.
+        UserError: if the disk is full.
     """
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
@@ -190,17 +193,18 @@ def _write_error(path: Path, error: OSError) -> UserError:
 
 
 def samples_path(folder: Path, shard: tuple[int, int]) -> Path:
-    """The file of a shard's samples."""
+    """Return the path of a shard's sample file."""
     return folder / "samples" / f"{shard[0]}-of-{shard[1]}.jsonl"
 
 
 class SampleLog:
-    """The append-only file of one shard, claimed against a second writer."""
+    """Append-only sample file of one shard, claimed against a second writer."""
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
-        """
+        """Claim and open the file of a shard.
+
         Raises:
-            UserError: another process is writing this shard.
+            UserError: if another process is writing this shard.
         """
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)
@@ -218,15 +222,14 @@ class SampleLog:
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self._write(
-                b"\n"
-            )  # a crash cut the last line: end it, so that the next is not appended to it
+            # A crash cut the last line. It is ended here, so that the next one does not extend it.
+            self._write(b"\n")
 
     def append(self, event: Event) -> None:
         """Write one line.
 
         Raises:
-            UserError: the disk is full, the file was removed, or another run took it over.
+            UserError: if the disk is full, the file was removed, or another run took it over.
         """
         if self._claim.lost:
             raise UserError(
@@ -244,7 +247,7 @@ class SampleLog:
         self._write(line.encode(errors="replace") + b"\n")
 
     def _is_there(self) -> bool:
-        """Whether the path still names this file; otherwise what is written would be lost."""
+        """Return True if the path still names this file; else what is written would be lost."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except OSError:
@@ -277,7 +280,7 @@ class SampleLog:
 def read_events(
     folder: Path, shard: tuple[int, int] | None = None
 ) -> tuple[list[Event], list[str]]:
-    """The events of a run, of all shards or of one, and a sentence for every damaged line."""
+    """Return the events of all shards of a run or of one, and a sentence per damaged line."""
     events: list[Event] = []
     damaged: list[str] = []
     every = sorted((folder / "samples").glob("*.jsonl"))
@@ -296,7 +299,7 @@ def read_events(
 
 
 def parse_event(line: bytes) -> tuple[Event | None, str]:
-    """The event of a line of a sample file; None, and why, where the line is damaged."""
+    """Return the event of a line of a sample file; None, and the reason, if the line is damaged."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -306,18 +309,19 @@ def parse_event(line: bytes) -> tuple[Event | None, str]:
 
 
 def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Fold rows into measurements.csv: floats by ``repr``, truth as true and false."""
+    """Write measurements.csv, one row per case."""
     write_csv(folder / "measurements.csv", COLUMNS, rows)
 
 
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rounds.csv: of each case, the samples behind its time and the rounds they are of."""
+    """Write rounds.csv: for each case, the samples behind its time and the rounds they are from."""
     write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
 
 
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write confirmed.csv: of each pair of cases and each process that timed it anew, the log time
-    ratio of the first over the second in each block of samples.
+    """Write confirmed.csv: one row for each pair of cases and each process that re-timed it.
+
+    A row has the log time ratio of the first case over the second, for each block of samples.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -333,10 +337,12 @@ def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file whole: None is empty, floats by ``repr``, truth as true and false.
+    """Write a CSV file whole.
+
+    None becomes an empty cell, floats are written by ``repr``, and booleans as true and false.
 
     Raises:
-        UserError: the disk is full.
+        UserError: if the disk is full.
     """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
@@ -346,7 +352,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 
 
 def read_timed(folder: Path) -> set[str]:
-    """The ids of the cases that have a time in measurements.csv; none where there is no table."""
+    """Return the ids of the cases with a time in measurements.csv; empty if that is missing."""
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -365,22 +371,23 @@ def _cell(value: Any) -> str:
 
 @contextmanager
 def planning(folder: Path) -> Iterator[None]:
-    """One planner at a time: shards may start together."""
+    """Let one process at a time plan in a folder, because shards may start together."""
     with claimed(folder / _PLANNING):
         yield
 
 
 @contextmanager
 def folding(folder: Path) -> Iterator[None]:
-    """One fold at a time: shards may end together."""
+    """Let one process at a time fold the samples of a folder, because shards may end together."""
     with claimed(folder / "samples" / "fold"):
         yield
 
 
 def refuse_if_running(folder: Path) -> None:
-    """
+    """Refuse to continue while a run writes in this folder.
+
     Raises:
-        UserError: another run is writing a shard's samples in this folder.
+        UserError: if another run is writing a shard's samples.
     """
     for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
         samples = path.with_name(path.name.removesuffix(SUFFIX))
@@ -388,9 +395,9 @@ def refuse_if_running(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move an old run's files under ``runs/<time>/``; returns where they went.
+    """Move an old run's files to ``runs/<time>/`` and return that folder.
 
-    The time is that at which the run began, or now where its run.json does not say that.
+    The time is when the run began, or now if its run.json does not tell.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):
@@ -407,6 +414,7 @@ def set_aside(folder: Path) -> Path:
     # behind that a new plan would count as its own.
     last = {"samples": -1, "run.json": 1, PLAN: 2}
     for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
-        if entry.name not in ("runs", _PLANNING + SUFFIX):  # whoever sets it aside has claimed it
+        # The process that sets a run aside has claimed its planning.
+        if entry.name not in ("runs", _PLANNING + SUFFIX):
             entry.rename(target / entry.name)
     return target

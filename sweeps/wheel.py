@@ -1,10 +1,10 @@
-"""Build step of the wheel: the checkout's three packages as parts of one namespace, ``rooftile``.
+"""Build step of the wheel: makes the checkout's packages parts of one namespace, ``rooftile``.
 
-``kernels`` is a name that another package has in many environments, so an installation may have no
-top-level name but its own. The folders are copied below ``rooftile/`` (``analysis/rooftile``
-becomes the namespace itself), and their imports of one another are rewritten. Strings are not, but
-for the references in docstrings, so no other string may have a module's name in it;
-``tests/test_wheel.py`` looks. setuptools finds this through ``pyproject.toml``.
+Many environments have another package that is called ``kernels``, so an installation may have only
+one top-level name. The folders are copied below ``rooftile/`` (``analysis/rooftile`` becomes the
+namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
+for the references in docstrings, so no other string may contain a module's name;
+``tests/test_wheel.py`` checks that. setuptools finds this step through ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from setuptools.command.build_py import build_py
 NAMESPACE = "rooftile"
 PACKAGES = ("kernels", "sweeps", "analysis")
 FRONT = "analysis.rooftile"
-"""What becomes the namespace itself: what is imported from it, and its command."""
+"""Package that becomes the namespace itself, with what is imported from it and its command."""
 
 SET_UP = ("sweeps/bootstrap.py", "sweeps/editable.py", "sweeps/wheel.py")
-"""The checkout's own, which no installation has."""
+"""Files that only a checkout has, never an installation."""
 
 DATA = (".toml", ".json", ".typed", ".html", ".css", ".js")
 
 _ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.)")
-"""A docstring's reference to a module, class or function."""
+"""Reference of a docstring to a module, class or function."""
 
 
 def in_namespace(module: str) -> str:
-    """The installed name of a module of the checkout; of any other module, its own.
+    """Return the installed name of a module of the checkout; other modules keep their name.
 
     >>> in_namespace("kernels.problem"), in_namespace("analysis.rooftile"), in_namespace("numpy")
     ('rooftile.kernels.problem', 'rooftile', 'numpy')
@@ -43,10 +43,11 @@ def in_namespace(module: str) -> str:
 
 
 def rewritten(source: str) -> str:
-    """A module's text with its imports, and the references of its docstrings, in the namespace.
+    """Return a module's text, with its imports and its docstrings' references in the namespace.
 
     Raises:
-        ValueError: an ``import kernels.x`` binds a name that it would not bind in the namespace.
+        ValueError: if an ``import kernels.x`` binds a name that it would not bind in the namespace,
+            or if a ``from … import`` is not in one line.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
@@ -76,7 +77,7 @@ def gather(root: Path, target: Path) -> None:
 
 
 def files(root: Path) -> Iterator[Path]:
-    """What is installed, relative to the checkout."""
+    """Yield the files that are installed, relative to the checkout."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):
             name = path.relative_to(root)
@@ -85,14 +86,14 @@ def files(root: Path) -> Iterator[Path]:
 
 
 class OneNamespace(build_py):
-    """setuptools' step that gathers the modules."""
+    """Build command of setuptools that gathers the modules."""
 
     def run(self) -> None:
-        """Gather anew: what an earlier build left would be packed, too."""
+        """Gather the modules in an empty folder, without the leftovers of an earlier build."""
         target = Path(self.build_lib) / NAMESPACE
         shutil.rmtree(target, ignore_errors=True)
         gather(Path(), target)
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs for building this again."""
+        """Return what a source distribution needs so that this wheel can be built from it again."""
         return [*map(str, files(Path())), *SET_UP, "constraints.txt"]

@@ -1,1 +1,1 @@
-"""The products of a whole model, seen by PyTorch's fake tensors: no memory, no GPU."""
+"""Capture the operations of a whole model with fake tensors, which need no memory and no GPU."""

@@ -1,4 +1,7 @@
-"""Layers that are alike are traced once and counted: of 32, one."""
+"""Trace only one of several identical layers, and count the calls of the others.
+
+Of 32 identical layers, one is traced.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,29 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 @dataclass
 class TracedLayer:
-    """A layer that was traced, and how many calls there were of it and of those alike."""
+    """A layer that was traced; ``calls`` counts its calls and those of identical layers."""
 
     calls: int = 1
 
 
 @dataclass
 class AlikeLayers:
-    """Which layers of a model are alike, and the stack of those that are being traced.
+    """Groups of identical layers of a model, and the stack of the layers that are being traced.
 
-    ``stack`` is read while operations are recorded: what is done inside a layer is done as often
-    as the layers around it are called.
+    The recorder reads ``stack`` at every operation: an operation inside a layer happens as often as
+    the layers around it are called.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
 
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
-        """While it is entered, calls of layers like one that was traced are only counted."""
+        """Count the calls of layers that are identical to a traced one, instead of running them.
+
+        This lasts while the context is entered. Layers are identical if they lie in one
+        ``ModuleList`` or ``Sequential`` and differ only in their number. A call is skipped if its
+        tensors also have the shapes, strides and dtypes of a traced call.
+        """
         before: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
@@ -53,6 +61,8 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced: dict[Any, _Traced]
     ) -> Callable[..., Any]:
+        """Wrap a layer's ``forward`` so that it runs once per kind of call and then only counts."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             inputs, shape = tree_flatten((args, kwargs))
             tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -74,7 +84,12 @@ class AlikeLayers:
 
 @dataclass(frozen=True)
 class _Traced:
-    """A traced layer, and how outputs of its shapes are made without computing it."""
+    """A traced layer, and what is needed to make its outputs without computing them.
+
+    ``leaves`` has a pair for each leaf of the output's ``tree``. The first element is true for a
+    tensor. The second is the value itself for other leaves. For a tensor, it is either the position
+    of an input tensor of the same kind, or a detached tensor as a template.
+    """
 
     layer: TracedLayer
     leaves: tuple[Any, ...]
@@ -82,6 +97,7 @@ class _Traced:
 
     @classmethod
     def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _Traced:
+        """Describe the outputs of a call that was traced."""
         leaves, tree = tree_flatten(outputs)
         kinds = [_kind(tensor) for tensor in inputs]
         made: list[Any] = []
@@ -97,7 +113,11 @@ class _Traced:
         )
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
-        """Inputs of an output's shape are passed on, so that gradients pass; others are empty."""
+        """Return outputs for other inputs.
+
+        An output of an input's kind is that input itself, so that gradients pass through the layer.
+        Other output tensors are empty.
+        """
         leaves = []
         for tensor, made in self.leaves:
             if not tensor:
@@ -110,11 +130,12 @@ class _Traced:
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what two tensors must have in common so that one can stand for the other."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _kinds(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """The layers in groups of those that differ in nothing but their number."""
+    """Return the groups of two or more layers that differ only in their number."""
     kinds: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
@@ -128,7 +149,7 @@ def _kinds(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """The classes, settings and parameters of a layer and all in it, by name."""
+    """Return the classes, settings and parameter shapes of a layer and its parts, by name."""
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)
@@ -143,11 +164,12 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 
 
 def _same(one: dict[str, Any], number: int, other: dict[str, Any], first: int) -> bool:
+    """Return True if two layers have the same facts, apart from their own numbers."""
     if one.keys() != other.keys():
         return False
     return all(
         value == other[name]
-        # Many layers know their own number, the place of their keys in a cache.
+        # Many layers store their own number, because it is the position of their keys in a cache.
         or (type(value) is int and (value, other[name]) == (number, first))
         for name, value in one.items()
     )

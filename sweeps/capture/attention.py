@@ -1,4 +1,7 @@
-"""Attention as one operation: neither products of scores nor masks, whatever the model calls."""
+"""Trace attention as one operation, whichever function a model calls for it.
+
+Neither the GEMMs of the scores nor the masks then appear in the trace.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 NAME = "rooftile"
-"""Under which transformers finds it."""
+"""Name under which transformers finds this attention."""
 
 
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
-    """Only its shapes are asked for: queries, keys and values (batch, heads, length, width)."""
+    """Attention of queries, keys and values (batch, heads, length, width), for tracing only.
+
+    It has an output shape and computes nothing.
+    """
     raise RuntimeError(
         "the attention tensors have shapes but no values: they are traced, never computed."
     )
@@ -32,7 +38,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values."""
+    """Gradients of queries, keys and values, for tracing only."""
     raise RuntimeError(
         "the attention tensors have shapes but no values: they are traced, never computed."
     )
@@ -58,11 +64,11 @@ attention.register_autograd(_backward, setup_context=_keep)
 
 
 class OneAttention(TorchFunctionMode):
-    """While it is entered, ``scaled_dot_product_attention`` is the one operation.
+    """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    Whoever imported the function is caught by the mode. PyTorch's own modules call it where no mode
-    is active any more, and some of them skip it for a fused path: for these the name is replaced
-    and the path switched off.
+    The mode also catches callers that imported the function by name. PyTorch's own modules call it
+    where no mode is active any more, and some of them skip it and take a fused path. For these
+    modules, the function is replaced in ``torch.nn.functional`` and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -99,20 +105,24 @@ def _of_pytorch(
     is_causal: bool = False,
     **others: Any,
 ) -> Tensor:
-    """With PyTorch's arguments; heads may be missing, and batches have several dimensions."""
+    """Call :func:`attention` with the arguments of PyTorch's function.
+
+    The operands may lack the dimension of heads, and may have several batch dimensions.
+    """
     q, k, v = (_cast(t).reshape(-1, *_four(t)[-3:]) for t in (query, key, value))
     result = attention(q, k, v, is_causal, 0)
     return result.reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    """As autocast does with attention's operands."""
+    """Cast an operand of attention as autocast does."""
     if not torch.is_autocast_enabled("cpu"):
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _four(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape, with a dimension in front if it has only two."""
     return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
 
 
@@ -128,7 +138,11 @@ def for_transformers(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' ``AttentionInterface`` calls it; the result is (batch, length, heads, d)."""
+    """Compute attention as transformers' ``AttentionInterface`` calls it.
+
+    Returns:
+        The result (batch, length, heads, width), and None in place of the attention weights.
+    """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     q, k, v = (_cast(tensor) for tensor in (query, key, value))
     mixed = attention(q, k, v, bool(causal), int(sliding_window or 0))

@@ -1,4 +1,4 @@
-"""One step of a model, captured: what it multiplies, what it moves, and what its sizes do to it."""
+"""Capture one step of a model: what it multiplies, what it moves, and how its sizes affect that."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from sweeps.capture.step import (
 from sweeps.capture.trace import trace
 from sweeps.capture.traffic import bytes_moved
 
+# Names of configuration entries that are sizes, of those that count heads, and of entries that are
+# not sizes although _SIZE may match them.
 _SIZE = re.compile(
     r"size|dim|d_model|d_ff|d_kv|n_embd|n_inner|n_head|heads|rank|experts|width|channels|features"
     r"|ffn|vocab|hidden|stem|classes|intermediate"
@@ -43,10 +45,12 @@ _NO_SIZE = re.compile(
 def capture(
     source: ModelSource, step: ModelStep, changes: Mapping[str, int] | None = None
 ) -> Captured:
-    """One step of a model, with some sizes changed, without memory and without a GPU.
+    """Capture one step of a model, with some sizes changed.
+
+    This needs neither the model's memory nor a GPU.
 
     Raises:
-        UserError: it cannot be built or called with these sizes.
+        UserError: if the model cannot be built or called with these sizes.
     """
     with fake_tensors(), _autocast(step):
         try:
@@ -55,7 +59,7 @@ def capture(
                 operations = trace(started.model, started.call, backward=step.mode == TRAIN)
         except UserError:
             raise
-        except Exception as error:  # whatever a model's own code raises at sizes of any kind
+        except Exception as error:  # a model's own code may raise anything at unusual sizes
             raise UserError(f"{source.name} cannot be computed: {first_line(error)}") from error
     parameters = list(started.model.parameters())
     products, unknown = products_of(operations)
@@ -73,13 +77,20 @@ def capture(
 def dimensions(
     source: ModelSource, step: ModelStep, base: Captured, named: Sequence[str] = ()
 ) -> list[Dimension]:
-    """The sizes of a model that change its products, and how.
+    """Return the sizes of a model that change its products, with their effect.
 
-    Each is changed by a step that the model allows, and the products are compared. ``named`` are
-    those that are asked for; else all whose names say that they are sizes.
+    Each size is changed by an amount that the model allows, and the products of both captures are
+    compared.
+
+    Args:
+        source: the model.
+        step: the step to capture.
+        base: capture of that step with the model's sizes unchanged.
+        named: names of the sizes to change. Without any, every size is changed whose name says that
+            it is one.
 
     Raises:
-        UserError: the model has no size of a name that is asked for.
+        UserError: if the model has no size of a given name.
     """
     sizes = source.sizes
     for name in named:
@@ -91,8 +102,10 @@ def dimensions(
         for name, value in sizes.items()
         if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
     ]
+    # A training step is compared by its forward pass, from which the gradients' sizes follow.
     forward = replace(step, mode=PREFILL if step.mode == TRAIN else step.mode)
     plain = capture(source, forward) if step.mode == TRAIN else base
+    # A size that grows by this unit remains divisible by every number of heads.
     unit = 2 * math.lcm(1, *(v for n, v in sizes.items() if _HEADS.search(n) and v > 0))
     found = []
     for name in wanted:
@@ -105,6 +118,7 @@ def dimensions(
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
+    """Return the effect of one size, or None if changing it changes no product's size."""
     for other in dict.fromkeys((value + unit, value + 64, 2 * value, value // 2, value + 8)):
         if other < 1 or other == value:
             continue
@@ -125,6 +139,7 @@ def _dimension(
 
 
 def _comparable(one: Sequence[Product], other: Sequence[Product]) -> bool:
+    """Return True if both captures have the same products in the same order, apart from sizes."""
     return len(one) == len(other) and all(
         (a.path, a.pass_, a.work.op, a.count) == (b.path, b.pass_, b.work.op, b.count)
         for a, b in zip(one, other, strict=True)
@@ -132,7 +147,11 @@ def _comparable(one: Sequence[Product], other: Sequence[Product]) -> bool:
 
 
 def _of_context(product: Product, step: ModelStep) -> Product:
-    """When decoding, the keys are those of all tokens before; fp32 may be multiplied as TF32."""
+    """Return a product as it is in the context of the step.
+
+    When decoding, the keys of attention are those of all tokens so far. With dtype tf32, a product
+    in fp32 is multiplied as TF32.
+    """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         known = replace(product.work, keys=step.seq + step.tokens, causal=False)
         product = replace(product, work=known)
@@ -143,19 +162,20 @@ def _of_context(product: Product, step: ModelStep) -> Product:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Where tensors have shapes and no values, as if on the CPU.
+    """Give tensors shapes but no values while the context is entered, as if on the CPU.
 
-    On the device ``meta``, masks would be read and attention taken apart.
+    The device ``meta`` would not do, because masks would be read there and attention would be split
+    into its parts.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True  # a size that does not fit is an answer here, not an accident
+    log.disabled = True  # an error about a size that does not fit is an expected answer here
     try:
         with (
             warnings.catch_warnings(),
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device("cpu"),
         ):
-            warnings.simplefilter("ignore")  # of models' own code, about what nobody computes
+            warnings.simplefilter("ignore")  # models warn about values, which nobody computes here
             yield
     finally:
         log.disabled = False

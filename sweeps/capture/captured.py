@@ -1,4 +1,8 @@
-"""What a model's step multiplies and moves, as plain data; no PyTorch here."""
+"""Data classes of a captured step: what a model multiplies and moves.
+
+A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. All others of a model
+are *other operations*. This module does not import PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm
 
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
-"""Passes: the gradient of an input, of a weight, and of an operation that is neither's."""
+"""Passes of a product.
+
+``dgrad`` is the gradient of the input, ``wgrad`` that of the weight, and ``backward`` any gradient
+of an operation that has no weight."""
 
 ROLES = (
     "q", "k", "v", "qkv", "out", "up", "gate", "gate_up", "down", "router", "experts", "head",
@@ -21,10 +28,10 @@ ROLES = (
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
-    """One product for each expert: ``m`` rows in all, dealt out to ``experts`` weights (k, n).
+    """One GEMM per expert: ``m`` rows in total, distributed over ``experts`` weights of (k, n).
 
-    A gradient of the weights is (n, k) for each expert, with the rows as what is summed over:
-    ``pass_`` is then ``wgrad``.
+    In the gradient of the weights (``pass_`` is ``wgrad``), each expert's result is (n, k), and the
+    GEMMs sum over the rows.
     """
 
     m: int
@@ -42,11 +49,11 @@ class GroupedGemm:
 
     @property
     def flops(self) -> int:
-        """2 · m · n · k, however the rows are dealt out."""
+        """2 · m · n · k, no matter how the rows are distributed."""
         return 2 * self.m * self.n * self.k
 
     def spec(self) -> str:
-        """``M,N,K,dtype`` and how many experts."""
+        """Return ``M,N,K,dtype`` and the number of experts."""
         return f"{self.m},{self.n},{self.k},{self.dtype},{self.experts} experts"
 
     def __str__(self) -> str:
@@ -57,8 +64,9 @@ class GroupedGemm:
 class Attention:
     """Scores, softmax and weighted sum of one call, as one fused kernel computes them.
 
-    Queries (batch, heads, queries, width), keys (batch, kv_heads, keys, width), values
-    (batch, kv_heads, keys, value_width). ``window`` 0 means every key.
+    The queries are (batch, heads, queries, width), the keys (batch, kv_heads, keys, width) and the
+    values (batch, kv_heads, keys, value_width). ``window`` is the number of keys that a query sees;
+    0 means all of them.
     """
 
     batch: int
@@ -81,23 +89,27 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """2 · batch · heads · pairs · (width + value_width), of the pairs that the mask leaves.
+        """2 · batch · heads · pairs · (width + value_width), and 5/2 of that for the gradients.
 
-        The gradient has five products where the forward pass has two, as fused kernels compute
-        the scores again (Dao 2023, FlashAttention-2).
+        The backward pass has five GEMMs where the forward pass has two, because fused kernels
+        compute the scores again (Dao 2023, FlashAttention-2).
         """
         forward = 2 * self.batch * self.heads * self.pairs * (self.width + self.value_width)
         return forward if self.pass_ == FORWARD else forward * 5 // 2
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key: by convention half of them where attention is causal."""
+        """Number of pairs of a query and a key that the mask leaves.
+
+        By convention, causal attention of several queries has half of all pairs, unless a window
+        limits the keys that each query sees.
+        """
         seen = min(self.keys, self.window or self.keys)
         every = self.queries * seen
         return every // 2 if self.causal and self.queries > 1 and seen == self.keys else every
 
     def spec(self) -> str:
-        """``batch×heads,queries×keys,width,dtype`` and what is masked."""
+        """Return ``batch×heads,queries×keys,width,dtype`` and the mask."""
         mask = ",causal" if self.causal else ""
         window = f",window {self.window}" if self.window else ""
         return (
@@ -117,13 +129,13 @@ Work = Gemm | Conv | GroupedGemm | Attention
 
 @dataclass(frozen=True)
 class Product:
-    """Products of one shape, pass and place in the model; ``count`` of them in a step.
+    """A product of one shape, pass and place in the model, which occurs ``count`` times in a step.
 
-    ``path`` is the module's, layers that are alike as ``*``. ``shares`` is the same number for
-    products of one input, -1 where nothing is known. ``of`` is the place of the forward product
-    whose gradient this is, its own for a forward product. ``names`` says of which dimensions of the
-    model its sizes are made, such as ``2·hidden``. ``repeated`` says that it is in a layer of which
-    there are several alike.
+    ``path`` is the path of its module, with ``*`` in place of layer numbers. ``shares`` is the same
+    number for products that read the same input, and -1 where that is not known. ``of`` is the
+    position of the forward product whose gradient this is; a forward product has its own position.
+    ``names`` gives each size as a formula of the model's dimensions, such as ``2·hidden``.
+    ``repeated`` says that it is in a layer that has identical copies.
     """
 
     work: Work
@@ -138,7 +150,7 @@ class Product:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Its sizes by name: those that a change of the model may change."""
+        """Sizes by name, all of which a change of the model may change."""
         names = {
             "gemm": ("m", "n", "k", "batch"),
             "conv": ("n", "c", "h", "w", "kout", "r", "s", "groups"),
@@ -148,13 +160,13 @@ class Product:
         return {name: getattr(self.work, name) for name in names}
 
     def resized(self, sizes: Mapping[str, int]) -> Product:
-        """The same with other sizes."""
+        """Return the same product with other sizes."""
         return replace(self, work=replace(self.work, **sizes))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """Bytes that operations of one kind, no products, read and write in a step."""
+    """Bytes that other operations of one kind read and write in a step."""
 
     what: str
     bytes: int
@@ -162,10 +174,11 @@ class MovedBytes:
 
 @dataclass(frozen=True)
 class Captured:
-    """One step of a model: its products, in order, and what its other operations move.
+    """One step of a model: its products in order, and the bytes that its other operations move.
 
-    ``moved`` is of operations one at a time, ``moved_fused`` with those between two products as
-    one. ``parameters`` are distinct elements; ``uncounted`` names products of no known kind.
+    ``moved`` counts each operation by itself. ``moved_fused`` counts the operations between two
+    products as one. ``parameters`` is the number of elements of distinct parameters. ``uncounted``
+    has the names of products of unknown kinds.
     """
 
     products: tuple[Product, ...]
@@ -178,16 +191,16 @@ class Captured:
 
     @property
     def flops(self) -> int:
-        """Of all products of the step."""
+        """FLOPs of all products of the step."""
         return sum(product.count * product.work.flops for product in self.products)
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A size of the model that can be changed, and what it does to the products' sizes.
+    """A size of the model that can be changed, and its effect on the sizes of the products.
 
-    ``slopes`` has, by a product's place and a size's name, how much that grows for one more of the
-    dimension.
+    ``slopes`` maps the position of a product and the name of one of its sizes to the growth of that
+    size when the dimension grows by one.
     """
 
     name: str
@@ -196,7 +209,10 @@ class Dimension:
 
 
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
-    """The same with the products' sizes named; what follows no dimension is ``fixed``."""
+    """Return the capture with the sizes of its products named after dimensions.
+
+    A size that depends on no dimension is named ``fixed``.
+    """
     named = []
     for product in captured.products:
         first = captured.products[product.of]
@@ -207,7 +223,8 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
         names = of_first
         if product is not first and isinstance(product.work, Gemm | GroupedGemm):
             names = {}
-            if product.pass_ in (DGRAD, WGRAD):  # the forward product's sizes in another order
+            # A gradient has the sizes of its forward product in another order.
+            if product.pass_ in (DGRAD, WGRAD):
                 rows = "k" if product.pass_ == WGRAD else "m"
                 order = {rows: "m", out_size(product, first): "n", in_size(product, first): "k"}
                 names = {size: of_first[name] for size, name in order.items()}
@@ -216,34 +233,37 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Which size of a product is the output features of its forward product."""
+    """Return the name of the size that holds the output features of a product's forward pass."""
     if product.pass_ == DGRAD:
         return "k"
     if product.pass_ == WGRAD:
-        # y = x Wᵀ stores W (out, in), and y = x W stores it (in, out), as its gradient is.
+        # y = x Wᵀ stores W as (out, in), y = x W as (in, out). Its gradient is stored the same way.
         return "m" if isinstance(forward.work, Gemm) and forward.work.layout[1] == "t" else "n"
     return "n"
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Which size of a product is the input features of its forward product."""
+    """Return the name of the size that holds the input features of a product's forward pass."""
     if product.pass_ == WGRAD:
         return "n" if out_size(product, forward) == "m" else "m"
     return "n" if product.pass_ == DGRAD else "k"
 
 
 def _formula(place: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """A size as a product of dimensions or a sum of multiples of them."""
+    """Write a size as dimensions multiplied together, or as a sum of their multiples."""
     found = [(d, d.slopes[place, size]) for d in dimensions if (place, size) in d.slopes]
     if not found:
         return "fixed"
+    # 1. The size is a multiple of all its dimensions multiplied together.
     whole = math.prod(d.value for d, _ in found)
     if value % whole == 0 and all(slope * d.value == value for d, slope in found):
         factor = value // whole
         return "·".join([*([str(factor)] if factor > 1 else []), *(d.name for d, _ in found)])
+    # 2. One dimension explains the size. The others are derived from it, or it from them.
     alone = [d.name for d, slope in found if slope * d.value == value]
-    if alone:  # the others are derived from it, or it from them
+    if alone:
         return alone[0]
+    # 3. The size is a sum of multiples of its dimensions and a constant.
     rest = value - sum(slope * d.value for d, slope in found)
     terms = [f"{slope:g}·{d.name}" if slope != 1 else d.name for d, slope in found]
     return " + ".join([*terms, *([f"{rest:g}"] if rest else [])]).replace("+ -", "− ")

@@ -1,4 +1,4 @@
-"""Models of transformers, from their ``config.json``: every family that it knows, no weights."""
+"""Build transformers' models from a ``config.json``, for every family it knows, without weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ _TEXT = "only the text part of the model"
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A ``config.json``, as it was read, and sizes that replace its own."""
+    """A model that a ``config.json`` describes.
+
+    ``config`` is the content of the file, and ``given`` has the sizes that replace its own.
+    ``of_text`` says that only the text part of the model is built.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -40,12 +44,16 @@ class HuggingFace:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The whole numbers of its configuration, those that it leaves out included."""
+        """Whole numbers of the configuration, including those that the file leaves out."""
         found = self._configuration({}).to_dict()
         return {name: value for name, value in found.items() if type(value) is int}
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Numbers of tokens or pixels; a language model's own loss, else the mean of its result."""
+        """Build the model, and its call on token ids or pixels.
+
+        A step that trains takes the language model's own loss, or else the mean of the model's
+        result.
+        """
         config = self._configuration(changes)
         build = _class_of(config, self.config)
         if getattr(config, "is_encoder_decoder", False) or build.main_input_name != "input_ids":
@@ -74,15 +82,16 @@ class HuggingFace:
         kind = settings.pop("model_type")
         try:
             return AutoConfig.for_model(kind, **settings)
-        except Exception as error:  # each family checks its sizes in its own way
+        except Exception as error:  # each family raises its own errors for sizes
             raise UserError(f"{self.name}: {first_line(error)}") from None
 
 
 def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
-    """A model's configuration.
+    """Read the configuration of a model.
 
     Raises:
-        UserError: it cannot be read, or is of a family that transformers does not know.
+        UserError: if the file cannot be read, if transformers is missing or does not know the
+            family, or if the model has no size of a given name.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -117,7 +126,7 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
 
 
 def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
-    """The class that the configuration names, else the family's language model, else its base."""
+    """Return the class that the configuration names, else the family's language model or base."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -134,7 +143,10 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
 
 
 def _build(build: Any, config: Any, step: ModelStep) -> Any:
-    """With attention as one operation; where a family does not let it in, by PyTorch's function."""
+    """Build a model with attention as one operation and experts as grouped GEMMs.
+
+    Where a family does not support that, its attention is PyTorch's function or its own code.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights
 
@@ -147,15 +159,16 @@ def _build(build: Any, config: Any, step: ModelStep) -> Any:
             with warnings.catch_warnings(), no_init_weights():
                 warnings.simplefilter("ignore")
                 model = build._from_config(config, dtype=step.parameter_dtype)
-            model.tie_weights()  # which comes with the initial weights that are left out
+            model.tie_weights()  # no_init_weights() skips this together with the initial values
             return model
-        except Exception as error:  # a family without this way says so in its own way
+        except Exception as error:  # each family raises its own error for what it lacks
             failure = failure or error
     assert failure is not None
     raise UserError(f"the model cannot be built: {first_line(failure)}") from failure
 
 
 def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
+    """Return the arguments with which a model is called: images or token ids."""
     name = build.main_input_name
     if name == "pixel_values":
         size = getattr(config, "image_size", 224)
@@ -179,10 +192,10 @@ def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: if the file cannot be read, or does not contain a JSON object.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

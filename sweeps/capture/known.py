@@ -1,4 +1,4 @@
-"""Models from plain PyTorch, by name: nothing is downloaded, and only shapes matter."""
+"""Models in plain PyTorch, by name. Nothing is downloaded, and only shapes matter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 TOKENS, IMAGES = "tokens", "images"
-"""What a model takes: (batch, length) numbers of tokens, or (batch, 3, size, size) images."""
+"""Kinds of input: token ids (batch, length), or images (batch, 3, size, size)."""
 
 
 class Bottleneck(nn.Module):
-    """ResNet's block of 1×1, 3×3 and 1×1 convolutions beside a shortcut (He et al. 2016)."""
+    """ResNet's block: 1×1, 3×3 and 1×1 convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same else _convolution(channels, out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
+        """Map (n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
@@ -42,9 +42,10 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequenti
 def resnet(
     stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> nn.Sequential:
-    """A ResNet of bottlenecks: images (n, 3, 224, 224) to logits (n, classes).
+    """Build a ResNet of bottlenecks: images (n, 3, 224, 224) to logits (n, classes).
 
-    ``stem`` is the first convolution's channels; each stage is twice as wide as that before.
+    ``stem`` is the number of channels of the first convolution. Each stage is twice as wide as the
+    one before it.
     """
     layers: list[nn.Module] = [_convolution(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = stem
@@ -60,7 +61,7 @@ def resnet(
 class UNet(nn.Module):
     """A U-Net (Ronneberger et al. 2015) with padded convolutions: images to 2 maps of their size.
 
-    ``width`` channels at full size, twice as many at each of ``depth`` halvings.
+    It has ``width`` channels at full size, and twice as many after each of ``depth`` halvings.
     """
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
@@ -75,7 +76,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, h, w) to (n, 2, h, w)."""
+        """Map (n, 3, h, w) to (n, 2, h, w)."""
         beside = []
         for level, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2) if level else x)
@@ -105,7 +106,7 @@ class Gpt2Block(nn.Module):
         self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(sequences, length, hidden) to the same."""
+        """Map (sequences, length, hidden) to the same shape."""
         n, length, hidden = x.shape
         parts = self.qkv(self.norm_1(x)).view(n, length, 3, self.heads, hidden // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
@@ -116,7 +117,7 @@ class Gpt2Block(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """One block of Llama: grouped queries, rotary positions, gates (Touvron et al. 2023)."""
+    """One block of Llama: grouped queries, rotary positions and gates (Touvron et al. 2023)."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(ffn, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(sequences, length, hidden) to the same."""
+        """Map (sequences, length, hidden) to the same shape."""
         n, length, _ = x.shape
         y = self.norm_1(x)
         q = self.q(y).view(n, length, self.heads, self.width).transpose(1, 2)
@@ -147,7 +148,7 @@ class LlamaBlock(nn.Module):
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021); the angles' values do not matter here."""
+    """Apply rotary positions (Su et al. 2021); the values of the angles do not matter here."""
     angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     one, other = x.chunk(2, dim=-1)
     return x * angles + torch.cat([-other, one], dim=-1) * angles
@@ -159,7 +160,7 @@ def _check_heads(hidden: int, heads: int) -> None:
 
 
 class LanguageModel(nn.Module):
-    """Blocks between an embedding and a head."""
+    """An embedding, a sequence of blocks, and a head."""
 
     def __init__(
         self, blocks: list[nn.Module], norm: nn.Module, vocab: int, hidden: int, positions: int
@@ -171,7 +172,7 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(hidden, vocab, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(sequences, length) numbers of tokens to logits (sequences, length, vocab)."""
+        """Map token ids (sequences, length) to logits (sequences, length, vocab)."""
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -183,7 +184,7 @@ class LanguageModel(nn.Module):
 def gpt2(
     hidden: int = 768, heads: int = 12, layers: int = 12, vocab: int = 50257, ffn: int = 0
 ) -> nn.Module:
-    """GPT-2 with its head tied to the embedding; ``ffn`` 0 means 4 · hidden."""
+    """Build a GPT-2 whose head is tied to the embedding; ``ffn`` 0 means 4 · hidden."""
     blocks: list[nn.Module] = [Gpt2Block(hidden, heads, ffn) for _ in range(layers)]
     model = LanguageModel(blocks, nn.LayerNorm(hidden), vocab, hidden, positions=1024)
     model.head.weight = model.embedding.weight
@@ -193,7 +194,7 @@ def gpt2(
 def llama(
     hidden: int, heads: int, kv_heads: int, ffn: int, layers: int, vocab: int, head_width: int = 128
 ) -> nn.Module:
-    """A Llama, its head apart from the embedding."""
+    """Build a Llama whose head is not tied to the embedding."""
     blocks: list[nn.Module] = [
         LlamaBlock(hidden, heads, kv_heads, ffn, head_width) for _ in range(layers)
     ]
@@ -202,7 +203,7 @@ def llama(
 
 @dataclass(frozen=True)
 class Known:
-    """A model by name: its factory, the sizes that may be changed, and what it takes."""
+    """A model that is known by name: its factory, the sizes that may be changed, and its input."""
 
     build: Callable[..., nn.Module]
     sizes: Mapping[str, int]
@@ -225,5 +226,7 @@ KNOWN = {
     "resnet-50": Known(resnet, {"stem": 64, "width": 64, "classes": 1000}, IMAGES),
     "unet": Known(UNet, {"width": 64, "depth": 4}, IMAGES),
 }
-"""Published sizes: Radford et al. 2019, Touvron et al. 2023, Grattafiori et al. 2024 (Llama 3), He
-et al. 2016, Ronneberger et al. 2015."""
+"""Known models by name, with their published sizes.
+
+Sources: Radford et al. 2019, Touvron et al. 2023, Grattafiori et al. 2024 (Llama 3), He et al.
+2016, Ronneberger et al. 2015."""

@@ -1,4 +1,4 @@
-"""From operations to products: what each multiplies, in which layout, for which role."""
+"""Turn traced operations into products: what each multiplies, in which layout, for which role."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from sweeps.capture.trace import TracedOperation
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
+# Names of operations that multiply matrices, including kinds that no reader below understands.
 _LIKE_A_PRODUCT = re.compile(
     r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn"
 )
 
 
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
-    """Every product in the order of the step, and the names of those of no known kind."""
+    """Return all products in the order of the step, and the names of those of unknown kinds."""
     found: list[Product] = []
     unknown: dict[str, None] = {}
-    places: dict[int, int] = {}  # of forward products, by the number of their autograd node
+    places: dict[int, int] = {}  # position of each forward product, by its autograd node's number
     for operation in operations:
         works = _works(operation)
         if works is None:
@@ -50,6 +51,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
                 places.setdefault(operation.node, place)
             if operation.backward and pass_ in (DGRAD, WGRAD):
                 pass_ = _gradient_of(work, found[of].work, pass_)
+            # The first operand of addmm is the bias.
             inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
             found.append(
                 Product(
@@ -67,30 +69,40 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
 
 
 def is_product(operation: TracedOperation) -> bool:
-    """Whether it multiplies matrices, of a known kind or not."""
+    """Return True if an operation multiplies matrices, even if its kind is unknown."""
     return operation.name in _READERS or bool(_LIKE_A_PRODUCT.search(operation.name))
 
 
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
-    """Passes and what is multiplied; empty for what is no product, None for an unknown kind."""
+    """Return the passes of an operation, with what each of them multiplies.
+
+    The list is empty for an operation that is not a product. None stands for an unknown kind of
+    product.
+    """
     if not is_product(operation):
         return []
     reader = _READERS.get(operation.name)
     try:
         return None if reader is None else reader(operation)
-    except KeyError:  # a dtype that nobody times
+    except KeyError:  # the dtype is never timed, or a convolution has more than two dimensions
         return None
 
 
 def _pass(operation: TracedOperation, a: Tensor, b: Tensor) -> str:
-    """Of a product of two matrices; the gradient of a parameter sums over rows, so A is turned."""
+    """Return the pass of a GEMM of two matrices.
+
+    The gradient of a parameter sums over the rows, so its operand A is transposed.
+    """
     if not operation.backward:
         return FORWARD
     return WGRAD if _letter(a) == "t" else DGRAD
 
 
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
-    """Whose gradient a product is, by its sizes; by how A is stored where both are as large."""
+    """Return which gradient a GEMM computes, judging by its sizes.
+
+    Where the sizes fit both gradients or neither, the guess from how A is stored is kept.
+    """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
     of_input = (work.m, work.n, work.k) == (forward.m, forward.k, forward.n)
@@ -101,14 +113,14 @@ def _gradient_of(work: Work, forward: Work, guess: str) -> str:
 
 
 def _gemm(a: Tensor, b: Tensor) -> Gemm:
-    """(…, m, k) times (…, k, n), at most one batch."""
+    """Return the GEMM of (…, m, k) and (…, k, n), with at most one batch dimension."""
     m, k = a.shape[-2:]
     batch = a.shape[0] if a.dim() == 3 else 1
     return Gemm(m, b.shape[-1], k, DTYPES[a.dtype], _letter(a) + _letter(b), batch)
 
 
 def _letter(tensor: Tensor) -> str:
-    """How it is stored, ``t`` if its columns are contiguous and its rows are not."""
+    """Return ``t`` if a matrix's columns are contiguous and its rows are not, else ``n``."""
     rows, columns = tensor.stride()[-2:]
     return "t" if columns != 1 and rows == 1 else "n"
 
@@ -143,12 +155,13 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
     dtype = DTYPES[a.dtype]
     if a.dim() == 3 and b.dim() == 3:
         return [(FORWARD, _gemm(a, b))]
-    if a.dim() == 2 and b.dim() == 3:  # rows (m, k), each with its expert's weight (k, n)
+    # Each of the rows (m, k) is multiplied by the weight (k, n) of its expert.
+    if a.dim() == 2 and b.dim() == 3:
         pass_ = DGRAD if operation.backward else FORWARD
         layout = _letter(a) + _letter(b)
         work = GroupedGemm(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, layout, pass_)
         return [(pass_, work)]
-    # The weights' gradients: A (n, rows) and B (rows, k), of which each expert has its own.
+    # The gradients of the weights are A (n, rows) times B (rows, k), each over its expert's rows.
     experts = operation.result.shape[0]
     layout = _letter(a) + _letter(b)
     return [(WGRAD, GroupedGemm(a.shape[1], a.shape[0], b.shape[1], experts, dtype, layout, WGRAD))]
@@ -190,14 +203,16 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _convolutions(
     x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
 ) -> list[tuple[str, Work]]:
+    """Return the given passes of one convolution."""
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]
     spatial = x.dim() - 2
     if spatial > 2:
         raise KeyError("a convolution with more than two dimensions")
-    # Over one dimension it is one over images of one row.
+    # A convolution over one dimension is a convolution over images of one row.
     one = [1] * (2 - spatial)
     last = torch.channels_last
-    # A filter of one tap, or an image of one channel, is stored both ways at once.
+    # A filter of one tap and an image of one channel are contiguous in both formats at once. The
+    # layout is therefore NHWC if either tensor is contiguous in that format only.
     nhwc = x.dim() == 4 and any(
         t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)
     )
@@ -206,7 +221,8 @@ def _convolutions(
     steps, reach = [*one, *stride], [*one, *dilation]
     channels, out = x.shape[1], weight.shape[0]
     if transposed:
-        # It computes what the gradient of a convolution's input does, and the reverse.
+        # A transposed convolution computes the gradient of a convolution's input, and the gradient
+        # of its own input is that convolution's forward pass.
         channels, out = weight.shape[1] * groups, x.shape[1]
         more = [*([0] * len(one)), *output_padding]
         image = [

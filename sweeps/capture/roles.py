@@ -1,4 +1,4 @@
-"""What a product is for, from the name of the module that it belongs to."""
+"""Infer what a product is for from the name of the module that it belongs to."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kernels.problem import Conv
 from sweeps.capture.captured import Attention, GroupedGemm, Work
 
 _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
-"""What the module around an attention's products is called."""
+"""Pattern of the path around the products of an attention."""
 
-# A role, a pattern of the module's own name and one of the path around it, as the common families
-# of models name their layers. The first that fits decides.
+# Each entry has a role, a pattern of the module's own name and a pattern of the path around it,
+# after the names that common families of models give to their layers. The first match decides.
 _NAMES = (
     ("qkv", r"qkv|qkv_proj|c_attn|query_key_value|in_proj|Wqkv|wqkv|to_qkv", ""),
     ("q", r"q|q_proj|query|wq|q_lin|to_q|q_[ab]_proj", ""),
@@ -36,7 +36,7 @@ _NAMES = (
 
 
 def role_of(path: str, work: Work) -> str:
-    """One of :data:`sweeps.capture.captured.ROLES`."""
+    """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`."""
     if isinstance(work, Attention):
         return "attention"
     if isinstance(work, GroupedGemm):

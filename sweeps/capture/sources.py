@@ -1,4 +1,4 @@
-"""What is audited: a model by name, of transformers' ``config.json``, or from a factory."""
+"""Find the model to audit: by name, from transformers' ``config.json``, or from a factory."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ from sweeps.capture.step import (
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One of :data:`sweeps.capture.known.KNOWN`."""
+    """A model of :data:`sweeps.capture.known.KNOWN`, with sizes that replace its own."""
 
     name: str
     given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """As its factory takes them."""
+        """Sizes as its factory takes them."""
         return {**KNOWN[self.name].sizes, **self.given}
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Random tokens or images; the loss of a language model is its cross entropy."""
+        """Build the model, and its call on token ids or on images of 224 by 224 pixels.
+
+        The loss of a language model is its cross entropy, that of other models the mean of the
+        result.
+        """
         known = KNOWN[self.name]
         model = _built(known.build, {**self.sizes, **changes}, step)
         if known.takes == IMAGES:
@@ -71,13 +75,16 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Its whole-number arguments, as given or by default."""
+        """Whole-number arguments of the factory, as given or by default."""
         parameters = inspect.signature(self.build).parameters.values()
         defaults = {p.name: p.default for p in parameters if type(p.default) is int}
         return {**defaults, **self.given}
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """The loss is the mean of the first tensor of numbers that the module returns."""
+        """Build the module, and its call on the given inputs.
+
+        The loss is the mean of the first tensor of floating-point numbers that the module returns.
+        """
         refuse_decoding(self.name, step)
         model = _built(self.build, {**self.given, **changes}, step)
         if not isinstance(model, nn.Module):
@@ -91,15 +98,15 @@ class Factory:
 def find_source(
     model: str, given: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
 ) -> ModelSource:
-    """What ``MODEL`` on the command line means.
+    """Return the model that ``MODEL`` on the command line means.
 
     Args:
-        model: a ``config.json``, a name of :data:`KNOWN`, or ``module:factory``.
-        given: sizes that replace its own.
-        inputs: of a factory's module, such as ``int64[8,2048]``.
+        model: a ``config.json`` or its folder, a name of :data:`KNOWN`, or ``module:factory``.
+        given: sizes that replace the model's own.
+        inputs: inputs of a factory's module, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: it is none of them, or cannot be read.
+        UserError: if the model is none of these, or cannot be read.
     """
     given = dict(given or {})
     if model in KNOWN:
@@ -122,13 +129,14 @@ def find_source(
 
 
 def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Factory:
+    """Import the factory that ``module:factory`` names."""
     module, _, function = name.partition(":")
     if not inputs:
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
-    sys.path.insert(0, "")  # from the folder that this was started in, too
+    sys.path.insert(0, "")  # the module may lie in the current folder
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # whatever a stranger's module raises
+    except Exception as error:  # a user's module may raise anything
         raise UserError(f"{module!r} cannot be imported: {first_line(error)}.") from None
     finally:
         sys.path.remove("")
@@ -141,7 +149,10 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
 
 
 def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
-    """``int64[8,2048]``; ``x[8,3,224,224]`` is of the step's dtype."""
+    """Parse ``int64[8,2048]`` into a dtype and a shape.
+
+    The dtype of ``x[8,3,224,224]`` is None, which stands for that of the step.
+    """
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:
         raise UserError(f"--input takes a dtype and sizes, such as int64[8,2048], not {text!r}.")
@@ -154,7 +165,7 @@ def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
 
 
 def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
-    """Built in its dtype: moving a module to another one inside fake tensors' mode fails."""
+    """Build a module directly in its dtype, because converting one fails among fake tensors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
     try:
@@ -164,7 +175,10 @@ def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Mode
 
 
 def _store_channels_last(model: nn.Module) -> None:
-    """Filters as on images whose channels come last; ``Module.to`` fails where tensors are fake."""
+    """Store a model's filters with their channels last.
+
+    ``Module.to`` would do that, but fails on fake tensors.
+    """
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 4:
@@ -175,6 +189,6 @@ def _store_channels_last(model: nn.Module) -> None:
 def _with_loss(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: ModelStep
 ) -> Callable[[], Any]:
-    """The forward pass, with its loss if the step trains."""
+    """Return the call of the forward pass, including the loss if the step trains."""
     model.train(step.mode == TRAIN)
     return lambda: loss(model(*inputs)) if step.mode == TRAIN else model(*inputs)

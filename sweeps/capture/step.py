@@ -1,4 +1,4 @@
-"""A model's step: what it computes, the model that is built for it, and where models come from."""
+"""Data types of a step: its settings, the model that is built for it, and the model's source."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What a step computes: on how many sequences of which length, forwards or both ways.
+    """Settings of a step: its direction, the number and length of its sequences, and its dtype.
 
-    ``mode`` is ``train``, ``prefill`` or ``decode``, ``dtype`` fp32, tf32, fp16 or bf16.
-    ``autocast`` keeps parameters in fp32 and multiplies in ``dtype``. When decoding, ``tokens`` new
-    tokens of each sequence are computed, after ``seq`` that are known.
+    ``mode`` is ``train``, ``prefill`` or ``decode``; ``dtype`` is fp32, tf32, fp16 or bf16.
+    ``autocast`` keeps the parameters in fp32 and multiplies in ``dtype``. A decoding step computes
+    ``tokens`` new tokens of each sequence, after ``seq`` tokens that are known.
     """
 
     mode: str = TRAIN
@@ -44,20 +44,20 @@ class ModelStep:
 
     @property
     def length(self) -> int:
-        """Tokens of each sequence that are computed."""
+        """Number of tokens of each sequence that the step computes."""
         return self.tokens if self.mode == DECODE else self.seq
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        """In which the model is built."""
+        """Dtype in which the model is built."""
         return torch.float32 if self.autocast else TORCH_DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A model that is built, where tensors are fake, and its step's forward pass.
+    """A model that was built among fake tensors, and the forward pass of its step.
 
-    ``call`` returns the loss where the step trains; else nobody looks at what it returns.
+    ``call`` returns the loss if the step trains. Otherwise its result is not used.
     """
 
     model: nn.Module
@@ -66,30 +66,31 @@ class StartedStep:
 
 
 class ModelSource(Protocol):
-    """Where a model comes from."""
+    """Source of a model."""
 
     @property
     def name(self) -> str:
-        """What it was asked for as."""
+        """Name under which the user asked for the model."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Its sizes by name, those that may be changed."""
+        """Sizes that may be changed, by name."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build it with some sizes changed. To be called where tensors are fake."""
+        """Build the model with some sizes changed. Call this where tensors are fake."""
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
-    """What is assumed of a language model's input."""
+    """Describe the input that is assumed for a language model."""
     tokens = "1 token" if step.length == 1 else f"{step.length:,} tokens"
     return (f"a batch of {step.batch}, {tokens} each",)
 
 
 def refuse_decoding(name: str, step: ModelStep) -> None:
-    """
+    """Refuse a step that decodes.
+
     Raises:
-        UserError: the step decodes, which a model of other things than tokens does not.
+        UserError: if the step decodes, which only models that generate tokens one by one can do.
     """
     if step.mode == DECODE:
         raise UserError(
@@ -99,7 +100,11 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
 
 
 def mean_of(result: Any) -> Tensor:
-    """A loss of whatever a module returns."""
+    """Return the mean of the first floating-point tensor in a module's result, to serve as a loss.
+
+    Raises:
+        UserError: if the module returns none.
+    """
     if isinstance(result, Tensor) and result.is_floating_point():
         return result.float().mean()
     values = result.values() if isinstance(result, Mapping) else result
@@ -112,7 +117,10 @@ def mean_of(result: Any) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line: of an announcement, what it announces."""
+    """Return the message of an exception in one line.
+
+    If its first line ends with a colon, the line after it is returned.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         return re.sub(r"^\w*Error: ", "", lines[1])

@@ -1,4 +1,4 @@
-"""What happens in a step: every operation as it is dispatched, with its place in the model."""
+"""Record every operation of a step as PyTorch dispatches it, with its place in the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweeps.capture.alike import AlikeLayers, TracedLayer
 
 @dataclass(frozen=True)
 class TensorAccess:
-    """A tensor that an operation reads or writes: where it is, and the bytes that it touches."""
+    """A tensor that an operation reads or writes: its storage, its offset and the bytes touched."""
 
     storage: int
     offset: int
@@ -30,10 +30,11 @@ class TensorAccess:
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """One operation: its name and arguments, and where it stands.
+    """One operation: its name, its arguments, and its place in the model.
 
-    ``module`` is the innermost module of the forward pass that it belongs to, also of a gradient;
-    ``node`` the number of the autograd node that it made or, ``backward``, whose gradient it is.
+    ``module`` is the innermost module of the forward pass that the operation belongs to, also for a
+    gradient. ``node`` is the number of an autograd node: the one that the operation made or, if
+    ``backward``, the one whose gradient it computes.
     """
 
     name: str
@@ -48,15 +49,15 @@ class TracedOperation:
 
     @property
     def count(self) -> int:
-        """How often it is done in a step, with the layers that are alike."""
+        """Number of times that it runs in a step, including the calls of identical layers."""
         return math.prod(layer.calls for layer in self.layers)
 
 
 class Trace(TorchDispatchMode):
-    """Records operations while it is entered, inside fake tensors' mode.
+    """Recorder of operations, active while it is entered, inside the mode of fake tensors.
 
-    Gradients find their place by the number that autograd gives to each node when its forward
-    operation runs, as the profiler links the two.
+    A gradient finds its place by the number that autograd gives to each node when the forward
+    operation runs. PyTorch's profiler links the two in the same way.
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
@@ -65,12 +66,12 @@ class Trace(TorchDispatchMode):
         self._layers = layers
         self._path: list[str] = []
         self._places: dict[int, tuple[str, tuple[TracedLayer, ...]]] = {}
-        # While a storage is referred to, no other gets its address.
+        # No other storage gets the address of one that is still referred to.
         self._kept: dict[int, Any] = {}
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """While it is entered, the path of the module that is being called is known."""
+        """Keep track of the path of the module that is called, while the context is entered."""
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -100,14 +101,14 @@ class Trace(TorchDispatchMode):
         given = _tensors((args, kwargs or {}))
         made = _tensors(result)
         if not made:
-            return result  # a question about a tensor, such as which device it is on
+            return result  # a query of a tensor, such as the device that it is on
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
         if node is None or not backward:
-            # Also of what a checkpoint computes again while gradients are computed.
+            # This includes what a checkpoint recomputes while gradients are computed.
             number = torch._C._autograd._get_sequence_nr() - 1
             place = (self._path[-1] if self._path else "", tuple(self._layers.stack))
-            # The first operation with a number made the node; without gradients none is made.
+            # The first operation with a number made the node. Without gradients, no node is made.
             self._places.setdefault(number, place)
         else:
             number = node._sequence_nr()
@@ -136,6 +137,7 @@ class Trace(TorchDispatchMode):
     def _access(self, tensor: Tensor) -> TensorAccess:
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
+        # Elements along a dimension of stride 0 share their memory.
         elements = math.prod(
             size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
         )
@@ -155,9 +157,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def trace(model: nn.Module, call: Callable[[], Any], backward: bool) -> list[TracedOperation]:
-    """The operations of one step: of the forward pass, which is ``call``, and ``backward``.
+    """Return the operations of a step: those of ``call`` and, with ``backward``, of its gradients.
 
-    To be called where tensors are fake.
+    Call this where tensors are fake.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)

@@ -1,4 +1,4 @@
-"""Bytes that operations other than products move, one at a time or fused between products."""
+"""Count the bytes that operations other than products move, one at a time or fused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = (
 
 
 def kind_of(operation: TracedOperation) -> str:
-    """One of a few kinds, by the operation's name and by the module that it belongs to."""
+    """Return the kind of an operation, judging by its name and by the module that it belongs to."""
     name = operation.name.removeprefix("aten::")
     for kind, pattern in _KINDS:
         if re.search(pattern, name):
@@ -35,11 +35,12 @@ def kind_of(operation: TracedOperation) -> str:
 
 
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
-    """Bytes read and written by kind, largest first.
+    """Return the bytes that are read and written, by kind of operation, largest first.
 
-    One operation at a time each tensor is read and written through memory. ``fused``, what comes
-    between two products is one kernel: it reads each tensor once and writes only what is used after
-    it. That is the best that a compiler can do, since it may not hold all of it on the chip.
+    Without ``fused``, each operation reads and writes its tensors through memory. With it, all
+    operations between two products are one kernel, which reads each tensor once and writes only
+    what is used after it. That is the best that a compiler can do; it may not be able to hold all
+    of that on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -55,14 +56,17 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
 
 def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Operations between products of one layer, and the storages that later ones read."""
+    """Return the groups of operations that lie between two products of one layer.
+
+    Each has the storages of those of its results that are read later or are results of the step.
+    """
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
         product = is_product(operation)
         if product or (groups[-1] and groups[-1][-1].layers != operation.layers):
             groups.append([])
-        # A product is a place of its own, after the group before and before the one that follows.
+        # Groups have the places 2, 4, 6, …. A product lies between two groups, at an odd place.
         for access in operation.reads:
             last_read[access.storage] = 2 * len(groups) - product
         if not product:
@@ -70,14 +74,18 @@ def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOper
     found = []
     for place, group in enumerate(groups, start=1):
         written = {access.storage for operation in group for access in operation.writes}
-        # A gradient that nobody reads any more is the step's result.
+        # What is never read, such as the gradient of a parameter, is a result of the step.
         kept = {s for s in written if last_read.get(s, 3 * len(groups)) > 2 * place}
         found.append((group, kept))
     return found
 
 
 def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
-    """Reads of what came from elsewhere, by the kind that reads first; writes of what is kept."""
+    """Return the bytes that a group moves as one kernel, by kind.
+
+    A tensor from outside the group counts once, as a read of the first kind that reads it. A result
+    counts as a write if it is used later.
+    """
     total: Counter[str] = Counter()
     inside: set[int] = set()
     read: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
@@ -100,7 +108,7 @@ def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[s
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """What it reads; of a table that is looked up, only as much as comes out."""
+    """Return the tensors that an operation reads; a lookup reads only as much as it writes."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
     most = sum(access.bytes for access in operation.writes)
@@ -108,7 +116,7 @@ def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
 
 
 def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
-    """One access for each part of a storage, the largest that begins there."""
+    """Return one access for each part of a storage: the largest one that begins there."""
     largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:
         place = (access.storage, access.offset)

@@ -1,1 +1,1 @@
-"""What is timed: sweeps read from their TOML files, and the cases that they expand to."""
+"""Sweeps as their TOML files declare them, and the cases that they expand to."""

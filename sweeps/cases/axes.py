@@ -1,17 +1,18 @@
-"""The values of a sweep's axes: lists, ranges, powers, neighbourhoods, multiples of another axis.
+"""Parse the axes of a sweep and resolve them into values.
 
 An axis is declared in TOML as one of
 
     1024                                  one value
     [128, 256, "bf16"]                    a list
     { from = 256, to = 4096, step = 256 } a range, both ends included
-    { from = 32, to = 4096, times = 2 }   powers: each value so many times the last
+    { from = 32, to = 4096, times = 2 }   powers: each value is ``times`` the one before
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
     "4*m" or "m"                          a multiple of another axis of the same block
 
-A range or powers with ``edges = "tiles"`` or ``"waves"`` is made denser: one element before, at
-and after every edge that falls between its ends. Tiles have edges along m, n and k; waves along m
-and n, and along a linear layer's ``tokens`` in the passes in which those are rows of the result.
+The key ``edges = "tiles"`` or ``edges = "waves"`` makes a range or powers denser: it adds every
+edge between the two ends, and the values one below and one above it. Tiles have edges along m, n
+and k. Waves have edges along m and n, and along a linear layer's ``tokens`` in the passes in which
+the tokens are rows of the result.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _FORMS: tuple[tuple[set[str], set[str]], ...] = (
 )
 _KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
 _EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n", "tokens")}
-_ACROSS = {  # the size across the result from another, by the pass where that decides
+# The size of the result's other dimension. For the tokens of a linear layer it depends on the pass.
+_ACROSS = {
     "m": {"": "n"},
     "n": {"": "m"},
     "tokens": {"forward": "features_out", "dgrad": "features_in"},
@@ -45,7 +47,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class Multiple:
-    """``factor`` × the value of another axis."""
+    """An axis whose value is ``factor`` times the value of another axis."""
 
     factor: int
     axis: str
@@ -53,17 +55,17 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Edges:
-    """A spread of values to be made denser near the machine's edges, once the machine is known."""
+    """Values of an axis that become denser near the edges of ``kind`` once the machine is known."""
 
     values: tuple[int, ...]
-    kind: str  # tiles or waves
+    kind: str  # "tiles" or "waves"
 
 
 Axis = tuple[Any, ...] | Multiple | Edges
 
 
 def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
-    """Read one axis of words: one of them or a list."""
+    """Parse an axis that is given as one value or as a list of values."""
     if isinstance(declared, Mapping):
         raise UserError(f"{where} takes a word or a list of words, not a table.")
     if isinstance(declared, list):
@@ -74,13 +76,13 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
 
 
 def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str]) -> Axis:
-    """Read one axis of sizes.
+    """Parse an axis of sizes.
 
     Args:
         declared: the TOML value.
-        where: file and key, for the error's sentence.
-        along: the axis's name.
-        sizes: the names of other sizes that it may be a multiple of.
+        where: file and key, for error messages.
+        along: name of the axis.
+        sizes: names of the other sizes that this axis may be a multiple of.
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, along)
@@ -106,10 +108,10 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
 
 
 def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
-    """The axes' names, each after those that it needs.
+    """Return the names of the axes, each one after the axes that it needs.
 
     Raises:
-        UserError: two axes are multiples of each other.
+        UserError: if axes are multiples of each other.
     """
     order: list[str] = []
     left = dict(axes)
@@ -127,7 +129,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
 
 
 def _needs(axis: Axis, along: str) -> set[str]:
-    """The axes that must be known before this one."""
+    """Return the axes whose values must be known before this one can be resolved."""
     if isinstance(axis, Multiple):
         return {axis.axis}
     if isinstance(axis, Edges) and axis.kind == "waves":
@@ -136,6 +138,7 @@ def _needs(axis: Axis, along: str) -> set[str]:
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
+    """Parse a range, powers or a neighbourhood."""
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
@@ -179,20 +182,23 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
 
 
 def _few(values: range, where: str) -> range:
-    """Refuse what nobody would wait for, before there is a list of it."""
+    """Return a range unchanged; raise an error if it has more values than anybody would wait for.
+
+    The check runs before the range becomes a list.
+    """
     if len(values) > _MOST_VALUES:
         raise UserError(f"{where} has {len(values):,} values; use a larger step.")
     return values
 
 
 def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: str) -> list[Any]:
-    """The values of an axis, given those of the axes before it.
+    """Return the values of an axis, given the values of the axes before it.
 
     Args:
-        axis: as parsed.
-        known: values of the block's other axes so far.
-        machine: whose tiles and SMs make the edges.
-        along: the axis's name; edges are known for m, n and k.
+        axis: the parsed axis.
+        known: values of the block's axes that are resolved already.
+        machine: machine whose tiles and SMs decide where the edges are.
+        along: name of the axis.
     """
     if isinstance(axis, Multiple):
         return [axis.factor * int(known[axis.axis])]
@@ -202,6 +208,7 @@ def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: 
 
 
 def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
+    """Return the values of an axis together with the sizes around every edge between its ends."""
     low, high = axis.values[0], axis.values[-1]
     rows, columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
     block, other_block = (columns, rows) if along == "n" else (rows, columns)
@@ -211,9 +218,8 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
         across = _ACROSS[along].get(known.get("pass", ""))
-        if (
-            across is None
-        ):  # in a weight gradient the tokens are the summed axis, which has no waves
+        # In a weight gradient the tokens are the summed axis, which has no waves.
+        if across is None:
             return list(axis.values)
         other = int(known[across])
         edges = {

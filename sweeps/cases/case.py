@@ -1,4 +1,7 @@
-"""A case: one problem, one implementation, one config, one way of timing it. Torch-free."""
+"""A case of a sweep: one problem, implementation and config, timed in one way.
+
+This module does not import PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
-"""What a launch finds in the cache: nothing, all of its operands, or the first one alone.
+"""Cache states before a launch: none, all, or only the first of its operands cached.
 
 ``weights-cold`` is what inference sees: the first operand (the activations) comes from the cache,
-the second (the weights) from memory. It is for products in bursts."""
+the second (the weights) from memory. It exists only for GEMMs in bursts."""
 FILLS = ("normal",)
 
 CONFIRM = "confirm"
-"""The sweep of the cases that advice asked for, which no file declares."""
+"""Name of the sweep that holds the cases requested by the advice; no file declares it."""
 
 Way = tuple[Problem, str]
 """A problem and the implementation that computes it."""
@@ -30,7 +33,7 @@ Way = tuple[Problem, str]
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed. Its identity is its columns from ``sweep`` to ``fill``."""
+    """One thing to time, identified by its columns from ``sweep`` to ``fill``."""
 
     sweep: str
     problem: Workload
@@ -42,11 +45,11 @@ class Case:
 
     @property
     def shared_a(self) -> bool:
-        """Whether all operand sets have one first operand, which stays in the cache."""
+        """True if all operand sets share their first operand, which then stays in the cache."""
         return self.cache == "weights-cold"
 
     def columns(self) -> dict[str, Any]:
-        """The identifying columns; those that do not apply are left out."""
+        """Return the identifying columns, without those that do not apply."""
         return {
             "sweep": self.sweep,
             **problem_columns(self.problem),
@@ -59,14 +62,14 @@ class Case:
 
     @functools.cached_property
     def id(self) -> str:
-        """Twelve hex digits that stand for the identity in sample files and in the plan."""
+        """Twelve hex digits that stand for the case in sample files and in the plan."""
         columns = self.columns()
         text = json.dumps([columns.get(name, "") for name in IDENTITY], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Case:
-        """Inverse of :meth:`columns`."""
+        """Build a case from its columns; the inverse of :meth:`columns`."""
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")
         return cls(problem=problem_of(row), **{name: row[name] for name in names})
 

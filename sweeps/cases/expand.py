@@ -1,4 +1,4 @@
-"""Expand a sweep into the cases of a machine: products of its axes, filtered."""
+"""Expand a sweep into cases for a machine: all combinations of its axes that pass its filters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sweeps.cases.axes import resolution_order, resolve_axis
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
-_MOST_PRODUCTS = 200_000  # of a block's axes: half a minute to look at
+_MOST_PRODUCTS = 200_000  # combinations of one block's axes; looking at them takes half a minute
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -26,14 +26,14 @@ Configured = Callable[[str, str, Workload, Machine], Sequence[str]]
 
 
 def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configured) -> list[Case]:
-    """The cases of a sweep on a machine, in declared order, none twice.
+    """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
     Args:
         sweep: the declaration.
-        machine: decides blocks, dtypes and edges.
-        library: names the library implementation of a problem.
-        configured: texts of the configs with which an implementation computes a problem, given
-            the word that the sweep declares.
+        machine: machine that decides which blocks, dtypes and edges apply.
+        library: function that names the vendor library's implementation of a problem.
+        configured: function that returns the texts of the configs with which an implementation
+            computes a problem, given the word that the sweep declares.
     """
     cases: dict[Case, None] = {}
     for block in sweep.blocks:
@@ -58,7 +58,7 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
 
 
 def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
-    """Every combination of the block's axes, sizes varying fastest."""
+    """Yield every combination of the block's axes, with the sizes varying fastest."""
     names = resolution_order(block.axes)
     sizes = [name for name in names if name in SIZES[sweep.op]]
     words = [name for name in names if name not in SIZES[sweep.op]]
@@ -80,10 +80,10 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
 
 
 def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
-    """The dtypes that a block's axis means on a machine.
+    """Return the dtypes that a block's axis means on a machine.
 
-    Of several, those that the machine emulates are left out: they would take most of the time. A
-    block that names one dtype is about it.
+    Dtypes that the machine emulates are left out, because they would take most of the time. They
+    are kept if the block names no others, as where it names a single dtype.
     """
     if declared == ["emulated"]:
         return machine.emulated
@@ -93,6 +93,7 @@ def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
+    """Build the problem that a combination of axis values describes."""
     size = {name: values[name] for name in SIZES[sweep.op]}
     dtype = values["dtype"]
     try:
@@ -120,6 +121,7 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
 
 
 def _passes(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
+    """Return True if a problem meets the condition of a filter."""
     left, sign, right = condition
 
     def value(word: str | float) -> Any:

@@ -1,30 +1,38 @@
-"""Sweeps as data: read a TOML file and check every word of it.
+"""Read sweeps from their TOML files and check every word in them.
 
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
 
-    [[block]]                                      # the product of its axes; as many as wanted
-    on = "gpu"                                     # only there; without it, everywhere
+    [[block]]                                      # all combinations of its axes; repeatable
+    on = "gpu"                                     # only on GPUs; without it, everywhere
     m = { from = 256, to = 4096, step = 256 }
     n = 4096
     k = "n"
-    dtype = "all"                                  # every dtype that is not emulated there
+    dtype = "all"                                  # every dtype that the machine does not emulate
     where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
 
-``implementation`` is ``library`` or a name, ``config`` empty for its own choice, ``best 4`` for the
-four that it ranks first, ``all``, ``experimental`` for those that ``all`` leaves out, or one spelt
-out. ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand
-warm and the second cold, as inference has them. The other operations are ``layer`` (an axis of that
-name says which: relu, layernorm, …), ``projections``, ``timesteps`` and ``lstm``.
+``implementation`` is ``library`` or the name of an implementation. ``config`` is one of
 
-Shapes can also be listed, for one block or at the top for all: ``shapes = ["4096,4096,1024"]``,
-the sizes in the command line's order. What runs over the batch (a GEMM's ``batch``, a
-convolution's ``images``, a linear layer's ``tokens``) is never in the list: it stays an axis.
-``vary = { n = [-1, 1, 8] }`` adds each listed shape again with its n one less, one more and eight
-more; of several sizes, one is changed at a time, so that each differs from the shape in one thing.
+- an empty text, for the implementation's own choice;
+- ``best 4``, for the four configs that the implementation ranks first;
+- ``all``, for every config that is not experimental;
+- ``experimental``, for the configs that ``all`` leaves out;
+- the text of one config.
 
-``default = false`` at the top keeps a sweep of :file:`specs/` out of those that are measured where
-none is named. A default sweep has a block for a CPU, too.
+``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand is warm
+and the second cold, as in inference. Operations other than GEMMs, convolutions and linear layers
+are ``layer`` (an axis of that name says which: relu, layernorm, …), ``projections``, ``timesteps``
+and ``lstm``.
+
+Shapes can also be listed, either in one block or at the top of the file for all blocks:
+``shapes = ["4096,4096,1024"]``, with the sizes in the order of the command line. The size that
+counts the batch (a GEMM's ``batch``, a convolution's ``images``, a linear layer's ``tokens``) is
+never part of a listed shape; it stays an axis. ``vary = { n = [-1, 1, 8] }`` adds variants of each
+listed shape, with n one less, one more and eight more. If ``vary`` names several sizes, each
+variant changes only one of them.
+
+``default = false`` at the top keeps a sweep of :file:`specs/` out of the runs that name no sweep. A
+default sweep also has a block for CPUs.
 """
 
 from __future__ import annotations
@@ -66,18 +74,18 @@ _DEFAULTS: dict[str, Any] = {
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _HOW = ("implementation", "config", "mode", "cache", "fill")
-_WEIGHTS_COLD = ("gemm", "linear")  # operations that are GEMMs, for that value of cache
+_WEIGHTS_COLD = ("gemm", "linear")  # operations that consist of GEMMs and may be weights-cold
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
 
 Filter = tuple[str, str, str | float]
-"""Left side, sign and right side of a condition."""
+"""Left side, comparison sign and right side of a condition."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A product of axes, checked."""
+    """A checked ``[[block]]``: all combinations of its axes that pass its filters."""
 
     on: str | None
     axes: Mapping[str, Axis]
@@ -97,12 +105,12 @@ class Sweep:
 
 
 def all_sweeps() -> dict[str, Sweep]:
-    """Every sweep of ``sweeps/specs`` by name, without those that :func:`broken_sweeps` names."""
+    """Return the sweeps of ``sweeps/specs`` by name, without those of :func:`broken_sweeps`."""
     return {name: sweep for name, sweep in _read_folder().items() if isinstance(sweep, Sweep)}
 
 
 def broken_sweeps() -> dict[str, UserError]:
-    """What is wrong with each file of ``sweeps/specs`` that cannot be read, by the sweep's name."""
+    """Return, by sweep name, the error of each file of ``sweeps/specs`` that cannot be read."""
     return {name: error for name, error in _read_folder().items() if isinstance(error, UserError)}
 
 
@@ -121,7 +129,8 @@ def read_sweep(path: Path) -> Sweep:
     """Read and check one file.
 
     Raises:
-        UserError: naming file, key and the nearest valid word.
+        UserError: if the file cannot be read or has a wrong word. The message names the file, the
+            key and the nearest valid word.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -149,7 +158,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def axis_names(op: str) -> tuple[str, ...]:
-    """The axes that a block of an operation may have, in the order of the file's format."""
+    """Return the axes that a block of an operation may have, in the order of the file format."""
     layer = ("layer",) if op == "layer" else ()
     layout = ("layout",) if op in _LAYOUTS else ()
     passes = ("pass",) if op in _PASSES else ()
@@ -166,7 +175,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         raise UserError(f"{where} has both shapes and {twice[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
-    # What an axis may be a multiple of: the other sizes of the block, listed or declared.
+    # An axis may be a multiple of the block's other sizes, whether listed or declared.
     sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
     for name in names:
@@ -195,7 +204,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
 
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Every axis that is not a size takes words."""
+    """Check the words of every axis that is not a size."""
     known = {
         "dtype": ("all", "emulated", *TIMED_DTYPES),
         "layer": tuple(LAYERS),
@@ -211,13 +220,18 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
         for word in declared:
             if name in known:
                 _check_word(word, known[name], f"{where}: {name}")
-            else:  # the implementations know which words they take
+            else:  # only the implementations know which words they take
                 _check_type(word, str, f"{where}: {name}", "a text")
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Only a GEMM's operands are activations and weights, and only a burst keeps them apart:
-    sustained work reuses its sets, so that the weights would be in the cache too.
+    """Refuse ``weights-cold`` where it has no meaning.
+
+    Only a GEMM's operands are activations and weights. Only a burst keeps them apart: sustained
+    work reuses its operand sets, so that the weights would be in the cache, too.
+
+    Raises:
+        UserError: if the operation is not a GEMM, or the mode is sustained.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return
@@ -233,7 +247,7 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """The words of an axis that is not a size."""
+    """Return the words of an axis that is not a size."""
     return axis if isinstance(axis, tuple) else ()
 
 
@@ -247,7 +261,7 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 
 
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
-    """Each shape, followed by itself with one size changed by each of the offsets of that size."""
+    """Return each shape, followed by its variants with one size changed by one of its offsets."""
     if not shapes:
         raise UserError(f"{where} has vary, which changes listed shapes, but no shapes.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")

@@ -1,1 +1,1 @@
-"""Which cases a run has, in which order, what they should take, and which belong together."""
+"""Choose the cases of a run, their order and their shards, and estimate what they take."""

@@ -1,4 +1,4 @@
-"""A CPU's ceilings, measured: no datasheet says what a virtual machine's share of a CPU can do."""
+"""Measure a CPU's ceilings: no datasheet says what a virtual machine's share of a CPU can do."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from sweeps.timing.clock import CpuClock
 
 _PASSES = 20
 _LEAST_PASSES = 3
-_SECONDS = 0.5  # after which no further pass of one ceiling begins
+_SECONDS = 0.5  # no further pass of a ceiling begins after that, once there are _LEAST_PASSES
 _SIZE = 1024
 _EMULATED_SIZE = 256
 _COPY_BYTES = 1 << 28
 
 
 def measured_device(kind: str, gpu: int) -> Device:
-    """The device that is asked for, a CPU with its ceilings measured."""
+    """Return the requested device; a CPU gets its ceilings measured."""
     device = select_device(kind, gpu)
     return measure_ceilings(device) if device.gpu is None else device
 
 
 def measure_ceilings(device: Device) -> Device:
-    """The same CPU with its peaks (FLOP/s by dtype) and bandwidth (bytes/s) filled in."""
+    """Return the same CPU with its peaks (FLOP/s by dtype) and its bandwidth (bytes/s) measured."""
     peaks, bandwidth = ceilings(device.machine, device.machine.peaks)
     return replace(device, machine=cpu_machine(peaks, bandwidth, device.machine.sms))
 
 
 def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
-    """What this CPU reaches now: its peak for each dtype (FLOP/s), and its bandwidth (bytes/s).
+    """Measure this CPU's present peak for each dtype (FLOP/s) and its bandwidth (bytes/s).
 
-    A peak is the best of up to 20 GEMMs of 1024³, of 256³ where the dtype is emulated. The
-    bandwidth is the best of up to 20 copies of 256 MiB, read and written. A case may still come out
-    above either, so a run measures them several times (:mod:`sweeps.folding.raised_ceilings`).
+    A peak is the best of up to 20 GEMMs of 1024³, or of 256³ where the dtype is emulated. The
+    bandwidth is the best of up to 20 copies of 256 MiB, counting both the read and the write. A
+    case may still exceed either, so a run measures them several times
+    (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()
     peaks = {}
@@ -60,7 +61,7 @@ def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float],
 
 
 def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Seconds of the fastest of several launches."""
+    """Return the seconds of the fastest of several launches."""
     times: list[float] = []
     while len(times) < _PASSES and (len(times) < _LEAST_PASSES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)
@@ -68,7 +69,7 @@ def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
 
 
 def emulated_sentence(machine: Machine) -> str:
-    """How much slower the dtypes are that a machine has no instructions for; empty: it has all."""
+    """Return a sentence about how slow each emulated dtype is; empty if there is none."""
     parts = [
         (
             f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of "

@@ -1,4 +1,4 @@
-"""Which sweeps are asked for, their cases on a machine, and what these should take."""
+"""Choose the sweeps of a run, expand them for a machine, and count what a plan has of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""A sweep's word for the candidates that an implementation leaves out by default."""
+"""A sweep's word for the configs that an implementation leaves out by default."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
-    """The named sweeps, or the default ones. A name that ends in ``.toml`` is a file's.
+    """Return the named sweeps, or the default sweeps if none is named.
+
+    A name that ends in ``.toml`` is the path of a file.
 
     Raises:
-        UserError: a sweep is not known, or its file is wrong. A wrong file that is not named is no
-            reason to measure nothing.
+        UserError: if a sweep is unknown, its file is wrong, or a file has the name of another
+            sweep. A wrong file that is not named does not prevent measuring.
     """
     known, broken = all_sweeps(), broken_sweeps()
     if not names:
@@ -50,22 +52,23 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
 
 
 def sweep_name(name: str) -> str:
-    """The name of a sweep that is called by its name or by its file's."""
+    """Return the name of a sweep that is given by its name or by its file."""
     return Path(name).stem if is_file(name) else name
 
 
 def is_file(name: str) -> bool:
-    """Whether a sweep's name on the command line is that of a file."""
+    """Return True if a sweep is given on the command line by its file."""
     return name.endswith(".toml")
 
 
 def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> list[Case]:
-    """The cases of a sweep here, with the configs that the implementations choose.
+    """Return the cases of a sweep on a machine, with the configs that the implementations choose.
 
     Args:
         sweep: the declaration.
-        machine: which it is expanded for.
-        dtypes: only cases of these, emulated ones too; none: what the sweep declares.
+        machine: machine that the sweep is expanded for.
+        dtypes: only cases of these dtypes are returned, emulated ones included. Without any, the
+            sweep decides.
     """
     if dtypes:
         left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
@@ -75,7 +78,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
         implementation = implementations().get(name)
         if implementation is None and name in HAND_WRITTEN:
-            return []  # Triton is not installed, which the doctor says
+            return []  # Triton is not installed, which `sweeps doctor` reports
         if implementation is None:
             raise UserError(
                 f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
@@ -88,7 +91,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
                 raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
             return [declared]
         if implementation.supports(problem, machine) is not None:
-            return [""]  # becomes one row that says why
+            return [""]  # one case, whose row in the table says why it has no time
         experimental = declared == EXPERIMENTAL
         configs = implementation.configs(problem, machine, experimental)[:count]
         if experimental:
@@ -101,13 +104,18 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
-    """Of each sweep: its cases on a machine, and what of them a plan of ``budget`` seconds has.
+    """Return one row for each sweep: its cases on a machine, and what a plan has of them.
 
-    ``cores`` are those of its host, which compile; None: as many as here.
+    Args:
+        names: names of the sweeps; the default sweeps if there are none.
+        machine: machine that is planned for.
+        budget: seconds of the plan.
+        cores: cores of its host, which compile kernels; None means as many as this host has.
 
     Returns:
-        ``name``, ``cases``, ``planned``, ``expected_s`` for six samples of each planned case, and
-        ``checking_s``, those of them in which results are checked.
+        Dictionaries with ``name``, ``cases``, ``planned`` and two times in seconds: ``expected_s``
+        for six samples of each planned case, and ``checking_s``, the part of it in which results
+        are checked.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
@@ -125,10 +133,10 @@ def plan_rows(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """How many of an implementation's configs a sweep's word asks for; 0 if it spells one out.
+    """Return how many of an implementation's configs a sweep's word means; 0 if it spells one out.
 
-    ``""`` is the implementation's own choice, ``best 4`` the four that it ranks first, ``all`` and
-    ``experimental`` (None) every one.
+    ``""`` means one, the implementation's own choice. ``best 4`` means the four that it ranks
+    first. ``all`` and ``experimental`` mean every one, for which None is returned.
     """
     match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
     if match is None:

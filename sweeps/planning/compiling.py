@@ -1,8 +1,8 @@
-"""Compile hand-written kernels in other processes while a run times what is compiled already.
+"""Compile hand-written kernels in other processes while a run times those that are compiled.
 
-Triton keeps what it compiles in a cache on disk. These processes walk through the plan ahead of the
-one that times and fill that cache; they launch nothing and write no file of the run. If
-one dies, its kernels are compiled when their turn comes.
+Triton keeps what it compiles in a cache on disk. These processes go through the plan ahead of the
+process that times, and fill that cache. They launch nothing and write none of the run's files. If
+one of them dies, its kernels are compiled when their turn comes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from sweeps.cases.case import Case
 from sweeps.process import die_with_parent
 
 _MAX_PROCESSES = 12
-_CONTEXT_BYTES = 5e8  # of one process on a GPU, about
-_MEMORY_SHARE = 0.05  # of the GPU's memory, for all of them
-_SPARED_CORES = 2  # one launches, one reads sensors and keeps the files
+_CONTEXT_BYTES = 5e8  # rough size of one process's context on a GPU
+_MEMORY_SHARE = 0.05  # share of the GPU's memory that all their contexts may take
+_SPARED_CORES = 2  # one core launches, the other reads sensors and writes the files
 
 
 def compilers(machine: Machine, cores: int | None = None) -> int:
-    """Processes that may compile beside a run: on so many cores, or on those that this process may
-    use, which a batch system may have limited.
+    """Return the number of processes that may compile in parallel with a run.
 
-    Each has a context on the GPU, whose memory the run wants for itself.
+    They share ``cores`` cores. None means the cores that this process may use, which a batch system
+    may have limited. Each process also has a context in the GPU's memory, most of which the run
+    needs for itself.
     """
     contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare = (cores or usable_processors()) - _SPARED_CORES
@@ -38,10 +39,11 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:
-    """What Triton compiles for a case, nearly: cases with equal keys share their kernels.
+    """Return an approximate key of what Triton compiles for a case.
 
-    Sizes count by what the kernels and Triton specialise: 1, the power of two up to 16 that divides
-    them, and whether tiles leave no rest. None: nothing is compiled.
+    Cases with equal keys share their kernels. The key has what the kernels and Triton specialise
+    on: for each size whether it is 1 and the largest power of two up to 16 that divides it, and
+    whether the tiles leave a remainder. None means that nothing is compiled for the case.
     """
     if case.implementation not in HAND_WRITTEN or not isinstance(case.problem, Gemm | Conv):
         return None
@@ -68,20 +70,25 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """How Triton tells one whole number from another."""
+    """Return the class in which Triton puts a whole number when it specialises a kernel."""
     return "1" if size == 1 else "multiple of 16" if size % 16 == 0 else "other"
 
 
 @contextmanager
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
-    """Compile the cases' kernels, in their order, in the background, until the block ends.
+    """Compile the kernels of cases in the background, in order, until the block ends.
 
-    ``where`` has the ``machine`` and the ordinal of its ``gpu``. So many ``workers`` share the
-    host's cores. Without a GPU, with two cores and on a small card nothing is started: the run
-    compiles each chunk itself.
+    Nothing is started without a GPU, with only two cores, or on a small card. The run then compiles
+    each chunk itself.
+
+    Args:
+        where: mapping with the ``machine`` and the ordinal of its ``gpu``.
+        cases: the cases, in the order in which they will be timed.
+        workers: number of processes like this one that share the host's cores.
     """
     cores = max(1, usable_processors() // workers)
     machine, gpu = where.get("machine"), where.get("gpu")
+    # Cases that share their kernels are compiled once, for the first of them.
     first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
     wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
     count = 0 if gpu is None or machine is None else min(compilers(machine, cores), len(wanted))
@@ -106,17 +113,17 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
 
 
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
-    """Entry point of a compiling process."""
+    """Compile the kernels of some cases; the entry point of a compiling process."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
     from kernels import implementations
     from kernels.device import make_current
 
-    with suppress(Exception):  # without its device, nothing below compiles either
+    with suppress(Exception):  # if the device fails here, nothing below compiles either
         make_current(gpu)
     for case in cases:
         implementation = implementations()[case.implementation]
-        with suppress(Exception):  # the failure is reported when the case is prepared
+        with suppress(Exception):  # a failure is reported when the case is prepared
             if implementation.supports(case.problem, machine) is None:
                 config = implementation.parse_config(case.config)
                 implementation.compile_ahead([(case.problem, config)])

@@ -1,15 +1,16 @@
-"""Series: cases that somebody will compare, and that are therefore measured on one GPU.
+"""Group the cases that are compared with each other, so that one GPU measures them.
 
-Cards of one model differ by several percent, as much as many a gain that advice is about. What is
-compared, by a rule, a step, an alignment plot or a recommendation, are
+Cards of one model differ by several percent, which is as much as many of the gains that advice is
+about. Cases that a rule, an analysis of cliffs or alignment, or a recommendation compares are
+therefore *linked*:
 
 - cases of one sweep with the same sizes, whatever else differs (dtype, layout, config, cache);
-- cases of one sweep that differ in one size alone;
-- problems near each other in every size, of whichever sweeps (a recommendation's options), unless
-  a series has both already;
+- cases of one sweep that differ in only one size;
+- problems of any sweeps that are near each other in every size (the options of a recommendation),
+  unless one series contains both already;
 - all cases of sweeps that are needed together, because a rule compares one with the other.
 
-A series is what these links connect. A plan is shared out between series, never inside one.
+A *series* contains the cases that these links connect. A plan is shared out by whole series.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 
 NEAR = 1 / (1 - 0.15)
-"""Ratio of two sizes up to which a recommendation compares them: up to 15 % fewer, by default."""
+"""Largest ratio of two sizes that a recommendation compares: by default, up to 15% fewer."""
 
 _WAYS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
-_SLACK = 1e-9  # of logarithms: two sizes at the very limit are near
+_SLACK = 1e-9  # tolerance of logarithms, so that two sizes exactly at the limit are near
 
 
 def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ()) -> list[int]:
-    """The number of each case's series, counted from 0 in the order of the cases.
+    """Return the number of each case's series, counted from 0 in the order of the cases.
 
     Args:
-        cases: of a plan.
+        cases: the cases of a plan.
         together: groups of sweeps that are needed together.
     """
-    from scipy.cluster.hierarchy import DisjointSet  # slow to import, and for shards only
+    from scipy.cluster.hierarchy import DisjointSet  # slow to import, and only needed for shards
 
     series, first = DisjointSet(range(len(cases))), dict[Hashable, int]()
     for i, case in enumerate(cases):
@@ -47,19 +48,20 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
     for one, other in _near(cases):
         pairs = list(itertools.product(one, other))
         if not any(series.connected(*pair) for pair in pairs):
-            # Of several ways to join them, the one that leaves series small: they share better.
+            # Several series could be joined. The two smallest are, because small series are easier
+            # to share out evenly.
             series.merge(*min(pairs, key=lambda pair: sum(map(series.subset_size, pair))))
     order: dict[int, int] = {}
     return [order.setdefault(series[i], len(order)) for i in range(len(cases))]
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
-    """Groups of cases that answer something only together, as positions in ``cases``.
+    """Return groups of cases that are only informative together, as positions in ``cases``.
 
-    A line has the cases of one sweep whose sizes differ in one, with everything that is timed at
-    those sizes: dtypes, layouts, passes, implementations, modes. The longest lines are taken
-    first, and further ones only for sizes that no line has yet. Two lines
-    that cross share the case where they meet. Any other size is a group of its own.
+    A line has the cases of one sweep whose sizes differ in one dimension, with everything that is
+    timed at those sizes: dtypes, layouts, passes, implementations and modes. The longest lines are
+    taken first, and further lines only for sizes that no line has yet. Two lines that cross share
+    the case where they meet. Each remaining size is a group of its own.
     """
     places: dict[Hashable, list[int]] = defaultdict(list)
     lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)
@@ -88,17 +90,18 @@ def share_out(
     together: Collection[Collection[str]] = (),
     taken: Mapping[str, int] | None = None,
 ) -> list[int]:
-    """The shard of each case, from 1: whole series, the longest first, to whoever has least.
+    """Return the shard of each case, counted from 1.
 
-    No shard takes over 4/3 of what the best sharing would need (Graham 1969), or as long as the
-    longest series.
+    Whole series are given out, the longest first, each to the shard that has the least to do. The
+    busiest shard takes at most 4/3 of what the best sharing of whole series would need (Graham
+    1969).
 
     Args:
-        cases: of a plan, those that have a shard already among them.
-        seconds: what each should take.
-        shards: how many there are.
+        cases: the cases of a plan, including those that have a shard already.
+        seconds: expected seconds of each case.
+        shards: number of shards.
         together: groups of sweeps that are needed together.
-        taken: the shards that some cases have already, by their ids.
+        taken: shards that some cases have already, by the cases' ids.
     """
     numbers = series_of(cases, together)
     total: dict[int, float] = defaultdict(float)
@@ -117,7 +120,7 @@ def share_out(
 
 
 def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashable]:
-    """What two cases that are compared within their sweep have in common; one key is enough."""
+    """Yield the keys of a case; cases that share at least one key are compared with each other."""
     columns = case.columns()
     sizes = _sizes(columns)
     ways = tuple(columns.get(name, "") for name in _WAYS)
@@ -132,9 +135,9 @@ def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashabl
 
 
 def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a case that are neither its sweep, nor how it is computed and timed.
+    """Return the sizes of a case: its columns without its sweep and how it is computed and timed.
 
-    A convolution's GEMM follows from its own sizes.
+    A convolution's implied GEMM is left out, because it follows from the convolution's own sizes.
     """
     implied = ("m", "n", "k") if columns["op"] == "conv" else ()
     return {
@@ -145,7 +148,7 @@ def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _near(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
-    """Pairs of problems that a recommendation may compare: the cases that time either."""
+    """Yield pairs of problems that a recommendation may compare, each as the cases that time it."""
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
@@ -158,7 +161,7 @@ def _near(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free)
         ways = tuple(columns.get(name, "") for name in _WAYS)
         groups[columns["op"], fixed, ways].setdefault(sizes, []).append(i)
-    from scipy.spatial import KDTree  # likewise
+    from scipy.spatial import KDTree  # slow to import, and only needed for shards
 
     for problems in groups.values():
         timed = list(problems.values())

@@ -1,9 +1,9 @@
-"""The plan of a run: which cases, in which order, and what each is expected to take.
+"""Plan a run: which cases it measures, in which order, and what each is expected to take.
 
-It is made once. Cases are admitted by lines (:func:`sweeps.planning.lines.lines_of`), whole or
-not at all, because a line with holes answers nothing. Lines come in the order of what they add:
-within a sweep, so that the first few already cover its axes; among sweeps, so that each gets the
-same share of the time. A line is admitted while its expected cost fits what is left of the budget.
+A plan is made once. Cases are admitted by lines (:func:`sweeps.planning.lines.lines_of`), whole or
+not at all, because a line with holes answers nothing. Lines come in the order of what they add.
+Within a sweep, the first few lines already cover its axes. Among sweeps, each gets the same share
+of the time. A line is admitted if its expected cost fits what is left of the budget.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ _T = TypeVar("_T")
 
 _SAMPLES, _PLANNED_SAMPLES = CHECKPOINTS[0], 10
 _SOUGHT = ("alignment", "steps", "conv-layouts")
-"""Sweeps that people look for first: where time is short, others lose lines before these do."""
+"""Sweeps that people look for first. If time is short, other sweeps lose lines before these do."""
 _SOUGHT_TIMES = 6.0
-_ADMITTED = 0.92  # share of the budget that a plan fills: a machine is slower at times
-_LARGEST_SHARE = 0.02  # of the budget, for one case
-_CHEAPEST_TIMES = 2.0  # that share, or the cost of a sweep's cheapest case where that is over it
-_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # a batch with its gate and its flush
-_CHECK_PASSES = {2: 6, 4: 3}  # over all operands for one check, by the bytes of an element
+_ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
+_LARGEST_SHARE = 0.02  # share of the budget that one case may take
+# A case may exceed that share by this factor if its line stays whole that way. If even the cheapest
+# case of a sweep exceeds the share, the others may cost up to this many times as much as that case.
+_CHEAPEST_TIMES = 2.0
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # one batch, with its gate and its flush
+_CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
 
-# Further costs of a GPU's cases. They are not measured: they are expected of an H200 from reading
-# PyTorch's and Triton's sources.
+# Further costs of cases on a GPU. They were not measured: they are expectations for an H200, from
+# reading the sources of PyTorch and Triton.
 _WAKE_SECONDS = 0.3 / 64  # the device is woken after each chunk
 _CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
-_AUTOTUNE_SECONDS = 0.6  # its autotuner builds and times ten of them
-_COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the processes that compile share them
+_AUTOTUNE_SECONDS = 0.6  # cuDNN's autotuner builds and times ten plans
+_COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the compiling processes share the kernels
 
 _NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
 
@@ -71,31 +73,31 @@ _PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE, "shard?": 
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """A case of the plan, with the seconds that six samples and their preparation should take."""
+    """A case of the plan, with the expected seconds of its preparation and of six samples."""
 
     case: Case
     expected: float
-    checking: float = 0.0  # of those, the seconds in which its results are checked
+    checking: float = 0.0  # the part of these seconds in which results are checked
     more: float = 0.0  # seconds of the further samples that the plan leaves time for
-    shard: int | None = None  # who measures it; None where there is one shard alone
+    shard: int | None = None  # number of the shard that measures it; None if there is only one
 
     def to_json(self) -> dict[str, Any]:
-        """For run.json."""
+        """Return the entry as a row of the plan's cases."""
         row = {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
         return row if self.shard is None else {**row, "shard": self.shard}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
-        """Inverse of :meth:`to_json`.
+        """Build an entry from its row; ``checking`` and ``more`` are not stored in it.
 
         Raises:
-            UserError: it is no such row.
+            UserError: if the row does not describe a case.
         """
         fault = misfit(row, _PLANNED, "a case of the plan in run.json")
         try:
             if not fault:
                 case = Case.from_columns(row)
-                _ = case.id  # which text that is half a character has none
+                _ = case.id  # raises ValueError for text with half a surrogate pair
                 return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError, OverflowError):
             fault = "a case of the plan in run.json has no sizes"
@@ -103,10 +105,10 @@ class PlanEntry:
 
 
 def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
-    """The cases of the plan in run.json.
+    """Return the entries of the plan in run.json.
 
     Raises:
-        UserError: it is no plan that a run can go on with.
+        UserError: if a run cannot resume that plan.
     """
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}; {_FRESH}")
@@ -121,33 +123,36 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of a case without its launches, in seconds, and the launches' ratio to the estimate.
+    """Costs of a case in seconds, without its launches, and the launches' ratio to the estimate.
 
-    The defaults of a CPU were measured on one; a run measures its own
-    (:func:`sweeps.running.probing.probe`).
-    Those of a GPU are expected of an H200.
+    The defaults for a CPU were measured on one; a run measures its own
+    (:func:`sweeps.running.probing.probe`). The defaults for a GPU are expectations for an H200.
     """
 
     prepare: float = 0.02
-    """Seconds for operands and warm-up."""
+    """Seconds to prepare operands and warm up."""
     check: float = 1.5e-3
-    """Seconds of one check of a result on the host, which runs 90 operations for it."""
+    """Seconds that one check of a result takes on the host, which runs 90 operations for it."""
     passes: float = 1.0
-    """Factor on the passes over all operands that one check makes at the machine's bandwidth."""
+    """Factor on the number of passes over all operands that one check makes at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """For each :func:`kind_of`: pairs of FLOPs and the factor by which launches of that size take
-    longer than the estimate says; between them the factor is interpolated."""
+    """Corrections of the estimate for each :func:`kind_of`, as pairs of FLOPs and a factor.
+
+    Launches of that size take longer than estimated by that factor. Between the pairs it is
+    interpolated."""
 
     def to_json(self) -> dict[str, Any]:
-        """For run.json."""
+        """Return the costs as run.json has them."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
-        """Inverse of :meth:`to_json`; the default where a recording has none.
+        """Build the costs from run.json; the inverse of :meth:`to_json`.
+
+        A recording without costs gets the default.
 
         Raises:
-            UserError: a factor is not a pair of numbers.
+            UserError: if a factor is not a pair of numbers.
         """
         if row is None:
             return cls.default(kind)
@@ -157,17 +162,18 @@ class Costs:
 
     @classmethod
     def default(cls, kind: str) -> Costs:
-        """For a ``cpu`` or a ``gpu`` that has not been probed."""
+        """Return the costs of a ``cpu`` or a ``gpu`` that has not been probed."""
         return cls() if kind == "cpu" else cls(check=8e-4)
 
     def launch_seconds(self, cases: Sequence[Case], machine: Machine) -> list[float]:
-        """Seconds of one launch of each case."""
+        """Return the expected seconds of one launch of each case."""
         estimates = expected_seconds([case.problem for case in cases], machine)
         return [
             seconds * self._factor(case) for case, seconds in zip(cases, estimates, strict=True)
         ]
 
     def _factor(self, case: Case) -> float:
+        """Interpolate the correction of a case's estimate, with FLOPs and factors as logarithms."""
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
@@ -176,7 +182,7 @@ class Costs:
 
 
 def kind_of(case: Case) -> str:
-    """What decides how well the estimate fits: operation, pass and dtype."""
+    """Return what decides how well the estimate fits a case: its operation, pass and dtype."""
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
 
@@ -190,9 +196,9 @@ class Plan:
 
 
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
-    """Seconds of a budget that are left for naming the cases' kernels: a tenth of it at most.
+    """Return the seconds of a budget that are left for naming kernels, at most a tenth of it.
 
-    A further process has to start for that, and to prepare and launch each case again.
+    Naming starts another process, which prepares and launches each case again.
     """
     seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
     return min(_NAMING_SHARE * budget, seconds)
@@ -209,28 +215,29 @@ def make_plan(
     before: Sequence[PlanEntry] = (),
     costs: Costs | None = None,
 ) -> Plan:
-    """Order the cases of all sweeps and admit what fits ``budget`` seconds of each shard.
+    """Order the cases of all sweeps and admit those that fit ``budget`` seconds of each shard.
 
-    The sweep that has had the least time gives the next line, so that every sweep is represented.
-    Those that people look for first get six times as much. Or, ``in_order``, a sweep begins when
-    the one before it is over, and any case may be as long as the budget allows. A sweep of which no
-    line fits gives single cases instead.
+    The next line comes from the sweep that has had the least time, so that every sweep is
+    represented. Sweeps that people look for first get six times as much time as others. With
+    ``in_order``, a sweep begins only when the one before it is complete, and one case may take the
+    whole budget. A sweep of which no line fits gives single cases instead.
 
-    No case may take over 2% of the budget, unless every case of its sweep does. Cases that
-    somebody compares, also with those planned ``before``, have one shard
+    Without ``in_order``, no case may take over 2% of the budget, unless every case of its sweep
+    does. Cases that are compared with each other, or with cases planned ``before``, go to one shard
     (:mod:`sweeps.planning.lines`).
 
     Args:
         sweeps: cases by the names of their sweeps.
-        machine: where they will run.
-        budget: seconds.
-        shards: GPUs that share the work, each with that budget.
-        in_order: one sweep after another.
-        cores: of the host, which compile; None: as many as here.
+        machine: machine that they will run on.
+        budget: measuring time in seconds.
+        shards: number of GPUs that share the work, each with that budget.
+        in_order: complete each sweep before the next one begins.
+        cores: cores of the host, which compile kernels; None means as many as this host has.
         together: groups of sweeps that are compared with each other.
-        before: what is planned already.
-        costs: of a case; None: those of an unknown machine of this kind.
+        before: entries that are planned already.
+        costs: costs of a case; None means those of an unknown machine of this kind.
     """
+    # 1. Estimate the cost of each case, and the limit that applies to the cases of each sweep.
     share = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
@@ -241,8 +248,10 @@ def make_plan(
         if cases
     }
     largest = {name: _largest_cost(own, share) for name, own in entries.items()}
+    # 2. Assign the cases to shards.
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
+    # 3. Admit whole lines. The next one is of the sweep with the least time for its weight.
     room = _Room(budget, naming=machine.kind == "gpu")
     queues = {name: deque(_in_lines(own)) for name, own in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
@@ -259,8 +268,9 @@ def make_plan(
             spent[name] += sum(entry.expected for entry in new)
             planned += new
             admitted |= {entry.case.id for entry in new}
+    # 4. Admit single cases of the sweeps of which no line fitted.
     for name, own in entries.items():
-        if not spent[name]:  # not even one line fits: some of its cases are better than none
+        if not spent[name]:
             for entry in _bit_reversal_order(own):
                 if entry.expected <= largest[name] and room.take([entry]):
                     planned.append(entry)
@@ -270,9 +280,9 @@ def make_plan(
 
 
 class _Room:
-    """What is left of the budget of each shard.
+    """Time that is left of the budget of each shard.
 
-    With ``naming``, time is left for naming kernels at the end.
+    With ``naming``, time is reserved for naming kernels at the end.
     """
 
     def __init__(self, budget: float, naming: bool) -> None:
@@ -284,7 +294,7 @@ class _Room:
         )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
-        """Take the time of some cases, if all of them fit."""
+        """Take the time of some cases if all of them fit, and return whether they do."""
         total, naming = dict[int | None, float](), dict[int | None, float]()
         for entry in entries:
             shard = entry.shard
@@ -303,9 +313,9 @@ class _Room:
 
 
 def _affordable(line: Sequence[PlanEntry], largest: float) -> Sequence[PlanEntry]:
-    """A line without the cases that cost too much, which are those of its largest sizes.
+    """Return a line without the cases that cost too much, which are those of its largest sizes.
 
-    A line of like sizes, some of which cost a little too much, stays whole.
+    A line of similar sizes stays whole if the largest ones cost only a little too much.
     """
     costs = [entry.expected for entry in line]
     if min(costs) <= largest and max(costs) <= _CHEAPEST_TIMES * largest:
@@ -314,7 +324,7 @@ def _affordable(line: Sequence[PlanEntry], largest: float) -> Sequence[PlanEntry
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
-    """The lines of a sweep in bit-reversal order, each in that order too."""
+    """Return the lines of a sweep in bit-reversal order, each of them in that order as well."""
     lines = [[entries[i] for i in line] for line in lines_of([e.case for e in entries])]
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
 
@@ -325,7 +335,7 @@ def _shared_out(
     together: Collection[Collection[str]],
     before: Sequence[PlanEntry],
 ) -> dict[str, list[PlanEntry]]:
-    """The cases with their shards; the first measures what advice asks for."""
+    """Return the cases with their shards; the first shard measures what advice asks for."""
     entries = [*before, *(entry for queue in queues.values() for entry in queue)]
     taken = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
     taken |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
@@ -340,17 +350,18 @@ def _shared_out(
 
 
 def _largest_cost(queue: Iterable[PlanEntry], share: float) -> float:
-    """What a case of a sweep may cost at most: ``share``, unless every case of it costs more.
+    """Return what a case of a sweep may cost at most: ``share``, unless every case costs more.
 
-    A sweep is then represented by those that cost least. Where a cache of 260 MB is flushed before
-    each of six samples, even the smallest cold product takes half a second.
+    A sweep in which every case costs more is represented by its cheapest cases. For example, where
+    a cache of 260 MB is flushed before each of six samples, even the smallest cold GEMM takes half
+    a second.
     """
     cheapest = min(entry.expected for entry in queue)
     return share if cheapest <= share else _CHEAPEST_TIMES * cheapest
 
 
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
-    """Bit-reversal order: the first, the middle, the quarters, … of the declared order."""
+    """Return values in bit-reversal order: the first, the middle, the quarters, and so on."""
     bits = max(1, (len(values) - 1).bit_length())
     order = sorted(range(len(values)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
     return [values[i] for i in order]
@@ -363,9 +374,10 @@ def _with_costs(
     compiled: set[tuple[object, ...]],
     costs: Costs,
 ) -> list[PlanEntry]:
-    """Each case with the seconds of six samples and their preparation.
+    """Return each case with the seconds of its preparation and of six samples.
 
-    ``compiled`` are the kernels that earlier cases have compiled; those of these are added.
+    ``compiled`` has the kernels that earlier cases have compiled. The kernels of these cases are
+    added to it.
     """
     launch = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
@@ -375,7 +387,7 @@ def _with_costs(
             batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
         elif machine.kind == "cpu" and case.cache != "warm":
             batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
-        # A few first launches come before the samples.
+        # Four launches come before the samples.
         cost = costs.prepare + 4 * seconds + _SAMPLES * batch
         checking = _checking_seconds(case, seconds, machine, costs)
         cost += checking
@@ -391,10 +403,10 @@ def _with_costs(
 
 
 def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs) -> float:
-    """Seconds in which a case's results are checked, one launch taking ``seconds``.
+    """Return the seconds for checking a case's results, where one launch takes ``seconds``.
 
-    Before its samples (a launch that warms up in any case), after them, and in one of twelve: there
-    every launch of a cold batch has a result of its own.
+    Results are checked three times: before the samples, in a launch that also warms up; after them;
+    and in one sample of twelve, where every launch of a cold batch has its own result.
     """
     one = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock
@@ -403,21 +415,22 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
 
 
 def checked_bytes(case: Case) -> float:
-    """Bytes that one check of a case's result moves, as a count of passes over its operands."""
+    """Return the bytes that one check of a result moves, as a count of passes over the operands."""
     return _CHECK_PASSES[DTYPE_BYTES[case.problem.dtype]] * case.problem.bytes
 
 
 def _cudnn_seconds(case: Case) -> float:
-    """What cuDNN needs for a new convolution before it launches anything."""
+    """Return the seconds that cuDNN needs for a new convolution before its first launch."""
     if case.implementation != "cudnn":
         return 0.0
     return _AUTOTUNE_SECONDS if "autotune=on" in case.config else _CONV_PLAN_SECONDS
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
-    """Seconds of one launch by the estimate's shipped constants; 0 where it cannot run.
+    """Return the estimated seconds of one launch of each workload; 0 where it cannot run.
 
-    An operation takes as long as its products, or as moving its bytes where it has none.
+    The estimate has the shipped constants. An operation takes as long as its GEMMs and convolutions
+    or, if it has none, as long as moving its bytes.
     """
     runs = [workload.dtype in machine.peaks for workload in workloads]
     products = [products_of(w) if can else () for w, can in zip(workloads, runs, strict=True)]

@@ -1,1 +1,1 @@
-"""One timed batch and what is known about it; nothing in here knows a kernel."""
+"""Tools to time one batch of launches: clocks, operands, cache states, sensors and statistics."""

@@ -1,8 +1,8 @@
-"""Operands from one arena: filled once per dtype with normal values, handed out as views.
+"""Operand arena: memory that is filled once per dtype with normal values and handed out as views.
 
-Zeros and constants run faster than real data (they draw less power), so the fill is recorded as a
-column. Inputs are never written after the fill; results go to a separate scratch arena, because
-products of products would grow until they overflow.
+Zeros and constants run faster than real data because they draw less power, so the fill is recorded
+as a column. Inputs are never written after the fill. Results go to a separate scratch arena,
+because values that are multiplied again and again would grow until they overflow.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operan
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
 
-_ALIGN = 256  # bytes, as an allocator aligns
+_ALIGN = 256  # bytes, the alignment of an allocator
 _DRAWN = 4_194_319
 
 
 class ArenaFullError(Exception):
-    """One operand set alone is larger than the arena may be."""
+    """A single operand set is larger than the arena may be."""
 
 
 class Arena:
-    """Views into flat memory on one device."""
+    """Flat memory on one device, handed out as views."""
 
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
-        """
+        """Allocate what :meth:`flush` reads; all other memory is allocated when it is first used.
+
         Args:
             device: a torch device.
-            cache_bytes: the last-level cache, which :meth:`flush` clears.
-            max_bytes: limit for the inputs, and for the results, of each dtype. A problem whose
-                first set does not fit reserves nothing, so that others keep their memory.
+            cache_bytes: size of the last-level cache, which :meth:`flush` clears.
+            max_bytes: limit for the inputs of each dtype, and for its results. A problem whose
+                first set does not fit reserves nothing, so that the other problems keep their
+                memory.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -46,27 +48,27 @@ class Arena:
     def reserve(
         self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> None:
-        """Announce a need before any view is handed out; the largest sizes the arena."""
+        """Announce a need before any view is handed out; the largest one decides the size."""
         a, b, out = _spans(problem, storage)
         if max(a + b, out) > self._max_bytes:
             return
         inputs = a + b + (copies - 1) * set_bytes(problem, shared_a, storage)
-        # More than the limit is cut to it: the problem then gets fewer sets, see capacity().
+        # A need above the limit is cut to it. The problem then gets fewer sets, see capacity().
         needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
         needed[0] = max(needed[0], min(inputs, self._max_bytes))
         needed[1] = max(needed[1], min(out * copies, self._max_bytes))
 
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-        """How many sets of different inputs of the problem the arena holds, at least 1.
+        """Return how many sets of different inputs of a problem the arena holds, at least 1.
 
         Args:
-            problem: whose sets.
-            shared_a: all sets share one first operand, as in :meth:`sets`.
-            storage: how they lie in it.
+            problem: the problem.
+            shared_a: true if all sets share one first operand, as in :meth:`sets`.
+            storage: how the operands lie in memory.
 
         Raises:
-            ArenaFullError: it cannot hold one.
-            torch.OutOfMemoryError: the device cannot hold the arena.
+            ArenaFullError: if the arena cannot hold one set.
+            torch.OutOfMemoryError: if the device cannot hold the arena.
         """
         inputs, results = self._memory(problem)
         a, b, out = (elements * inputs.element_size() for elements in _padded(problem, storage))
@@ -81,15 +83,15 @@ class Arena:
     def sets(
         self, problem: Workload, count: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> list[Operands]:
-        """``count`` operand sets with different inputs; results share memory if it is short.
+        """Return ``count`` operand sets with different inputs; results share memory if it is short.
 
-        With ``shared_a`` the first operand is the same in all of them, and the second differs.
+        With ``shared_a`` all sets have the same first operand, and only the second one differs.
         """
         inputs, results = self._memory(problem)
         a, b, out = element_counts(problem, storage)
         step_a, step_b, step_out = _padded(problem, storage)
-        # Laid out A B A B …, or A B B … where the first operand is shared: either way B of set i is
-        # one A and i steps from the start.
+        # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
+        # set i begins one A and i steps after the start.
         step = step_b if shared_a else step_a + step_b
         result_slots = max(1, results.numel() // step_out)
         made = []
@@ -109,7 +111,7 @@ class Arena:
         return made
 
     def flush(self) -> None:
-        """Read other data of twice the cache's size; on a GPU, in stream order."""
+        """Evict the cache by reading other data of twice its size; on a GPU, in stream order."""
         self._flush.sum()
 
     def restore(self) -> None:
@@ -118,15 +120,15 @@ class Arena:
             self._fill(inputs)
 
     def _fill(self, inputs: Tensor) -> None:
-        # The same numbers again and again, which are drawn once: a CPU draws them slowly, and a
-        # whole second arena in fp32 would not fit. Their count is a prime, so that no two rows of a
-        # matrix are alike.
+        # The same numbers are repeated, because a CPU draws them slowly and a whole second arena in
+        # fp32 would not fit. Their count is a prime, so that no two rows of a matrix are alike.
         generator = torch.Generator(self._device).manual_seed(0)
         values = torch.randn(_DRAWN, generator=generator, device=self._device)
         for chunk in inputs.split(_DRAWN):
             chunk.copy_(values[: len(chunk)])
 
     def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
+        """Return the memory for inputs and results of a dtype; the first use allocates it."""
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._needed:
@@ -142,19 +144,20 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-    """Bytes that the inputs of one further set take in the arena."""
+    """Return the bytes that the inputs of one more set take in the arena."""
     a, b, _ = _spans(problem, storage)
     return b if shared_a else a + b
 
 
 def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Elements of a, b and the result, rounded up so that the next view is aligned."""
+    """Return the elements of A, B and the result, rounded up so that the next view is aligned."""
     unit = _ALIGN // DTYPE_BYTES[problem.dtype]
     a, b, out = (-(-count // unit) * unit for count in element_counts(problem, storage))
     return a, b, out
 
 
 def _spans(problem: Workload, storage: Storage) -> tuple[int, int, int]:
+    """Return the bytes of A, B and the result, padding included."""
     size = DTYPE_BYTES[problem.dtype]
     a, b, out = (count * size for count in _padded(problem, storage))
     return a, b, out

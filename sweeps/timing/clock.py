@@ -1,7 +1,7 @@
-"""Clocks: launch a batch and say how long the device took, without the gaps between launches.
+"""Clocks that launch a batch and measure how long the device took, with launch gaps hidden.
 
-A clock does not know about kernels: the sampler passes it a callable. Tests pass the sampler a
-clock with made-up times.
+A clock knows nothing about kernels: the sampler passes it a callable. Tests pass the sampler a
+clock with simulated times.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """What timing a batch found.
+    """Result of timing one batch.
 
-    ``seconds`` are of the whole batch, ``hidden`` says whether every gap between its launches was,
-    ``last`` is what its last launch returned, ``sm_mhz`` the mean SM clock (None: not known).
+    ``seconds`` is the time of the whole batch. ``hidden`` says whether every gap between its
+    launches was hidden. ``last`` is what the last launch returned. ``sm_mhz`` is the mean SM clock,
+    or None if it is not known.
     """
 
     seconds: float
@@ -34,29 +35,29 @@ class Timing:
 
 
 def do_nothing() -> None:
-    """What precedes a batch that needs no preparation."""
+    """Do nothing; stands for the preparation of a batch that needs none."""
 
 
 class SmClock(Protocol):
-    """Reads the clock of a GPU's SMs in stream order."""
+    """Reader of the clock of a GPU's SMs, in stream order."""
 
     def mark(self, number: int) -> None:
-        """Read it: 0 before a batch, 1 after it."""
+        """Read the clock: with 0 before a batch, with 1 after it."""
         ...
 
     def mhz(self) -> float | None:
-        """Mean clock in MHz between the marks."""
+        """Return the mean clock between the two marks in MHz, or None if it is not known."""
         ...
 
 
 class Clock(Protocol):
-    """What the sampler needs of a device's time."""
+    """Clock of a device, as the sampler uses it."""
 
     batch_seconds: float
-    """How long a burst should be, so that the clock's own error stays under half a percent."""
+    """Length of a burst in seconds that keeps the clock's own error under half a percent."""
 
     max_launches: int
-    """How many launches may be in flight at once."""
+    """Number of launches that may be in flight at once."""
 
     def time(
         self,
@@ -66,31 +67,31 @@ class Clock(Protocol):
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Launch once on each operand set of ``indices`` and time it.
+        """Launch once on each operand set of ``indices`` and time the batch.
 
         Args:
-            launch: launches once on the set of an index.
-            indices: the sets, in order.
-            before: runs right before the batch, unmeasured: a cache flush, say. It runs again
-                whenever the batch is timed again.
-            settle: seconds of the same launches that run first, unmeasured and without a pause.
+            launch: launches once on the set with an index.
+            indices: indices of the sets, in order.
+            before: runs right before the batch and is not measured, such as a cache flush. It runs
+                again whenever the batch is timed again.
+            settle: seconds for which the same launches run first, unmeasured and without a pause.
             paced: time the launches as the host issues them, gaps included.
         """
         ...
 
     def wake(self) -> None:
-        """After a pause: bring the device back to its working clock rates."""
+        """Bring the device back to its working clock rates after a pause."""
         ...
 
     def now(self) -> float:
-        """Seconds on a monotonic clock of the host."""
+        """Return the seconds of a monotonic clock of the host."""
         ...
 
 
 class CpuClock:
-    """``perf_counter_ns`` around a loop of calls: on a CPU, a call returns when it is done.
+    """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
 
-    Many short batches repeat better than few long ones in the same time: a virtual machine's
+    Many short batches repeat better than a few long ones in the same time: a virtual machine's
     speed changes by the second, and a median over many moments evens that out.
     """
 
@@ -110,7 +111,8 @@ class CpuClock:
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
             launch(indices[0])
         before()
-        # The last launch is apart because its result is returned: no assignment is timed before.
+        # Only the result of the last launch is needed. It is apart so that no other launch is timed
+        # together with an assignment.
         *first, final = indices
         begin = time.perf_counter_ns()
         for index in first:
@@ -119,21 +121,21 @@ class CpuClock:
         return Timing((time.perf_counter_ns() - begin) * 1e-9, last=last)
 
     def wake(self) -> None:
-        """Nothing: a case's own check and first launches wake a CPU."""
+        """Do nothing: a case's own check and first launches wake a CPU."""
 
     def now(self) -> float:
-        """``time.monotonic``."""
+        """Return ``time.monotonic``."""
         return time.monotonic()
 
 
 class CudaClock:
-    """CUDA events around launches that queue behind a closed gate (:mod:`sweeps.timing.gate`).
+    """Clock of a GPU: CUDA events around launches behind a closed gate (:mod:`sweeps.timing.gate`).
 
-    If the batch began before its last launch was queued, gaps between the launches may show: it is
-    timed again, with ``before``, up to four times in all. Before the second time it is launched
-    once with the gate open: PyTorch may have given its memory back to the device meanwhile, and a
-    launch that allocates waits for the device. Events resolve about half a
-    microsecond and cost about one: 0.4 % of a batch.
+    If the batch began before its last launch was queued, gaps between the launches may show. The
+    batch is then timed again, including ``before``, up to four times in total. Before the second
+    attempt it is launched once with the gate open: PyTorch may have given its memory back to the
+    device in the meantime, and a launch that allocates waits for the device. Events have a
+    resolution of about half a microsecond and cost about one, which is 0.4% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -146,11 +148,12 @@ class CudaClock:
         make_gate: Callable[[Any], Gate] = open_gate,
         sm_clock: SmClock | None = None,
     ) -> None:
-        """
+        """Wake the device and make the gate.
+
         Args:
             torch: the module, so that tests can run the logic on a fake of it.
             device: a torch device.
-            make_gate: makes what holds the stream.
+            make_gate: makes the gate that holds the stream.
             sm_clock: reads the clock of the SMs around each batch.
         """
         self._torch = torch
@@ -160,11 +163,12 @@ class CudaClock:
         # Host seconds of one launch, learned for each callable because they differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
         self._product: Any = None
-        self.wake()  # a Spin measures its cycle rate when it is made: the clock must be up by then
+        self.wake()  # a Spin measures its cycle rate when it is made, so the clock must be up
         self._gate = make_gate(torch)
         self._spin = self._gate if isinstance(self._gate, Spin) else None
-        # Launches that wait for the device themselves. Under the host's flag these two would wait
-        # for each other until its time limit, so they are held by a spin from then on.
+        # Launches that wait for the device themselves. Behind the host's flag, the launch and the
+        # device would wait for each other until the flag's time limit. Once even a repeated batch
+        # of theirs shows gaps, a spin holds the stream for them.
         self._spun: WeakSet[LaunchCall] = WeakSet()
 
     def time(
@@ -175,7 +179,7 @@ class CudaClock:
         settle: float = 0.0,
         paced: bool = False,
     ) -> Timing:
-        """Time the batch on the current stream; try up to four times to hide its gaps."""
+        """Time the batch on the current stream, in up to four attempts to hide its gaps."""
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
         for attempt in range(_TRIES):
@@ -184,7 +188,8 @@ class CudaClock:
             if settle:
                 self._settle(launch, indices, settle)
             before()
-            # Settling leaves a batch queued, which hides the gaps without a gate; paced keeps them.
+            # Settling leaves a batch queued, which hides the gaps without a gate. A paced batch
+            # keeps its gaps.
             timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
             if timing.hidden:
                 break
@@ -193,6 +198,7 @@ class CudaClock:
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
+        """Return the gate for a launch: a spin if even a repeated batch of it has shown gaps."""
         if launch not in self._spun:
             return self._gate
         if self._spin is None:
@@ -202,7 +208,7 @@ class CudaClock:
     def _launch_first(self, launch: LaunchCall, index: int) -> None:
         """Launch once with the gate open.
 
-        A first use may load a module, which waits for the device; behind a closed gate that would
+        A first use may load a module, which waits for the device. Behind a closed gate, it would
         never return.
         """
         begin = self.now()
@@ -211,10 +217,13 @@ class CudaClock:
         self._cuda.synchronize(self._device)
 
     def _once(self, launch: LaunchCall, indices: Sequence[int], gate: Gate | None) -> Timing:
+        """Time the batch once, behind a gate if one is given."""
+        # 1. Hold the stream for as long as queueing the batch should take.
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         known = self._queue_seconds[launch]
         if gate is not None:
             gate.close(known * len(indices))
+        # 2. Queue the batch between its two events.
         *first, final = indices
         if self._sm_clock is not None:
             self._sm_clock.mark(0)
@@ -225,16 +234,18 @@ class CudaClock:
                 launch(index)
             last = launch(final)
             end.record()
-            # The first event completes when the gate lets the stream go on. If it has by now, part
-            # of the batch ran while the rest was still being queued.
+            # The first event completes when the gate releases the stream. If it has completed by
+            # now, part of the batch ran while the rest was still being queued.
             hidden = gate is None or not begin.query()
         finally:
             if gate is not None:  # also after an exception: the stream must not stay held
                 gate.open()
+        # 3. Update how long the host needs for a launch. A launch that waited for the device looks
+        # slow. The estimate rises at once and falls by at most 30% per hidden batch, so that one
+        # quick batch does not make the next spin too short.
         each = (self.now() - queued) / len(indices)
-        # A launch that waited for the device looks slow. The estimate rises at once and falls by at
-        # most 30 % per hidden batch, so that one quick batch does not make the next spin too short.
         self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)
+        # 4. Wait for the device, and read what the gate and the clocks measured.
         if self._sm_clock is not None:
             self._sm_clock.mark(1)
         end.synchronize()
@@ -244,7 +255,7 @@ class CudaClock:
         return Timing(begin.elapsed_time(end) * 1e-3, hidden, last, sm_mhz)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
-        """Keep the device busy, with one batch running and one queued behind it."""
+        """Keep the device busy for a while, with one batch running and one queued behind it."""
         start, previous = self.now(), None
         while self.now() - start < seconds:
             for index in indices:
@@ -256,7 +267,7 @@ class CudaClock:
             previous = queued
 
     def wake(self) -> None:
-        """0.3 s of large matrix products, which bring clocks and power to their working level."""
+        """Multiply large matrices for 0.3 s, to bring clocks and power to their working level."""
         if self._product is None:
             dtype = self._torch.float16
             a, b = (
@@ -271,5 +282,5 @@ class CudaClock:
             self._cuda.synchronize(self._device)
 
     def now(self) -> float:
-        """``time.monotonic``."""
+        """Return ``time.monotonic``."""
         return time.monotonic()

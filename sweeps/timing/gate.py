@@ -1,12 +1,12 @@
-"""Gates: hold a GPU's stream while the host queues a batch behind them.
+"""Gates that hold a GPU's stream while the host queues a batch behind them.
 
-The host needs longer to launch a small kernel than the GPU to run it. Behind a closed gate the
-launches pile up, and when it opens they run back to back. There are two of them:
+The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
+the launches pile up, and when it opens they run back to back. There are two gates:
 
 - :class:`HostFlag` lets the stream wait for a word in the host's memory, which the host writes when
   everything is queued. It holds for exactly as long as queueing takes, at any clock rate.
 - :class:`Spin` runs a kernel that spins for a number of cycles. It needs to know in advance how
-  long queueing will take and how fast the clock is; both are estimated anew with every batch.
+  long queueing will take and how fast the clock is. Both are estimated again with every batch.
 """
 
 from __future__ import annotations
@@ -18,55 +18,61 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 HOLD_LIMIT = 0.5
-"""Seconds after which a held stream is released in any case. A launch that waits for the device
-(the first use of a module, a synchronising allocation) would otherwise never return."""
+"""Seconds after which a held stream is released in any case.
+
+A launch that waits for the device (the first use of a module, a synchronising allocation) would
+otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
-"""Limits of the longest spin, in seconds. Under WSL and on virtual GPUs, queueing a batch can take
-longer than the lower one. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), every spin is too
-short, and each such spin halves the limit."""
+"""Bounds of the limit on a spin, in seconds.
+
+Under WSL and on virtual GPUs, queueing a batch can take longer than the lower bound. If launches
+block (CUDA_LAUNCH_BLOCKING, a full queue), every spin is too short, and each spin that was as long
+as the limit halves it."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
 
 
 class Gate(Protocol):
-    """What a clock needs to hold a stream."""
+    """Gate that a clock uses to hold a stream."""
 
     def close(self, seconds: float) -> None:
-        """Hold the current stream; queueing should take about ``seconds``."""
+        """Hold the current stream. Queueing should take about ``seconds``."""
         ...
 
     def open(self) -> None:
-        """Everything is queued: let the stream go on."""
+        """Release the stream; everything is queued."""
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Called after the batch: ``first`` is the event at its start, ``hidden`` whether it held.
+        """Learn from a batch once the device has passed its first event.
 
-        Called once the device has passed ``first``.
+        ``first`` is that event, and ``hidden`` says whether the gate held until everything was
+        queued.
         """
         ...
 
 
 class HostFlag:
-    """Holds the stream until the host writes to a word of pinned memory.
+    """Gate that holds the stream until the host writes to a word of pinned memory.
 
-    Each batch waits for a ticket of its own, so that a late release of one never opens the next.
-    A thread releases a batch that has been held for :data:`HOLD_LIMIT` seconds. It needs Python's
-    global lock, which PyTorch and Triton release while they launch; a launch that keeps the lock
-    would hang, and the run's parent then kills the process.
+    Each batch waits for a ticket of its own, so that a late release of one batch never opens the
+    next. A thread releases a batch that has been held for :data:`HOLD_LIMIT` seconds. It needs
+    Python's global lock, which PyTorch and Triton release while they launch. A launch that keeps
+    the lock would hang, and the run's parent would then kill the process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
-        """
+        """Pin the word, and try to hold the stream once.
+
         Args:
             torch: the module.
             driver: the CUDA driver's library, as ctypes loads it.
-            now: seconds of the host.
+            now: clock of the host, in seconds.
 
         Raises:
-            OSError: the driver cannot hold a stream like this.
+            OSError: if the driver cannot hold a stream in this way.
         """
         self._cuda, self._driver, self._now = torch.cuda, driver, now
         self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
@@ -89,22 +95,22 @@ class HostFlag:
     def close(self, seconds: float) -> None:
         """Queue the wait for the next ticket."""
         self._ticket = (self._ticket + 1) % 2**32
-        # Before the wait is queued: the thread must be able to release it from its first moment.
+        # This comes before the wait is queued, so that the thread can release it from the start.
         self._held = (self._ticket, self._now())
         stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
         ticket, how = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
         self._call("cuStreamWaitValue32_v2", stream, self._address, ticket, how)
 
     def open(self) -> None:
-        """Write the ticket."""
+        """Write the ticket, which releases the stream."""
         self._word.value = self._ticket
         self._held = None
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Nothing to learn: the flag holds for as long as queueing takes."""
+        """Do nothing: the flag holds for as long as queueing takes."""
 
     def check(self) -> None:
-        """Let the stream go on if it has been held for too long."""
+        """Release the stream if it has been held for too long."""
         held = self._held
         if held is not None and self._now() - held[1] > HOLD_LIMIT:
             self._word.value = held[0]
@@ -115,6 +121,11 @@ class HostFlag:
             self.check()
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver.
+
+        Raises:
+            OSError: if the function reports an error.
+        """
         code = getattr(self._driver, name)(*arguments)
         if code:
             self._held = None  # nothing was queued, so there is nothing to release
@@ -122,14 +133,14 @@ class HostFlag:
 
 
 class Spin:
-    """Holds the stream by a kernel that spins for the seconds that queueing should take.
+    """Gate that holds the stream by a kernel that spins for as long as queueing should take.
 
     ``_sleep`` counts cycles, and a GPU's clock rises fivefold from idle to work, so the rate is
-    measured with every spin. After a spin that was too short the next ones are twice as long.
+    measured with every spin. After a spin that was too short, the next ones are twice as long.
     """
 
     def __init__(self, torch: Any) -> None:
-        """``torch`` is the module; the device should be awake."""
+        """Measure the cycle rate. ``torch`` is the module; the device should be awake."""
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
         self._factor, self._limit = 1.0, _MAX_LIMIT
@@ -146,7 +157,7 @@ class Spin:
 
     def close(self, seconds: float) -> None:
         """Queue the spin."""
-        # 50 µs on top of the estimate, which is of little accuracy for short batches.
+        # The estimate is inaccurate for short batches, so 50 µs are added to it.
         spin = min(self._factor * (5e-5 + seconds), self._limit)
         self._longest = spin == self._limit
         self._cycles = int(spin * self._rate)
@@ -154,21 +165,22 @@ class Spin:
         self._cuda._sleep(self._cycles)
 
     def open(self) -> None:
-        """The spin ends by itself."""
+        """Do nothing: the spin ends by itself."""
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Update cycle rate and length from this spin."""
+        """Update the cycle rate and the length of spins from this spin."""
         elapsed = self._start.elapsed_time(first) * 1e-3
         self._rate = self._cycles / max(elapsed, 1e-6)
-        # Halved after each hidden batch, so that one slow moment of the host has no lasting cost.
+        # The factor is halved after each hidden batch, so that one slow moment of the host has no
+        # lasting cost.
         self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor
         if self._longest and not hidden:
             self._limit = max(_MIN_LIMIT, self._limit / 2)
 
 
 def open_gate(torch: Any) -> Gate:
-    """The host's flag where the driver has it, else the spin."""
+    """Return the host's flag if the driver supports it, else the spin."""
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))
-    except (OSError, AttributeError):  # no such library, no such function, or the driver refuses
+    except (OSError, AttributeError):  # no library, no such function, or the driver refuses
         return Spin(torch)

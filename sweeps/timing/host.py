@@ -1,7 +1,7 @@
-"""Who else used the host while it was measured: other processes, and other virtual machines.
+"""Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-On Linux, from ``/proc/stat``: of the time of all cores, the share that the hypervisor gave to
-others (``steal``), and the share that was used by processes other than ours.
+On Linux, ``/proc/stat`` tells two shares of the time of all cores: the share that the hypervisor
+gave to other machines (``steal``), and the share that processes other than ours used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class HostUse:
-    """Seconds of a span, and the shares of all cores' time in it that others had."""
+    """Length of a span in seconds, and the shares of all cores' time that others had in it."""
 
     seconds: float
     steal: float
@@ -24,7 +24,7 @@ class HostUse:
 
 
 class HostWatch:
-    """What happened on the host since the last look."""
+    """Watch over the host's use between one look and the next."""
 
     def __init__(
         self,
@@ -32,19 +32,24 @@ class HostWatch:
         proc: Path = _PROC,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``own`` are the processes (with their reaped children) that are not others."""
+        """Take a first look.
+
+        ``own`` returns the processes that do not count as others, nor do their reaped children.
+        """
         self._own = own
         self._proc = proc
         self._now = now
         self._last = self._read()
 
     def since(self) -> float:
-        """Seconds since the last look."""
+        """Return the seconds since the last look."""
         return self._now() - self._last[0]
 
     def look(self) -> HostUse | None:
-        """The host's use since the last look; None where the system does not tell, or if a process
-        that was asked about has ended meanwhile.
+        """Return the host's use since the last look.
+
+        The result is None if the system does not tell, or if a process of ``own`` has ended
+        meanwhile.
         """
         before, self._last = self._last, self._read()
         seconds = self._last[0] - before[0]
@@ -53,17 +58,20 @@ class HostWatch:
         used, stolen, everything = (b - a for a, b in zip(before[1], self._last[1], strict=True))
         if everything <= 0:
             return None
-        # The ticks of one that has ended are now among those of the process that reaped it.
+        # A process that has ended left its ticks to the process that reaped it.
         own = sum(self._last[2].values()) - sum(before[2].values())
         return HostUse(seconds, stolen / everything, max(0, used - own) / everything)
 
     def _read(self) -> tuple[float, tuple[int, int, int] | None, dict[int, int]]:
-        """The moment, ticks of all cores (used, stolen, all), and those of our own processes."""
+        """Return the time, the ticks of all cores (used, stolen, all) and of our processes."""
         own = {pid: self._ticks_of(pid) for pid in self._own()}
         known = {pid: ticks for pid, ticks in own.items() if ticks is not None}
         return self._now(), self._all_ticks(), known
 
     def _all_ticks(self) -> tuple[int, int, int] | None:
+        """Return the used, stolen and total ticks of all cores, or None if the system does not
+        tell.
+        """
         try:
             first = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
             user, nice, system, idle, iowait, irq, softirq, steal = map(int, first.split()[1:9])
@@ -73,10 +81,10 @@ class HostWatch:
         return used, steal, used + idle + iowait + irq + softirq + steal
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Of a process and its reaped children, user and system; None if it is gone."""
+        """Return the ticks of a process and its reaped children, user and system; None if gone."""
         try:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
-        # The name before the last parenthesis may contain spaces.
+        # The fields follow the last parenthesis. The name before it may contain spaces.
         return sum(map(int, stat.rpartition(")")[2].split()[11:15]))

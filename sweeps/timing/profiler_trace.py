@@ -1,7 +1,7 @@
-"""Which kernels a launch runs, with their shares of its time: one profiler pass.
+"""Name the kernels that a launch runs, with their shares of its time, in one profiler pass.
 
-On a GPU PyTorch's profiler writes a trace, whose JSON is read (its printed table truncates
-names). On a CPU, oneDNN and MKL name their kernels on stdout when asked to be verbose.
+On a GPU, PyTorch's profiler writes a trace. Its JSON is read, because its printed table truncates
+names. On a CPU, oneDNN and MKL name their kernels on stdout when asked to be verbose.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MARK = "rooftile launch "
 _APIS = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
-"""Launches at the start of a session whose records may be lost: session k loses about k."""
+"""Launches at the start of a session whose records may be lost: session k loses about k of them."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a launch: seconds, and its grid where there is one."""
+    """One kernel of a launch: its seconds, and its grid if it has one."""
 
     name: str
     seconds: float
@@ -45,10 +45,11 @@ class Kernel:
 
 @contextmanager
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
-    """Yields what names the oneDNN and MKL kernels of one launch: none if PyTorch computed it.
+    """Yield a function that names the oneDNN and MKL kernels of one launch.
 
-    The first use in a process is slow, because MKL then reports on itself; later ones are not.
-    Meanwhile whatever this process prints is lost.
+    It names none if PyTorch computed the launch itself. The first use in a process is slow, because
+    MKL then reports on itself; later ones are not. Whatever this process prints in the meantime is
+    lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -64,7 +65,7 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
 
 
 def parse_verbose(text: str) -> list[Kernel]:
-    """Read what ``ONEDNN_VERBOSE`` and ``MKL_VERBOSE`` print.
+    """Parse what ``ONEDNN_VERBOSE`` and ``MKL_VERBOSE`` print.
 
     oneDNN: ``onednn_verbose,v1,primitive,exec,cpu,<kind>,<implementation>,…,<ms>``.
     MKL: ``MKL_VERBOSE SGEMM(N,N,…) 1.30ms …``.
@@ -82,13 +83,13 @@ def parse_verbose(text: str) -> list[Kernel]:
 
 
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
-    """The kernels of each launch, all from one profiler session; None where records were lost.
+    """Return each launch's kernels, all from one profiler session; None where records were lost.
 
-    A process should do this once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records of
-    a session, more with each session (pytorch#192021). A launch that fails has no kernels.
+    A process should do this only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records
+    of a session, and more with each session (pytorch#192021). A launch that fails has no kernels.
 
     Args:
-        launches: taken one by one, so that what each needs can be made when its turn comes.
+        launches: taken one by one, so that what each launch needs can be made when its turn comes.
     """
     count = 0
 
@@ -107,7 +108,7 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 def profile_events(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> list[dict[str, Any]]:
-    """The events of PyTorch's trace of some work, with the operations' shapes."""
+    """Return the events of PyTorch's trace of some work, including the shapes of its operations."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         if torch.profiler.ProfilerActivity.CUDA in activities:
             for _ in range(_SACRIFICED):
@@ -125,13 +126,14 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     """Sort a trace's kernels into ``count`` marked launches; None where kernels are missing.
 
     A mark is a span of host time. The calls that launched kernels lie within it, and each kernel
-    carries the number of its call (``correlation``), so that a lost record affects one launch only:
-    its call is left without a kernel.
+    carries the number of its call (``correlation``). A lost record therefore affects only one
+    launch, whose call is left without a kernel.
     """
+    # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
     calls: dict[Any, int] = {}
     operations: dict[Any, int] = {}
-    outer: dict[Any, float] = {}  # by thread: when its last launch through the runtime ends
+    outer: dict[Any, float] = {}  # end of the last launch through the runtime, by thread
     for event in sorted(events, key=lambda e: float(e.get("ts", 0.0))):
         arguments = event.get("args", {})
         mark = marks.at(event)
@@ -142,10 +144,11 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             if event["cat"] == "cuda_runtime":
                 outer[thread] = begin + float(event["dur"])
             elif begin <= outer.get(thread, -1.0):
-                continue  # a driver call made by a runtime call that was counted already
+                continue  # the runtime call that made this driver call was counted already
             calls[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             operations[arguments["External id"]] = mark
+    # 2. Give each kernel to the launch of its call.
     ran = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
     launches: list[list[Kernel] | None] = [[] for _ in range(count)]
     answered = set()
@@ -159,15 +162,16 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
                 Kernel(event["name"], event["dur"] * 1e-6, tuple(arguments.get("grid", ())))
             )
             answered.add(call)
+    # 3. Drop the launches whose records are incomplete.
     for call, mark in calls.items():
         if call not in answered and mark < count:
             launches[mark] = None
-    # Where other launches have calls, the call of a launch without any may have been lost.
+    # If other launches have kernels, the calls of a launch without any may have been lost.
     return [None if answered and not kernels else kernels for kernels in launches]
 
 
 class _Marks:
-    """The marked spans of a trace, by thread and time."""
+    """Marked spans of a trace, by thread and time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         spans = sorted(
@@ -184,7 +188,7 @@ class _Marks:
         self._spans = spans
 
     def at(self, event: Mapping[str, Any]) -> int | None:
-        """The number of the mark within which an event of the host began."""
+        """Return the number of the mark within which a host event began; None if there is none."""
         if "ts" not in event:
             return None
         moment = float(event["ts"])
@@ -196,9 +200,9 @@ class _Marks:
 
 
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """The columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``.
+    """Return the columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``.
 
-    Where the kernels are not known, ``kernel`` is empty and the others are left out.
+    If the kernels are not known, ``kernel`` is empty and the others are left out.
     """
     if not kernels:
         return {"kernel": ""}
@@ -220,7 +224,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Send the process's stdout, C libraries' included, to a file; yields a reader of new text."""
+    """Send the process's stdout to a file, C libraries included, and yield a reader of new text."""
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
@@ -232,7 +236,7 @@ def _captured_stdout() -> Iterator[Callable[[], str]]:
             libc.fflush(None)
             file.seek(0)
             text = file.read().decode(errors="replace")
-            # Stdout writes where the file's position is, which both share.
+            # Stdout writes at the file's position, which both descriptors share.
             file.seek(0)
             file.truncate()
             return text

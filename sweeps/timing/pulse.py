@@ -1,9 +1,9 @@
 """Detect that this process was stopped: by Ctrl-Z, SIGSTOP, a freezer or a suspended machine.
 
-A batch that was stopped halfway says nothing about the device, and the time must not be charged to
-the budget. SIGCONT reports most stops. The others show as a gap between two beats of a thread in
-which the whole process used almost no CPU time; a process that was merely busy, or whose beating
-thread had to wait for another, did use some.
+A batch that was stopped halfway says nothing about the device, and the lost time must not be
+charged to the budget. SIGCONT reports most stops. The others show as a gap between two beats of a
+thread in which the whole process used almost no CPU time. A process that was merely busy, or whose
+beating thread had to wait for another thread, did use some.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections.abc import Callable
 from types import FrameType
 
 _INTERVAL = 0.05  # seconds between two beats
-_GAP = 0.5  # seconds without a beat that a busy machine alone does not cause
-_WORKING = 0.1  # share of a gap spent on the CPU from which only the thread had to wait
+_GAP = 0.5  # seconds without a beat; a busy machine by itself does not cause such a gap
+_WORKING = 0.1  # if the process used the CPU for this share of a gap, only the thread waited
 
 
 class Pulse:
-    """The pulse of a process that is never stopped, for tests that make up their time."""
+    """Pulse of a process that is never stopped, for tests that simulate time."""
 
     def stops(self) -> int:
-        """How often the process has been stopped."""
+        """Return how often the process has been stopped."""
         return 0
 
     def lost(self) -> float:
-        """Seconds of all stops together, without those too short to be detected."""
+        """Return the seconds of all stops together, except those too short to be detected."""
         return 0.0
 
 
 class BeatingPulse(Pulse):
-    """The pulse of this process, from now on."""
+    """Pulse of this process, from now on."""
 
     def __init__(
         self,
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        """``now`` and ``cpu`` are clocks, in seconds: of the host, and of all threads together."""
+        """``now`` and ``cpu`` are clocks in seconds, of the host and of all threads together."""
         self._now, self._cpu = now, cpu
         self._lock = threading.Lock()
         self._beat = now(), cpu()
@@ -48,24 +48,24 @@ class BeatingPulse(Pulse):
         self._lost = 0.0
 
     def start(self) -> None:
-        """Listen to SIGCONT, and beat on a thread of its own."""
+        """Listen for SIGCONT, and beat on a separate thread."""
         signal.signal(signal.SIGCONT, self._go_on)
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
-        """How often the process has been stopped; one stop may count twice."""
-        self.beat()  # the thread may not have run since the process went on
+        """Return how often the process has been stopped; one stop may count twice."""
+        self.beat()  # the thread may not have run since the process resumed
         return self._continued + self._gaps
 
     def lost(self) -> float:
-        """Seconds of all stops together."""
+        """Return the seconds of all stops together."""
         self.beat()
         return self._lost
 
     def beat(self) -> None:
         """Compare with the last beat, and count a stop if there is a gap."""
         with self._lock:
-            # Under the lock, so that two threads that beat at once do not count a gap twice.
+            # The lock keeps two threads that beat at once from counting a gap twice.
             (last, used), self._beat = self._beat, (self._now(), self._cpu())
             gap = self._beat[0] - last
             if gap > _GAP and self._beat[1] - used < _WORKING * gap:
@@ -73,7 +73,7 @@ class BeatingPulse(Pulse):
                 self._lost += gap
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
-        # No lock: a handler runs on the main thread, which may hold it already.
+        # The lock is not taken: a handler runs on the main thread, which may hold it already.
         self._continued += 1
 
     def _run(self) -> None:
@@ -84,7 +84,10 @@ class BeatingPulse(Pulse):
 
 @functools.cache
 def pulse_of_this_process() -> BeatingPulse:
-    """The one pulse of this process. The first call must be on the main thread, for the signal."""
+    """Return the one pulse of this process.
+
+    The first call must be on the main thread, because it installs a signal handler.
+    """
     pulse = BeatingPulse()
     pulse.start()
     return pulse

@@ -1,9 +1,9 @@
-"""Results in memory that is not in the cache, for launches that allocate their result.
+"""Rotate results through memory that is not cached, for launches that allocate their result.
 
 If the caller drops each result, PyTorch's allocator returns the same block for every launch, and
 all results of a batch go to lines that the last-level cache still holds. A kernel that writes to
-the result buffer of its operand set has no such advantage: 26 MB take 8 µs at an H100's 3.35
-TB/s. Keeping the latest results alive makes the blocks rotate.
+the result buffer of its operand set has no such advantage: 26 MB take 8 µs at an H100's 3.35 TB/s.
+Keeping the latest results alive makes the blocks rotate.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from torch import Tensor
 
 
 class ResultRotation:
-    """The latest results of whichever case is being timed: at least twice the cache's bytes."""
+    """Latest results of whichever case is being timed, at least twice the cache's size in total."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
         self._kept: deque[Tensor] = deque()
 
     def launch(self, bare: Callable[[int], Tensor], place: Tensor) -> RotatingLaunch:
-        """Return ``bare`` as a launch whose results, all like ``place``, rotate."""
+        """Return ``bare`` as a launch whose results, all shaped like ``place``, rotate."""
         return RotatingLaunch(bare, place, self)
 
     def reserve(self, place: Tensor, launches: int) -> None:
-        """Let the kept results go, and hold as many unused blocks for those of the next batch.
+        """Drop the kept results, and hold unused blocks for the results of the next batch.
 
-        They are allocated here because an allocation in a timed batch may wait for the device.
+        The blocks are allocated here because an allocation in a timed batch may wait for the
+        device.
         """
         self._kept.clear()
         count = min(launches, -(-self._bytes // place.nbytes))
         self._kept.extend(torch.empty_like(place) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:
-        """Launch into the memory that was kept for longest, and keep the result."""
+        """Launch into the memory that has been kept for longest, and keep the result."""
         if self._kept:
             self._kept.popleft()
         result = bare(index)
@@ -45,7 +46,7 @@ class ResultRotation:
 
 
 class RotatingLaunch:
-    """A launch of one case; call :meth:`renew` before each batch of it."""
+    """Launch of one case whose results rotate; call :meth:`renew` before each batch of it."""
 
     def __init__(
         self, bare: Callable[[int], Tensor], place: Tensor, rotation: ResultRotation
@@ -53,7 +54,7 @@ class RotatingLaunch:
         self._bare, self._place, self._rotation = bare, place, rotation
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once on a set."""
+        """Launch once on the set with an index."""
         return self._rotation.replace(self._bare, index)
 
     def renew(self, launches: int) -> None:

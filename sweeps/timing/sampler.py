@@ -1,8 +1,8 @@
-"""The sampler: takes callables and a clock, independent of kernels, files and devices.
+"""Sample the time of callables with a clock, independent of kernels, files and devices.
 
-A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler
-decides how many launches a batch has, what precedes it (a cache flush, a settling time), and
-whether it must be taken again because the hardware slowed itself down.
+A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler decides
+how many launches a batch has, what precedes it (a cache flush, a settling time), and whether it
+must be taken again because the hardware slowed itself down.
 """
 
 from __future__ import annotations
@@ -20,47 +20,61 @@ from sweeps.timing.statistics import CHECKPOINTS, finished
 from sweeps.timing.telemetry import RETRY, Reading, Telemetry
 
 PROTOCOL = 1
-"""Version of the measuring method. Rows of different versions never mix."""
+"""Version of the measuring method. Measurements of different versions are never mixed."""
 
 SUSTAINED_SETTLE = 0.3
 SUSTAINED_BATCH = 0.06
 _THROTTLE_RETRIES = 3
 _STOP_RETRIES = 3
 MAX_EXPOSED = CHECKPOINTS[0]
-"""A case with this many samples that show launch gaps is given up; such samples enter no median."""
+"""Number of samples showing launch gaps at which a case is given up.
+
+Such samples enter no median."""
 
 CHECKED_EVERY, LATE = 12, 10
-"""A case's first sample is checked, its eleventh (``LATE`` of an index from 0), and one in twelve
-from there on: a check costs about as much as a sample. A median of six samples includes one that
-was checked. The eleventh and later ones are checked on inputs that no launch has seen, so that a
-case that has one needs no further check after its samples."""
+"""Rhythm of the checks: a case's first sample, its eleventh, and every twelfth from there on.
+
+``LATE`` is the eleventh's index, counted from 0. A check costs about as much as a sample, so not
+every sample has one. A median of six samples includes one that was checked. The eleventh and later
+checked samples have inputs that no launch has seen, so that a case with such a sample needs no
+further check after its samples."""
 
 
-_LONG_BATCHES = 4.0  # a first launch, which is slower than the others, is surely longer than one
+# A first launch is slower than the others. If it is longer than this many batches, the others are
+# surely longer than one.
+_LONG_BATCHES = 4.0
 
 
 class Checker(Protocol):
-    """Checks that launches computed the right results."""
+    """Checker of the results that launches compute."""
 
     def poison(self, unseen: int | None) -> None:
         """Overwrite every result, in stream order, so that one left unwritten fails the check.
 
-        With ``unseen``, a set's number, its inputs become others until :meth:`release`.
+        ``unseen`` is the number of a set whose inputs are changed until :meth:`release`, or None.
         """
         ...
 
     def batch(self, indices: Sequence[int], last: object) -> None:
-        """Check the results of a batch on the sets of ``indices``; ``last`` is what its last launch
-        returned. Raises if one is wrong.
+        """Check the results of a batch on the sets of ``indices``.
+
+        ``last`` is what the last launch of the batch returned.
+
+        Raises:
+            Exception: if a result is wrong.
         """
         ...
 
     def release(self) -> None:
-        """Give a set back the inputs that :meth:`poison` changed, if it did."""
+        """Give a set its inputs back, if :meth:`poison` changed them."""
         ...
 
     def after(self) -> None:
-        """Check again after all samples. Raises if a result is wrong."""
+        """Check again after all samples.
+
+        Raises:
+            Exception: if a result is wrong.
+        """
         ...
 
 
@@ -68,11 +82,11 @@ class Checker(Protocol):
 class Subject:
     """Something to time.
 
-    ``launch(i)`` launches once on operand set i of ``sets``; ``settings()`` is entered around a
+    ``launch(i)`` launches once on operand set i of ``sets``. ``settings()`` is entered around a
     batch. ``paced`` says that the gaps between launches belong to the time and are not hidden.
-    ``samples`` are seconds per launch, those of earlier processes included. ``warm()`` loads into
-    the flushed cache what a launch should find there (nothing for a cold one). ``renew(n)`` runs
-    before the cache is flushed for a batch of n launches. ``checker`` checks one batch in
+    ``samples`` are seconds per launch, including the samples of earlier processes. ``warm()`` loads
+    into the flushed cache what a launch should find there (nothing for a cold one). ``renew(n)``
+    runs before the cache is flushed for a batch of n launches. ``checker`` checks one batch in
     :data:`CHECKED_EVERY`.
     """
 
@@ -84,27 +98,27 @@ class Subject:
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
     paced: bool = False
     samples: list[float] = field(default_factory=list)
-    exposed: int = 0  # rejected samples: gaps between their launches may show
+    exposed: int = 0  # rejected samples, in which gaps between launches may show
     launches: int = 0  # per batch; set by Sampler.fit
     cost: float = 0.0  # seconds that one sample takes, everything included
     warm: Callable[[], object] = lambda: None
     renew: Callable[[int], object] = lambda launches: None
     checker: Checker | None = None
-    checking: float = 0.0  # seconds that checking one launch takes, roughly
+    checking: float = 0.0  # approximate seconds that checking one launch takes
     checked_late: bool = False  # whether a late sample of this process was checked
 
     @property
     def finished(self) -> bool:
-        """Whether the stopping rule is met, or too many samples were rejected."""
+        """True if the stopping rule is met, or if too many samples were rejected."""
         return finished(self.samples) or self.exposed >= MAX_EXPOSED
 
 
 @dataclass(frozen=True)
 class Window:
-    """One batch of a steady run, which begins where the one before it ended.
+    """One batch of a steady run, which begins where the batch before it ended.
 
-    ``begin`` is in seconds since the run's first launch, ``seconds`` is of one launch, ``joules``
-    what the board's counter said at the end (None: it has none).
+    ``begin`` is in seconds since the run's first launch, and ``seconds`` is the time of one launch.
+    ``joules`` is the board's energy counter at the end, or None if the board has none.
     """
 
     begin: float
@@ -116,10 +130,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed batch: seconds per launch, how many, and what the sensors said.
+    """One timed batch: the seconds per launch, the number of launches, and the sensors' readings.
 
-    ``cost`` is the seconds of the whole sample, ``checking`` those within it that checked its
-    results, where it was ``checked``.
+    ``cost`` is the seconds of the whole sample. ``checking`` is the part of them in which its
+    results were checked, if the sample was ``checked``.
     """
 
     key: str
@@ -133,7 +147,7 @@ class Sample:
 
 
 class Sampler:
-    """Times subjects, one sample at a time."""
+    """Sampler of subjects, which takes one sample at a time."""
 
     def __init__(
         self,
@@ -151,15 +165,15 @@ class Sampler:
         self._flush_seconds: float | None = None
 
     def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
-        """Seconds of one launch, roughly, from warm launches on set 0.
+        """Return the approximate seconds of one launch, from warm launches on set 0.
 
-        Doubles the batch until it is long enough for the clock to be accurate to a few percent.
+        The batch is doubled until it is long enough for the clock to be accurate to a few percent.
 
         Args:
             launch: launches once.
-            warmed_up: it has been launched before, so that no warm-up launch is needed.
+            warmed_up: true if it has been launched before, so that it needs no warm-up launch.
             first: duration of that launch in seconds, 0 if unknown. If it is longer than a few
-                batches, it is returned: a batch will then have a single launch.
+                batches, it is returned, and a batch will have a single launch.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -172,22 +186,25 @@ class Sampler:
             seconds = min(seconds, self._time_unstopped(batch).seconds / count)
             if seconds * count >= clock.batch_seconds / 4 or count >= clock.max_launches:
                 return seconds
-            # At least doubled, so that the loop ends; at most 16 times as many, because a first
-            # launch that was timed too short would ask for a far too long batch.
+            # The count is at least doubled, so that the loop ends. It grows at most 16 times,
+            # because a first launch that was timed too short would ask for a far too long batch.
             wanted = clock.batch_seconds / 4 / max(seconds, 1e-9)
             count = min(max(2 * count, math.ceil(wanted)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
-        """Launches of a batch, from the estimated seconds of one, before :meth:`fit` caps them."""
+        """Return the launches of a batch, given the estimated ``seconds`` of one launch.
+
+        :meth:`fit` may then reduce their number.
+        """
         batch = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
         return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.max_launches))
 
     def fit(self, subject: Subject, seconds: float) -> None:
-        """Decide the launches of a batch from the estimated seconds of one launch.
+        """Decide the launches of a subject's batch from the estimated seconds of one launch.
 
-        A cold burst never uses a set twice: the second use would find the data in the cache. That
-        holds for ``weights-cold`` too, where all sets share a first operand that stays cached.
-        Sustained work rotates its sets, of which there must be enough to exceed the cache.
+        A cold burst never uses a set twice, because the second use would find the data in the
+        cache. That holds for ``weights-cold``, too, where all sets share a first operand that stays
+        cached. Sustained work rotates its sets, of which there must be enough to exceed the cache.
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
@@ -198,7 +215,7 @@ class Sampler:
         subject.cost += subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Seconds of a flush: on a CPU, several times those of a short batch."""
+        """Return the seconds of a flush, on a CPU several times those of a short batch."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -206,17 +223,18 @@ class Sampler:
         return self._flush_seconds
 
     def sample(self, subject: Subject) -> Sample:
-        """Take one sample and append it to the subject's, if it hid the gaps between its launches.
+        """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
-        A sample during which the hardware throttled is taken again after a pause, three times at
-        most; then it is kept, with the throttle reasons. While a machine stays throttled, later
-        samples are not retried, until one of them ran at full speed.
+        A sample during which the hardware throttled is taken again after a pause, up to three
+        times. After that it is kept, with the throttle reasons. While a machine stays throttled,
+        later samples are not retried, until one of them ran at full speed.
 
         Raises:
-            Exception: any error of a launch, or of the subject's checker if a result is wrong.
+            Exception: if a launch fails, or the subject's checker finds a wrong result.
         """
         clock = self._clock
-        # Rejected samples count as well: the check and the first set rotate with every attempt.
+        # Rejected samples count as well, so that the check and the first set rotate with every
+        # attempt.
         taken = len(subject.samples) + subject.exposed
         late = taken % CHECKED_EVERY == LATE
         checked = late or taken == 0
@@ -230,14 +248,15 @@ class Sampler:
                 start = clock.now()
                 timing = self._time_batch(subject, indices, checker, late)
                 reading = self._telemetry.between(start, clock.now())
-                if timing.sm_mhz is not None:  # NVML's readings are further apart than batches
+                # NVML's readings are further apart than batches, so the SMs' own clock is better.
+                if timing.sm_mhz is not None:
                     reading = replace(reading, sm_mhz=timing.sm_mhz)
                 throttled = not RETRY.isdisjoint(reading.throttled)
                 if not throttled or self._stays_slow:
                     break
             self._stays_slow = throttled
             seconds = timing.seconds / subject.launches
-            # Without the check: the loop plans it separately, as Subject.checking.
+            # The cost is without the check, which the loop plans separately as Subject.checking.
             subject.cost = self.now() - begin
             if checker is not None:
                 checker.batch(indices, timing.last)
@@ -262,15 +281,15 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Launch without a pause for some seconds and time every batch of it.
+        """Launch without a pause for some seconds, and time every batch.
 
         Between two batches of 60 ms the device waits until the host has read the sensors. How long
-        that takes shows in the windows: the next one begins later than this one lasted. A board
-        needs one to five seconds until its power and clocks are steady. Nothing is timed again if
-        the hardware slows itself down: that is what a steady state consists of.
+        that takes shows in the windows: the next window begins later than the launches of this one
+        ended. A board needs one to five seconds until its power and clocks are steady. Nothing is
+        timed again if the hardware slows itself down, because that is part of a steady state.
 
         Raises:
-            Exception: any error of a launch, or of the subject's checker if a result is wrong.
+            Exception: if a launch fails, or the subject's checker finds a wrong result.
         """
         clock, windows = self._clock, list[Window]()
         begin = now = clock.now()
@@ -297,18 +316,18 @@ class Sampler:
         return windows
 
     def wake(self) -> None:
-        """After a pause: bring the device back to its working clock rates."""
+        """Bring the device back to its working clock rates after a pause."""
         self._clock.wake()
 
     def now(self) -> float:
-        """The clock's host time in seconds, without the time in which the process was stopped."""
+        """Return the clock's host time in seconds, without the time of the process's stops."""
         return self._clock.now() - self._pulse.lost()
 
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
-        """The sets of a batch, in order.
+        """Return the sets of a batch, in order.
 
-        Each batch starts one set further, so that batches of one launch also use them all, and each
-        checked batch starts one set further than the checked one before: with two sets, every
+        Each batch starts one set further, so that batches of one launch also use all sets. Each
+        checked batch starts one set further than the checked batch before it. With two sets, every
         checked batch would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
@@ -319,6 +338,7 @@ class Sampler:
     def _time_batch(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
+        """Time one batch of a subject, in its mode and with its cache state."""
         sustained = subject.mode == "sustained"
         before = functools.partial(
             self._begin_batch, subject, checker, indices[-1] if late else None
@@ -335,10 +355,10 @@ class Sampler:
             return self._time_unstopped(batch)
 
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
-        """Time a batch during which the process was not stopped, repeating it where it was.
+        """Time a batch during which the process was not stopped, repeating it if it was.
 
-        If every repetition is stopped too, as under a CPU limit that works by SIGSTOP, the batch
-        counts as one with launch gaps.
+        If every repetition is stopped as well, as under a CPU limit that works by SIGSTOP, the
+        batch counts as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()
@@ -348,9 +368,9 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
-        """Poison the results and bring the cache into its state, in this order, before a batch."""
-        # A warm launch writes its result, so it must come before the poison. The flush comes after,
-        # because poisoning leaves the results in the cache.
+        """Poison the results, then bring the cache into its state, right before a batch."""
+        # A warm launch writes its result, so it must come before the poisoning. The flush must come
+        # after it, because poisoning leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:

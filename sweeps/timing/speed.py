@@ -1,10 +1,10 @@
-"""How fast the machine was over a run, from the samples of all its cases.
+"""Fit how fast the machine was over a run, from the samples of all its cases.
 
-The log time of a sample is that of its case plus that of the machine at the moment plus noise. The
-first two are fitted to all samples in turn (a median polish), with the machine's part constant over
-short stretches of the run; it counts only as far as two halves of the samples agree on it. It
-matters where a case's few samples lie closer together than the machine's speed changes: their own
-scatter does not show it.
+The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
+that moment, and noise. The first two are fitted to all samples in turn (a median polish), with the
+machine's part constant over short stretches of the run. That part counts only as far as two halves
+of the samples agree on it. It matters where a case's few samples lie closer together than the
+machine's speed changes, because their own scatter does not show the change.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _MAX_STRETCHES = 400
 _MIN_STRETCHES = 12
 _MIN_CASE_SAMPLES = 4
 _ITERATIONS = 12
-_SIGNIFICANT = 3.0  # standard errors by which what both halves find must exceed chance
-_DECORRELATED = 0.1
+_SIGNIFICANT = 3.0  # standard errors by which the agreement of both halves must exceed chance
+_DECORRELATED = 0.1  # correlation under which values count as independent
 
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """The machine's log time, relative to its mean, over stretches of a run.
+    """Log time of the machine, relative to its mean, over stretches of a run.
 
-    ``until`` is the last moment of each stretch, ``log_time`` its log time; empty for a machine
-    whose speed did not change measurably. ``lo`` and ``hi`` are the 95 % interval of the log time's
-    median over the run, ``spread`` the difference of its 95th and 5th percentile.
+    ``until`` is the last moment of each stretch and ``log_time`` its log time. Both are empty for a
+    machine whose speed did not change measurably. ``lo`` and ``hi`` are the 95% interval of the log
+    time's median over the run. ``spread`` is the difference of its 95th and 5th percentile.
     """
 
     until: Array
@@ -46,7 +46,7 @@ class MachineSpeed:
     spread: float = 0.0
 
     def at(self, moments: Sequence[float]) -> Array:
-        """The log time at moments of the run; 0 if the speed did not change."""
+        """Return the log time at moments of the run; 0 if the speed did not change."""
         if not len(self.until):
             return np.zeros(len(moments))
         place = np.searchsorted(self.until, moments)
@@ -55,16 +55,16 @@ class MachineSpeed:
     def interval(
         self, seconds: Sequence[float], moments: Sequence[float]
     ) -> tuple[float, float] | None:
-        """The 95 % interval of a case's median over the run; None under six samples.
+        """Return the 95% interval of a case's median over the run; None for under six samples.
 
-        It covers the interval that the samples have by themselves, and the one that they have when
-        each is put right for the machine's speed at its moment.
+        It covers the interval of the samples as they are. It also covers the interval that they
+        have when each is corrected for the machine's speed at its moment.
         """
         plain = median_interval(seconds)
         if plain is None or not len(self.until):
             return plain
         steady = median_interval(list(np.log(seconds) - self.at(moments)))
-        assert steady is not None  # as many samples
+        assert steady is not None  # it has as many samples as `plain`
         lo, hi = math.exp(steady[0] + self.lo), math.exp(steady[1] + self.hi)
         return min(plain[0], lo), max(plain[1], hi)
 
@@ -75,32 +75,36 @@ STEADY = MachineSpeed(np.empty(0), np.empty(0))
 def machine_speed(
     cases: Sequence[int], moments: Sequence[float], seconds: Sequence[float]
 ) -> MachineSpeed:
-    """The machine's speed over the samples of one run on one device.
+    """Fit the machine's speed over the samples of one run on one device.
 
     Args:
-        cases: the number of each sample's case.
-        moments: when each was taken, in seconds.
-        seconds: what it took.
+        cases: number of the case of each sample.
+        moments: time at which each sample was taken, in seconds.
+        seconds: measured seconds of each sample.
     """
+    # 1. Sort the samples by time, and leave out cases with too few of them.
     order = np.argsort(moments, kind="stable")
     case, moment = np.asarray(cases, dtype=int)[order], np.asarray(moments, dtype=float)[order]
     log_time = np.log(np.asarray(seconds, dtype=float)[order])
     enough = np.bincount(case)[case] >= _MIN_CASE_SAMPLES if len(case) else np.zeros(0, dtype=bool)
     case, moment, log_time = case[enough], moment[enough], log_time[enough]
+    # 2. Fit the machine's log time to stretches with equal numbers of samples.
     count = min(_MAX_STRETCHES, len(case) // _STRETCH_SAMPLES)
     if count < _MIN_STRETCHES:
         return STEADY
     stretch = np.arange(len(case)) * count // len(case)
     slow = _common(case, stretch, log_time, count)
-    # Fitted to each half of the samples, noise differs and what the machine did is the same. All
-    # cases have their k-th samples in the same round, so that a half has the even ones of some
-    # cases and the odd ones of the others.
+    # 3. Fit it to each half of the samples. The noise of the halves differs, and what the machine
+    # did is the same. All cases have their k-th samples in the same round, so a half has the even
+    # samples of some cases and the odd samples of the others.
     half = (_rank_in_group(case) + case) % 2 == 0
     one, other = (_common(case[h], stretch[h], log_time[h], count) for h in (half, ~half))
+    # 4. Reduce it to the part on which both halves agree, if that exceeds chance.
     real = float(np.mean((one - one.mean()) * (other - other.mean())))
     if real <= _SIGNIFICANT * one.std() * other.std() / math.sqrt(count):
         return STEADY
     slow = slow * min(1.0, real / float(slow.var()))
+    # 5. Describe each stretch, and the whole run.
     until = np.array([moment[stretch == i][-1] for i in range(count)])
     lo, hi = _median_interval_of_course(slow)
     low, high = np.quantile(slow, [0.05, 0.95])
@@ -108,7 +112,7 @@ def machine_speed(
 
 
 def _common(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """The part of each of ``count`` stretches in the samples' log times, its mean 0."""
+    """Return what the log times in each of ``count`` stretches have in common, with mean 0."""
     of_stretch = np.zeros(count)
     for _ in range(_ITERATIONS):
         of_case = _medians(case, log_time - of_stretch[stretch])
@@ -117,7 +121,7 @@ def _common(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
 
 
 def _rank_in_group(group: Whole) -> Whole:
-    """How many of its group come before each element."""
+    """Return how many elements of its group come before each element."""
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     rank = np.empty(len(group), dtype=np.intp)
@@ -126,7 +130,7 @@ def _rank_in_group(group: Whole) -> Whole:
 
 
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
-    """The median of the values of each group, by its number; 0 for a number without values."""
+    """Return the median of each group's values, by group number; 0 for a group without values."""
     counts = np.bincount(group, minlength=count)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(counts) - counts
@@ -137,11 +141,12 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
 
 
 def _median_interval_of_course(slow: Array) -> tuple[float, float]:
-    """The 95 % interval of the median of a course of correlated values.
+    """Return the 95% interval of the median of a series of correlated values.
 
-    From quantiles, by the number of values that are as good as independent; the whole range where
-    that is under six, as of six samples.
+    It has quantiles as its ends, chosen for the number of values that are as good as independent.
+    Where that number is under six, the interval is the whole range, as for six samples.
     """
+    # 1. Sum the autocorrelations while they matter. So many values are worth one independent one.
     centred = slow - slow.mean()
     variance = float(centred @ centred)
     length = 1.0
@@ -150,6 +155,7 @@ def _median_interval_of_course(slow: Array) -> tuple[float, float]:
         if correlation < _DECORRELATED:
             break
         length += 2 * correlation
+    # 2. Take the quantiles between which the median of as many independent values lies.
     independent = len(slow) / length
     if independent < 6:
         return float(slow.min()), float(slow.max())

@@ -1,12 +1,14 @@
-"""The median of few samples, its distribution-free interval, and when to stop.
+"""Median of few samples, its distribution-free interval, and the rule for when to stop.
 
 The interval between the k-th smallest and the k-th largest of n samples covers the median with
-probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking again after every
-sample and stopping at the first narrow interval would lower that, so the rule looks only at the
-counts of :data:`CHECKPOINTS`. What is then left of the stated 95 %, simulated with independent
-samples: at least 94 % for noise with one hump (log-normal of 0.3 to 5 %, exponential of 1 to 3 %),
-90 % in the worst case of noise that jumps between two speeds. Samples that share a disturbance are
-worth less than independent ones; shuffled rounds spread them out.
+probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking again after every sample
+and stopping at the first narrow interval would lower that probability, so the rule looks only at
+the counts of :data:`CHECKPOINTS`.
+
+Simulations with independent samples show what is then left of the nominal 95%: at least 94% for
+noise with one peak (log-normal of 0.3–5%, exponential of 1–3%), and 90% in the worst case of noise
+that jumps between two speeds. Samples that share a disturbance are worth less than independent
+ones; shuffled rounds spread them out.
 """
 
 from __future__ import annotations
@@ -17,23 +19,24 @@ from math import exp, lgamma, log
 
 LEVEL = 0.95
 Z95 = 1.959964
-"""Standard errors of a normal deviate on either side of it that make its 95 % interval."""
+"""Half the width of a normal deviate's 95% interval, in standard errors."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
-"""Sample counts at which a case may be finished; at the last it is finished in any case.
+"""Sample counts at which a case may be finished; at the last one it is finished in any case.
 
-On a CPU whose speed jumps, ending at 23 repeats worse than PyTorch's timer (1.06 of its scatter in
-geometric mean over eight runs) and ending at 37 better (0.81), in 0.29 and 0.33 of its time; ending
-at 30 took 0.22 and 0.23 of it (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
+The last count was compared with PyTorch's timer on a CPU whose speed jumps. Ending at 23 samples
+repeats worse (1.06 times the timer's scatter, the geometric mean over eight runs) in 0.29 of its
+time. Ending at 37 repeats better (0.81 times its scatter) in 0.33 of its time. Ending at 30 took
+0.22 and 0.23 of its time (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
 TOLERANCE = 0.01
-"""How far from the median, relative to it, either end of a converged case's interval may be."""
+"""Largest distance from either end of a converged case's interval to its median, relative to it."""
 
 
 @functools.cache
 def interval_rank(n: int) -> int:
-    """Largest k (from 1) whose order-statistic interval covers at least 95 %; 0 for n < 6.
+    """Return the largest k (from 1) whose order-statistic interval covers at least 95%.
 
-    Probabilities are exponentials of logarithms: of a table's 71,400 errors, exact binomial
-    coefficients would have as many bits each, and their sum would take hours.
+    It is 0 for n < 6. Probabilities are exponentials of logarithms. For the 71,400 errors of one
+    table, exact binomial coefficients would have as many bits each, and their sum would take hours.
     """
     below, k = 0.0, 0
     while True:
@@ -45,14 +48,14 @@ def interval_rank(n: int) -> int:
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle value, or the mean of the two in the middle."""
+    """Return the middle value, or the mean of the two middle values."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the median; None under six samples, which cannot have one."""
+    """Return the 95% interval of the median; None for fewer than six samples, which have none."""
     k = interval_rank(len(samples))
     if k == 0:
         return None
@@ -61,18 +64,18 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def converged(samples: Sequence[float]) -> bool:
-    """Whether both ends of the samples' interval are within ±1 % of their median."""
+    """Return True if both ends of the samples' interval are within ±1% of their median."""
     return is_narrow(median(samples), median_interval(samples))
 
 
 def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
-    """Whether there is an interval, both ends of which are within ±1 % of the median."""
+    """Return True if there is an interval, both ends of which are within ±1% of the median."""
     if interval is None:
         return False
     return max(interval[1] - middle, middle - interval[0]) <= TOLERANCE * middle
 
 
 def finished(samples: Sequence[float]) -> bool:
-    """Whether to stop sampling: converged at a checkpoint, or at the last one."""
+    """Return True if sampling should stop: converged at a checkpoint, or at the last one."""
     n = len(samples)
     return n >= CHECKPOINTS[-1] or (n in CHECKPOINTS and converged(samples))

@@ -1,8 +1,8 @@
-"""Clocks, power, temperature and throttle reasons, read beside the timing at 20 Hz through NVML.
+"""Read clocks, power, temperature and throttle reasons through NVML at 20 Hz, during the timing.
 
-NVML's own index ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID or PCI address;
-a MIG slice has no sensors, so its parent is read. Where NVML is missing or refuses, every reading
-is empty and nothing else changes.
+NVML's own index ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID or PCI address. A
+MIG slice has no sensors, so its parent is read. If NVML is missing or refuses, every reading is
+empty and nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sweeps.timing.statistics import median
 _PERIOD = 0.05
 _KEEP = 20 * 60 * 20  # twenty minutes of readings
 
-# Bits of nvmlClocksEventReasons (nvml.h). Idle and the clock settings are no throttling.
+# Bits of nvmlClocksEventReasons (nvml.h). Idling and clock settings do not count as throttling.
 _REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -29,12 +29,13 @@ _REASONS = {
     0x80: "hw_power_brake",
 }
 RETRY = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
-"""Reasons for which a sample is taken again. The software power cap is normal for large
-products: it is recorded."""
+"""Throttle reasons for which a sample is taken again.
+
+The software power cap is normal for large GEMMs, so it is only recorded."""
 
 
 _Raw = tuple[float, float | None, float | None, float | None, int]
-"""Moment, SM clock, power, temperature, throttle reasons."""
+"""Moment, SM clock, power, temperature and throttle reasons."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Reading:
 
 
 class Telemetry:
-    """Reads nothing: what a CPU has, and a GPU without NVML."""
+    """Telemetry without sensors, for a CPU and for a GPU without NVML."""
 
     def start(self) -> None:
         """Begin reading."""
@@ -57,11 +58,11 @@ class Telemetry:
         """Stop reading."""
 
     def between(self, begin: float, end: float) -> Reading:
-        """Readings between two moments of ``time.monotonic``, and the nearest around them."""
+        """Return the readings between two moments of ``time.monotonic`` and right around them."""
         return Reading()
 
     def joules(self) -> float | None:
-        """Energy that the board has used since some moment; None where it does not count."""
+        """Return the joules that the board has used since some moment; None without a counter."""
         return None
 
     def forget(self) -> None:
@@ -69,7 +70,7 @@ class Telemetry:
 
 
 class NvmlTelemetry(Telemetry):
-    """A background thread that asks one GPU every 50 ms."""
+    """Telemetry of one GPU, which a background thread reads every 50 ms."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """``nvml`` is the module pynvml (or a fake of it), ``handle`` its handle of the GPU."""
@@ -92,7 +93,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Medians over the span; every throttle reason that was seen in it."""
+        """Return medians over the span, and every throttle reason that was seen in it."""
         with self._lock:
             readings = list(self._readings)
         span: list[_Raw] = []
@@ -109,12 +110,15 @@ class NvmlTelemetry(Telemetry):
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def joules(self) -> float | None:
-        """What the board's counter says; it has one from Volta on and counts millijoules."""
+        """Return the board's energy counter in joules.
+
+        Boards have such a counter from Volta on. It counts millijoules.
+        """
         counted = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if counted is None else counted / 1e3
 
     def forget(self) -> None:
-        """Wait two and a half periods: one reading is new then, the old ones are out of reach."""
+        """Wait two and a half periods: one reading is new then, and old ones are out of reach."""
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
@@ -132,10 +136,10 @@ class NvmlTelemetry(Telemetry):
             self._readings.append((time.monotonic(), clock, watts, temperature, int(reasons or 0)))
 
     def _power(self) -> float | None:
-        """Milliwatts at this moment.
+        """Return the power at this moment in milliwatts.
 
-        From Ampere on (except GA100) ``nvmlDeviceGetPowerUsage`` is an average over a second and
-        the field is instantaneous; on cards without the field, the call itself is.
+        From Ampere on (except GA100), ``nvmlDeviceGetPowerUsage`` is an average over a second and
+        the field is instantaneous. On cards without the field, the call itself is instantaneous.
         """
         nvml = self._nvml
         try:
@@ -147,7 +151,7 @@ class NvmlTelemetry(Telemetry):
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
     def _ask(self, question: Any, *arguments: Any) -> float | None:
-        """One answer; None where the card or its driver does not give it."""
+        """Return one answer of NVML; None if the card or its driver does not give it."""
         try:
             return float(question(*arguments))
         except self._nvml.NVMLError:
@@ -160,7 +164,7 @@ def _median_or_none(values: list[float | None]) -> float | None:
 
 
 def open_nvml() -> Any | None:
-    """The initialised NVML module, or None where it is missing or refused."""
+    """Return the initialised NVML module, or None if it is missing or refuses."""
     try:
         import pynvml
 
@@ -171,7 +175,7 @@ def open_nvml() -> Any | None:
 
 
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
-    """NVML's handle of a GPU, from PyTorch's ``get_device_properties``."""
+    """Return NVML's handle of a GPU, given PyTorch's ``get_device_properties``."""
     uuid = str(getattr(properties, "uuid", ""))
     place = [getattr(properties, f"pci_{what}_id", 0) for what in ("domain", "bus", "device")]
     address = f"{place[0]:08x}:{place[1]:02x}:{place[2]:02x}.0"
@@ -191,7 +195,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """How many other processes compute on a GPU; 0 where NVML does not tell."""
+    """Return how many other processes compute on a GPU; 0 if NVML does not tell."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
@@ -200,7 +204,7 @@ def other_processes(nvml: Any, handle: Any) -> int:
 
 
 def other_processes_on(gpu: int | None) -> int:
-    """As :func:`other_processes`, of the GPU of an ordinal; 0 on a CPU and without NVML."""
+    """Return :func:`other_processes` for the GPU with an ordinal; 0 on a CPU and without NVML."""
     if gpu is None:
         return 0
     import torch
@@ -211,9 +215,9 @@ def other_processes_on(gpu: int | None) -> int:
 
 
 def is_shared(gpu: int) -> bool:
-    """Whether several processes may use a GPU at once; assumed where NVML cannot tell.
+    """Return True if several processes may use a GPU at once, or if NVML cannot tell.
 
-    In the compute modes EXCLUSIVE_PROCESS and PROHIBITED a second one would fail.
+    In the compute modes EXCLUSIVE_PROCESS and PROHIBITED, a second process would fail.
     """
     import torch
 
