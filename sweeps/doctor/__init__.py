@@ -1,1 +1,1 @@
-"""Whether the machine and its clock can be trusted."""
+"""Checks that the machine and its clock can be trusted."""

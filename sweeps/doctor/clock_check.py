@@ -1,4 +1,4 @@
-"""Can the clock be trusted? The sampler beside the timers that people use, on this machine.
+"""Compare the sampler with the timers that people use, to see if its clock can be trusted.
 
 Every pass runs in a process of its own, because repeatability means two processes, and because a
 profiler slows the launches of the process that loads it.
@@ -41,9 +41,10 @@ _MAX_WEIGHTS = 32
 
 
 def clock_cases(machine: Any, count: int) -> list[Case]:
-    """GEMMs in one dtype from the smallest to the largest that a timer finishes in seconds.
+    """Return GEMMs in one dtype, up to the largest that a timer finishes in seconds.
 
-    On a GPU 16-bit ones, cold as ``do_bench`` measures; on a CPU also two convolutions, warm.
+    On a GPU they are 16-bit and cold, as ``do_bench`` measures. On a CPU they are warm, and two
+    convolutions are added.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
@@ -61,7 +62,7 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
 
 
 def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run every comparison; ``clock.json`` in the data dictionary describes the result."""
+    """Run every comparison. The data dictionary describes the result under ``clock.json``."""
     machine, gpu = device.machine, device.gpu
     passes = []
     for number in range(1, _PASSES + 1):
@@ -86,7 +87,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each timer: seconds per case, and the median difference between two passes.
+    """Summarise each timer: seconds per case, and the median difference between two passes.
 
     ``over_sampler`` is the median over the cases of the timer's time over the sampler's.
     """
@@ -108,7 +109,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
-    """The sampler: estimate, then shuffled rounds until each case is finished."""
+    """Time by the sampler: estimate, then sample in shuffled rounds until all are finished."""
     begin = time.perf_counter()
     fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
     for subject in fresh:
@@ -128,7 +129,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
 def one_by_one(
     measure: Callable[[Callable[[], object]], float], subjects: Sequence[Subject]
 ) -> Pass:
-    """Another timer, case after case."""
+    """Time by another timer, case after case."""
     begin = time.perf_counter()
     medians = {}
     for subject in subjects:
@@ -144,6 +145,7 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
+    """Time the cases by the sampler and by the usual timer."""
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
     name, other = (
@@ -164,7 +166,7 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """The shortest cases by the sampler, before a profiler session of this process and after it."""
+    """Time the shortest cases by the sampler, before and after a profiler session."""
     cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
     bench, ready = open_bench(machine, gpu, cases)
     subjects = [result.subject for result in ready]
@@ -189,7 +191,7 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
+    """Time evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
     problems = list(

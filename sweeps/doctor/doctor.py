@@ -1,4 +1,7 @@
-"""``sweeps doctor``: what this machine is, and what may spoil its timings. It changes nothing."""
+"""The ``sweeps doctor`` command: what this machine is, and what may spoil its timings.
+
+It changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ _FACT_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """A fact, or (``warning``) something to fix or to know before trusting a number."""
+    """A fact or, if ``warning``, something to fix or to know before trusting a number."""
 
     warning: bool
     text: str
 
 
 def examine(device: Device, results: Path) -> list[DoctorFinding]:
-    """Everything worth knowing about the device, its software and the place of the results."""
+    """Return what is worth knowing about the device, its versions and the results folder."""
     findings = [DoctorFinding(False, f"{device.machine.name} ({device.machine.slug})")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
     findings.append(DoctorFinding(False, versions))
@@ -50,6 +53,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
+    """Report threads, load and frequency governors of the CPU."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
     busy = load + threads > usable_cores() + 0.5
@@ -63,6 +67,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
+    """Report whether Triton is installed and which hand-written kernels run here."""
     plain: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
@@ -79,6 +84,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
+    """Report how many GPUs there are, what is known of this one, and what NVML says."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
@@ -109,7 +115,7 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Whether the device agrees with its table: SMs fused off, slower memory."""
+    """Compare the device with its table: SMs may be fused off, or the memory may be slower."""
     p = torch.cuda.get_device_properties(device.gpu)
     bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
     for what, table, reported in (
@@ -123,7 +129,7 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
-    """Clocks, power limit, temperature, ECC and other processes, where NVML reports them."""
+    """Report what NVML knows: clocks, power limit, temperature, ECC and other processes."""
 
     def ask(question: Any, *arguments: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Is this still the machine that was measured, and as fast? A few recorded cases, timed again.
+"""Time a few recorded cases again: is this still the machine that was measured, and as fast?
 
 A recording may be made in several sessions, each on a newly assigned node.
 """
@@ -21,13 +21,13 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Speeds further apart than this are not those of one machine in one state."""
+"""Relative difference beyond which two speeds are not those of one machine in one state."""
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Bursts of the library, from the shortest to the longest, with their seconds.
+    """Choose bursts of the vendor libraries, from the shortest to the longest, with their seconds.
 
-    Those that have converged, if there are enough of them.
+    If enough of them have converged, only those are chosen.
     """
     usable = [
         (float(row["time_us"]) * 1e-6, row)
@@ -48,10 +48,10 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """Time some cases of a folder's table again.
 
     Returns:
-        What :func:`judge_ratios` returns, of time now over time then, and ``sentence``.
+        The result of :func:`judge_ratios` for the time now over the time then, and ``sentence``.
 
     Raises:
-        UserError: there is no table.
+        UserError: if there is no table.
     """
     path = folder / "measurements.csv"
     if not path.exists():
@@ -60,7 +60,8 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         anchors = choose_anchors(list(csv.DictReader(file)), count)
     then = {case.id: seconds for case, seconds in anchors}
     cases = [case for case, _ in anchors]
-    machine = Machine.from_json(read_run(folder)["machine"])  # a CPU's ceilings, as measured then
+    # A CPU has the ceilings that were measured then.
+    machine = Machine.from_json(read_run(folder)["machine"])
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
     bench.sampler.wake()
@@ -72,11 +73,11 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """Judge the ratios of cases' times now to those recorded.
+    """Judge the ratios of the cases' times now to their recorded times.
 
     Returns:
         ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None under six
-        cases) and ``same`` (whether the ratio is within :data:`TOLERANCE`; None without cases).
+        cases) and ``same`` (True if the ratio is within :data:`TOLERANCE`; None without cases).
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
@@ -87,7 +88,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _sentence(ratios: Sequence[float]) -> str:
-    """How fast the machine is now, for reading."""
+    """Return a sentence on how fast the machine is now."""
     judged = judge_ratios(ratios)
     ratio = judged["ratio"]
     if ratio is None:

@@ -1,1 +1,4 @@
-"""What events become: rows of a table, counts, a verdict on the run. No torch, no processes."""
+"""Fold the events of a run into table rows, counts and a verdict on its health.
+
+Nothing in this package imports torch or starts a process.
+"""

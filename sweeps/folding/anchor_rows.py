@@ -1,4 +1,7 @@
-"""Turn the samples of anchors into anchors.csv, steady.csv and what run.json says of them."""
+"""Turn the anchors' samples into anchors.csv, steady.csv and the ``steady`` entry of run.json.
+
+Anchors are the few cases that every GPU of a run times before its share of the plan.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from sweeps.store import Event
 from sweeps.timing.statistics import median, median_interval
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
-_SETTLED = 0.5  # share of a steady run's time after which it is taken for steady
+_SETTLED = 0.5  # share of a sustained run after which power and clocks count as steady
 
 
 def anchor_rows(
@@ -22,16 +25,16 @@ def anchor_rows(
     events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """One row per GPU, anchor and phase, of the latest time that a GPU timed its anchors.
+    """Return one row per GPU, anchor and phase, from the latest time that a GPU timed its anchors.
 
-    Of work without a pause, the second half counts, in which power and clocks are steady;
-    ``energy_j`` is what the board used in it per launch.
+    For sustained work only the second half counts, in which power and clocks are steady.
+    ``energy_j`` is the board's energy per launch in that half, in joules.
 
     Args:
         run: the run's name.
-        anchors: the cases.
-        events: all of the run's.
-        gpus: the places in run.json, with ``gpu``, ``id`` and ``node``.
+        anchors: the anchors' cases.
+        events: all events of the run.
+        gpus: the places in run.json, each with ``gpu``, ``id`` and ``node``.
     """
     taken: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
     for event in latest_anchor_events(events):
@@ -74,7 +77,7 @@ def steady_rows(
     anchors: Sequence[PlanEntry],
     events: Sequence[Event],
 ) -> list[dict[str, Any]]:
-    """One row for each batch of the work without a pause, in the order of their moments."""
+    """Return one row for each batch of sustained work, in the order of the events."""
     cases = {entry.case.id: entry.case for entry in anchors}
     return [
         {
@@ -94,14 +97,15 @@ def steady_rows(
 
 
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is left of a burst's speed without a pause: one entry per GPU and case of run.json.
+    """Compare sustained work with bursts: one entry of run.json for each GPU and case.
 
     Args:
-        rows: those of :func:`anchor_rows`.
+        rows: the rows of :func:`anchor_rows`.
 
     Returns:
-        ``gpu``, ``problem``, ``tflops``, ``share`` of the burst's speed with its 95% interval
-        (``lo`` and ``hi``, None where there is none), ``sm_mhz``, ``power_w`` and ``energy_j``.
+        Entries with ``gpu``, ``problem``, ``tflops``, ``share`` (the sustained speed over the
+        burst's) with its 95% interval ``lo`` to ``hi`` (None if either time has no interval),
+        ``sm_mhz``, ``power_w`` and ``energy_j``.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -130,27 +134,29 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
-    """The batches of work without a pause in which power and clocks are steady; none of bursts."""
+    """Return the sustained batches in which power and clocks are steady; none for bursts."""
     windows = [event for event in samples if "t" in event]
     until = max((event["t"] for event in windows), default=0.0)
     return [event for event in windows if event["t"] >= _SETTLED * until]
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Energy of a launch, from the board's counter; None where it did not count."""
+    """Return the joules of one launch by the board's counter; None if it did not count."""
     counted = [event for event in windows if event.get("joules") is not None]
     if len(counted) < 2:
         return None
-    # A window's counter is read at its end, so that the first one's launches came before it.
+    # The counter is read at the end of each window. The launches of the first window are therefore
+    # already part of its reading.
     launches = sum(event["n"] for event in counted[1:])
     used: float = counted[-1]["joules"] - counted[0]["joules"]
     return used / launches if used > 0 else None
 
 
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
-    """The anchors' samples since a worker last began on a GPU: a run that goes on may repeat them.
+    """Yield the anchors' samples since a worker last began on a GPU.
 
-    The events of a worker are in the order of their file.
+    A resumed run may time its anchors again, and only the latest time counts. The events of each
+    worker must be in the order of their file.
     """
     begun = {place_of(e): i for i, e in enumerate(events) if e["event"] == "anchoring"}
     for i, event in enumerate(events):

@@ -26,14 +26,16 @@ def fold_rows(
     machine: Machine | None = None,
     speeds: Mapping[SamplePlace, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per case of the plan that was timed, refused or failed, in the plan's order.
+    """Return one row per planned case that was timed, refused or failed, in the plan's order.
 
     Args:
         run: the run's name.
-        planned: its cases.
-        events: all of its events.
-        machine: its facts; a time that it cannot reach becomes an error.
-        speeds: the machine's speed over the run, for which intervals are widened; steady if None.
+        planned: the run's cases.
+        events: all events of the run.
+        machine: the machine's facts. A time that the machine cannot reach becomes an error; None:
+            times are not checked.
+        speeds: the machine's speed over the run, by place. Intervals are widened to cover its
+            changes; None: the speed was steady.
     """
     known = histories(events)
     rows = []
@@ -54,10 +56,11 @@ def fold_rows(
 def rounds_table(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """The samples behind each case's time that are known to be of a round.
+    """Return, for each case, those samples behind its time whose round is known.
 
-    Two cases' samples of one round, by one worker on one GPU, were taken in one pass over all open
-    cases: their ratio feels less of how fast the machine was than samples of two passes.
+    Two cases' samples of the same round, by one worker on one GPU, were taken in one pass over all
+    open cases. Their ratio depends less on how fast the machine was at the moment than the ratio of
+    samples from two passes.
     """
     table = []
     for case in dict.fromkeys(entry.case.id for entry in planned):
@@ -76,15 +79,17 @@ def rounds_table(
 
 
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
-    """The log time ratios of re-timed pairs, of the first case over the second.
+    """Return the log time ratios of re-timed pairs: the first case over the second.
 
-    There is one for each process and block; a block has two samples of either case.
+    Each process has one row for each pair, with one ratio for each block. A block has two samples
+    of either case.
 
-    A process counts if it took all blocks, and a pair if so many processes did on one GPU; if there
-    are more of them, the latest count. A pair with a case that failed does not count.
+    A process counts if it completed all :data:`BLOCKS` blocks. A pair counts if at least
+    :data:`PROCESSES` such processes measured it on the GPU of the latest one; of more, only the
+    latest :data:`PROCESSES` count. A pair with a case that failed does not count.
 
     Args:
-        events: of a run.
+        events: events of a run.
         known: the histories of its cases.
     """
     taken: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(lambda: defaultdict(list))
@@ -95,12 +100,16 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
     for (case, against), by_process in taken.items():
         if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
             continue
+        # Only complete processes count, and only those on the GPU of the latest: times of two GPUs
+        # are never combined.
         whole = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
         whole = {p: place for p, place in whole.items() if place == whole[max(whole)]}
         if len(whole) < PROCESSES:
             continue
         for number, process in enumerate(sorted(whole)[-PROCESSES:], 1):
             blocks = by_process[process]
+            # A block is A B B A, so its ratio is the geometric mean of A's two times over that of
+            # B's.
             ratios = [math.log(s[0] * s[3] / (s[1] * s[2])) / 2 for s in (b["s"] for b in blocks)]
             table.append(
                 {
@@ -116,7 +125,7 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
 
 
 def _exposed_outcome(history: History) -> Event:
-    """The outcome of a case all of whose samples have launch gaps in them."""
+    """Return the error outcome of a case whose samples all have gaps between launches."""
     message = (
         f"launch gaps show in all {len(history.exposed)} samples: launching waits for the device "
         "(is CUDA_LAUNCH_BLOCKING set?), or takes longer than the sampler can hide, or the "
@@ -126,6 +135,7 @@ def _exposed_outcome(history: History) -> Event:
 
 
 def _failed_columns(outcome: Event) -> dict[str, Any]:
+    """Return the columns of a case that has an outcome instead of a time."""
     message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
     return {
         "status": outcome["status"],
@@ -142,6 +152,7 @@ def _measured_columns(
     machine: Machine | None,
     speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
+    """Return the columns of a case with a time, or of an error if its time is impossible."""
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
     speed = speeds.get(place_of(samples[-1]), STEADY)
@@ -175,7 +186,7 @@ def _measured_columns(
 
 
 def _tried_again(history: History) -> str:
-    """What is to be said of a case that was timed after it had taken its process down."""
+    """Return a remark on a case that was timed after it had ended its process; empty for others."""
     if not history.crashes:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"

@@ -1,4 +1,4 @@
-"""How far a run is: counted event by event while it goes on, and by sweep when it is folded."""
+"""Progress of a run: counted event by event while it lasts, and by sweep when it is folded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from sweeps.progress import Reporter
 from sweeps.store import Event
 
 STOPPED = "time"
-"""Why a call ends that may not last longer. The others are ``done`` and ``budget``."""
+"""Reason given by a call that ends at its time limit. The others are ``done`` and ``budget``."""
 
 
 def count_by_sweep(
     planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
 ) -> dict[str, dict[str, int]]:
-    """Of each sweep: cases planned, those with a time, and those that more time would advance.
+    """Count each sweep's cases that are planned, measured and open.
 
-    The last are those that need more samples, and those whose kernels are not named yet.
+    Open cases are those that more time would advance: they need more samples or a check, or their
+    kernels are not named yet.
     """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
@@ -34,7 +35,7 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """What became of the cases of a run, by its run.json."""
+    """Return a sentence on what became of a run's cases, from its run.json."""
     counts = record["counts"]
     failed = [
         f"{counts[name]} {name}"
@@ -52,17 +53,17 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
 
 
 class Tally:
-    """How far a shard is, kept up to date event by event."""
+    """Progress of a shard, kept up to date event by event."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """``planned`` are the cases of this call, ``events`` all that the shard has seen."""
+        """Count ``events``, all that the shard has seen. ``planned`` are this call's cases."""
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()
         self._closed: set[str] = set()
         self._costs: dict[str, float] = defaultdict(float)
         self.spent = 0.0
-        """Seconds of the budget that went into what is kept: not into cases that moved."""
+        """Seconds of the budget that were spent on what is kept, and not on cases that moved."""
         self._end: Event | None = None
         for event in events:
             self.add(event)
@@ -89,38 +90,39 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to be timed."""
+        """True if every planned case is finished."""
         return self.closed == len(self.histories)
 
     @property
     def closed(self) -> int:
-        """How many cases are finished."""
+        """Number of finished cases."""
         return len(self._closed)
 
     @property
     def seen(self) -> int:
-        """How many have samples or are finished."""
+        """Number of cases that have samples or are finished."""
         return len(self._closed | self._seen)
 
     def is_over(self, budget: float) -> bool:
-        """Whether the shard came to its end with so many seconds; it may have been told to stop
-        earlier, or have been interrupted.
+        """Return True if the shard came to its end with a budget of at least so many seconds.
+
+        A shard that was told to stop earlier, or was interrupted, is not over.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget
 
     def ended(self, why: str, budget: float) -> bool:
-        """Whether that is what the shard's last end was."""
+        """Return True if the shard's last end had this reason and this budget."""
         return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
-        """The history of every case, including the canary and cases of other calls."""
+        """Return the history of every case, including the canary and cases of other calls."""
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:
-        """Cases that have times but no kernel names yet."""
+        """Return the cases that have times but no kernel names yet."""
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        """Tell how far the shard is."""
+        """Tell the reporter how many cases are done and how many seconds of the budget are left."""
         reporter.update(self.seen, len(self.histories), budget - self.spent)

@@ -32,27 +32,31 @@ from sweeps.store import (
     write_table,
 )
 
-_FOLDED = Path("samples", "folded.json")  # how much of each file the last fold has read
-_MOST_DAMAGED = 0.1  # of the sample lines
+_FOLDED = Path("samples", "folded.json")  # size of each sample file that the last fold has read
+_MOST_DAMAGED = 0.1  # share of the sample lines
 
 
 def too_damaged(events: int, damaged: int) -> bool:
-    """Whether so many of a run's sample lines are damaged that the others are not of the run."""
+    """Return True if too many of a run's sample lines are damaged to trust the others."""
     return damaged > max(1, _MOST_DAMAGED * (events + damaged))
 
 
 def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
-    """Fold all shards' samples into the table and the counts of run.json; returns run.json.
+    """Fold all shards' samples into the table and the counts of run.json. Return run.json.
 
     Args:
-        folder: the run's.
-        written: files of samples that the caller has finished; where all that is in them is folded
-            already, nothing is done. So many nodes that end together fold once or twice.
+        folder: the run's folder.
+        written: sample files that the caller has finished. If the last fold has already read all of
+            them, nothing is done. Nodes that end together therefore fold only once or twice.
+
+    Raises:
+        UserError: if too many sample lines are damaged; the table is then left as it was.
     """
     with folding(folder):
         record = read_run(folder)
         if written is not None and _is_folded(folder, written):
             return record
+        # 1. Read the plan and the samples.
         sizes = _sizes((folder / "samples").glob("*.jsonl"))
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
@@ -62,6 +66,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
                 f"was not changed; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
                 "and starts a new one."
             )
+        # 2. Raise a CPU's ceilings to what the run reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds, known = machine_speeds(events), histories(events)
         ceilings: dict[str, Any] = {}
@@ -74,6 +79,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
                     "machine": {**record["machine"], **reached},
                     "ceilings": raised.record,
                 }
+        # 3. Write the tables.
         rows = fold_rows(record["run"], planned, events, machine, speeds)
         write_table(folder, rows)
         write_rounds(folder, rounds_table(planned, known))
@@ -84,6 +90,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             write_anchors(folder, rows_of_anchors)
         if rows_of_steady := steady_rows(record["run"], anchors, events):
             write_steady(folder, rows_of_steady)
+        # 4. Count the cases and judge the run.
         statuses = [row["status"] for row in rows]
         folded = {
             **ceilings,
@@ -104,7 +111,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()
         )
-        # Other nodes may have planned or joined the run meanwhile: what they wrote stays.
+        # 5. Update run.json. Other nodes may have planned or joined the run in the meantime, and
+        #    what they wrote is kept.
         with planning(folder):
             record = {**read_run(folder), **folded}
             write_run(folder, record)
@@ -117,7 +125,7 @@ def _sizes(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def _is_folded(folder: Path, written: Iterable[Path]) -> bool:
-    """Whether the last fold has read all that is in some files of samples."""
+    """Return True if the last fold has read everything in these sample files."""
     try:
         sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
         return all(sizes.get(name) == size for name, size in _sizes(written).items())

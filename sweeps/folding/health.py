@@ -1,12 +1,14 @@
-"""A run's health: how far its times can be believed.
+"""Health of a run: how far its times can be trusted.
 
-What matters is whether medians repeat, in another process and from round to round.
+The verdict depends on whether medians repeat, in another process and from round to round:
 
-``quiet``: they do, and intervals say all that is uncertain. ``noisy``: they differ, and intervals
-are widened by as much. ``unusable``: repeated medians differ by more than 30% beyond their
-intervals, or what was timed is something other than the cases.
+- ``quiet``: they repeat, and intervals cover all of the uncertainty.
+- ``noisy``: they differ, and intervals are widened by as much.
+- ``unusable``: repeated medians differ by 30% or more beyond their intervals, or something other
+  than the cases was timed.
 
-How busy the host was decides nothing. It is listed as the likely cause where a run is not quiet.
+How busy the host was does not affect the verdict. It is listed as the likely cause if a run is not
+quiet.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from sweeps.timing.speed import MachineSpeed
 from sweeps.timing.telemetry import RETRY
 
 VERDICTS = ("quiet", "noisy", "unusable")
-"""From the best to the worst."""
+"""Verdicts from the best to the worst."""
 
 QUIET, _, UNUSABLE = VERDICTS
 
@@ -35,15 +37,16 @@ HealthFinding = tuple[str, str]
 """A verdict and its reason, a sentence without its full stop."""
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
-"""Seconds between two decisions of a scheduler, as kernels are configured."""
-_NEAR_TICK = 0.03  # of a tick; of times that know nothing of it, twice this share is so near
+"""Common periods of the operating system's scheduler tick, in seconds."""
+# Share of a tick. Of unrelated times, twice this share is as near to a tick by chance.
+_NEAR_TICK = 0.03
 _MAX_TICKS = 8
-_MIN_AT_TICK = 8  # cases, which may resemble one another
+_MIN_AT_TICK = 8  # cases; fewer may last whole ticks by chance, because cases resemble one another
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """Values from which a run is noisy, and from which it is unusable."""
+    """Thresholds from which a value makes a run noisy or unusable."""
 
     noisy: float
     unusable: float = float("inf")
@@ -56,7 +59,7 @@ _BETWEEN = _Limits(0.03, 0.3)
 _SPEED = _Limits(0.03)
 _CANARY = _Limits(0.05)
 _HALF_WIDTH = _Limits(0.05)
-_AT_TICKS = _Limits(0.25, 0.5)  # cases alike may last a whole tick by chance
+_AT_TICKS = _Limits(0.25, 0.5)  # similar cases may last a whole tick by chance
 _THROTTLED = _Limits(0.05)
 _STEAL = 0.02
 _OTHERS = 0.05
@@ -71,15 +74,15 @@ def health(
     events: Sequence[Event],
     speeds: Iterable[MachineSpeed],
 ) -> dict[str, Any]:
-    """The verdict on a run and its reasons: the worst first, then likely causes.
+    """Judge a run and give the reasons: the worst first, then likely causes.
 
     Args:
         record: the run's record, with ``canary`` and ``repeats``.
-        machine: its facts.
-        planned: its cases.
-        rows: of its table.
+        machine: the machine's facts.
+        planned: the run's cases.
+        rows: the rows of its table.
         events: all of its events.
-        speeds: the machine's over the run, of each place.
+        speeds: the machine's speed over the run, one for each place.
     """
     ok = [row for row in rows if row["status"] == "ok"]
     looks = [event for event in events if event["event"] == "host"]
@@ -101,7 +104,7 @@ def health(
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
-    """The verdict of :func:`health` in a line, with what it means for the intervals.
+    """Return the verdict of :func:`health` in one line, with what it means for the intervals.
 
     Args:
         run: run.json, with ``health`` and ``repeats``.
@@ -120,7 +123,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Compare with the medians of another process, or judge by the canary if there are none."""
+    """Judge the medians that another process repeated, or the canary GEMM if there are none."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -136,13 +139,16 @@ def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
 
 
 def _of_speed(spread: float) -> Iterator[HealthFinding]:
-    """The machine's speed from round to round, by all cases. Intervals reach over its changes."""
+    """Judge how much the machine's speed changed from round to round, as all cases show it.
+
+    Intervals cover these changes.
+    """
     change = math.expm1(spread)
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
 def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """How wide intervals are, and whether clocks were held back."""
+    """Judge how wide the intervals are and how often the clock was throttled."""
     widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
         for row in ok
@@ -161,17 +167,18 @@ def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
 
 
 def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
-    """Whether a CPU's batches last whole ticks of the scheduler: launches waited for their turn.
+    """Judge whether a CPU's batches last whole scheduler ticks.
 
-    Sustained batches are left out, since they are made to last 60 ms, and a GPU's have a clock of
-    their own.
+    Launches then waited for the scheduler. Sustained batches are left out because they are made to
+    last 60 ms. Batches of a GPU are left out because a GPU has its own clock.
     """
     bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
     batches: dict[str, list[float]] = defaultdict(list)
     for event in timed(events):
         if event["case"] in bursts and event.get("gpu") is None and "n" in event:
             batches[event["case"]].append(event["s"] * event["n"])
-    # Whole ticks of 16 ms are whole ticks of 4 ms, too: of equal counts the longest tick is meant.
+    # Whole ticks of 16 ms are also whole ticks of 4 ms. Of ticks with equal counts, the longest one
+    # is reported.
     count, tick = max((_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS)
     share = count / max(1, len(batches))
     yield (
@@ -184,27 +191,32 @@ def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator
 
 
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
-    """How many cases have batches that last whole ticks, mostly; 0 if so many do by chance."""
+    """Count the cases of which at least 40% of the batches last whole ticks.
+
+    Only batches between half a tick and eight ticks are judged, and only cases that have mostly
+    such batches. The count is 0 if as many cases are expected by chance.
+    """
     near = []
     for seconds in batches:
         phase = np.array([s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]) / tick
         if 2 * len(phase) >= len(seconds):
             near.append(float(np.mean(np.abs(phase - np.round(phase)) < _NEAR_TICK)))
     count = sum(share >= 0.4 for share in near)
-    # Of cases that know nothing of it, so many are near by chance, and five standard errors more.
+    # This many cases would be near a tick by chance. The count must exceed that by five standard
+    # errors.
     chance = 2 * _NEAR_TICK * len(near)
     return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
 
 
 def _of_gpu(looks: Sequence[Event]) -> Iterator[HealthFinding]:
-    """Whether other processes used the GPU meanwhile."""
+    """Report other processes that used the GPU during the run."""
     others = max((look.get("gpu_processes", 0) for look in looks), default=0)
     if others:
         yield "noisy", f"{others} other processes used the GPU"
 
 
 def _causes(looks: Sequence[Event]) -> Iterator[str]:
-    """What others took of a CPU's cores meanwhile."""
+    """Name who else used the CPU's cores during the run."""
     seconds = sum(look["seconds"] for look in looks)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),
@@ -216,8 +228,9 @@ def _causes(looks: Sequence[Event]) -> Iterator[str]:
 
 
 def _of_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """The verdicts on the recordings that this one was merged from, since a disturbed one may hide
-    among quiet ones.
+    """Report the verdicts on the recordings that this one was merged from.
+
+    A disturbed recording might otherwise go unnoticed among quiet ones.
     """
     parts = record.get("merged", ())
     for verdict in VERDICTS[1:]:

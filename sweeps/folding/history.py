@@ -1,4 +1,4 @@
-"""What a run's events say of each case: its samples, facts and outcome."""
+"""Histories of cases: the samples, facts and outcome that a run's events contain."""
 
 from __future__ import annotations
 
@@ -16,69 +16,78 @@ from sweeps.timing.statistics import finished
 CANARY = "canary"
 
 BLOCKS = 5
-"""Blocks of samples, A B B A, of a pair of cases in each process that re-times it. Their number
-is fixed beforehand: stopping once a gain looks certain would make it look larger than it is."""
+"""Number of A B B A blocks of samples that each process takes when it re-times a pair of cases.
+
+The number is fixed beforehand: stopping as soon as a gain looks certain would make it look larger
+than it is."""
 PROCESSES = 2
-"""Processes that re-time a pair: what the samples of one share shows by how far they differ."""
+"""Number of processes that re-time a pair.
+
+How far their ratios differ shows what the samples of one process have in common."""
 
 
 @dataclass
 class History:
-    """Everything that is known of one case."""
+    """Everything that is known about one case."""
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
     exposed: list[Event] = field(default_factory=list)
-    """Samples in which gaps between launches may show; they enter no time."""
+    """Samples in which gaps between launches may show. They do not count towards any time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     outcome: Event | None = None
     too_long: bool = False
     crashes: int = 0
     last_crash: str = ""
     sound: dict[int | None, int] = field(default_factory=dict)
-    """By GPU: how many of its samples were taken before its latest right result."""
+    """Number of samples up to the latest correct result of the case, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
-    """Likewise, before its latest right result on inputs that no launch had seen."""
+    """Number of samples up to the latest correct result on inputs new to all launches, by GPU."""
 
     repeats: list[Event] = field(default_factory=list)
-    """Samples of another process, which tell how well medians repeat; they enter no time."""
+    """Samples of another process, which show how well medians repeat. They do not count towards any
+    time."""
 
     @property
     def every_sample(self) -> Iterator[Event]:
-        """The samples of all GPUs."""
+        """Samples of all GPUs."""
         return itertools.chain.from_iterable(self.samples.values())
 
     @property
     def best(self) -> list[Event]:
-        """The samples of the GPU that took the most; samples of two GPUs are never pooled."""
+        """Samples of the GPU that took the most. Samples of two GPUs are never pooled."""
         return max(self.samples.values(), key=len, default=[])
 
     @property
     def trusted(self) -> list[Event]:
-        """Those of :attr:`best` that were followed by a right result of the case."""
+        """Samples of :attr:`best` up to its latest correct result.
+
+        Later samples are not trusted until the case is checked again.
+        """
         best = self.best
         return best[: self.sound.get(best[0].get("gpu"), 0)] if best else []
 
     @property
     def only_exposed(self) -> bool:
-        """Whether launch gaps show in every sample."""
+        """True if gaps between launches show in every sample."""
         return bool(self.exposed) and not self.best
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left to be timed or checked."""
+        """True if nothing is left to be timed or checked."""
         if self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED:
             return True
         best = self.best
-        # A crash may come between the last sample and the check after it, which is then still due.
+        # A crash may come between the last sample and the check after it. That check is then still
+        # due.
         checked = bool(best) and self.verified.get(best[0].get("gpu")) == len(best)
         return checked and finished([s["s"] for s in best])
 
     @property
     def weight(self) -> tuple[bool, bool, int, bool]:
-        """Which of two workers' histories of one case counts: the greater.
+        """Sort key of two workers' histories of one case: the greater one counts.
 
-        A result that was found to be wrong stays wrong; then a time counts before none, and of two
-        times the one with more samples.
+        A result that was found to be wrong stays wrong. Otherwise a case with a time counts before
+        one without, and of two times the one with more samples.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -86,11 +95,11 @@ class History:
 
     @property
     def unnamed(self) -> bool:
-        """Whether it has a time and no attempt was made to name its kernels."""
+        """True if the case has a time and no attempt was made to name its kernels."""
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case. One that has ``moved`` starts over, on another GPU."""
+        """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
         match event["event"]:
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
@@ -116,14 +125,16 @@ class History:
                 self.last_crash = str(event.get("message", ""))
 
     def _mark_sound(self, event: Event) -> None:
+        """Trust all samples that the event's GPU has taken so far."""
         self.sound[event.get("gpu")] = len(self.samples[event.get("gpu")])
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
-    """Sort events by case. The canary is a case like any other.
+    """Return the history of each case. The canary is a case like any other.
 
-    Of a case that several workers timed, as in a merged recording, the history of one counts
-    (:attr:`History.weight`; the first, of equals), and nothing of another's enters it.
+    Several workers may have timed a case, as in a merged recording. Then only one history counts:
+    the one with the greatest :attr:`History.weight`, or the first of equals. Nothing of the others
+    enters it.
     """
     known: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
@@ -135,29 +146,29 @@ def histories(events: Iterable[Event]) -> dict[str, History]:
 
 
 def spent_seconds(events: Iterable[Event]) -> float:
-    """Measuring time of a run so far, over all its resumes."""
+    """Return the measuring time of a run so far, over all its resumes."""
     return sum(event.get("cost", 0.0) for event in events)
 
 
 def checking_seconds(events: Iterable[Event]) -> float:
-    """The part of :func:`spent_seconds` that went into checking results."""
+    """Return the part of :func:`spent_seconds` that was spent on checking results."""
     return sum(event.get("checking", 0.0) for event in events)
 
 
 def timed(events: Iterable[Event]) -> Iterator[Event]:
-    """The samples whose time counts: no launch gaps show in them."""
+    """Return the samples whose time counts: those in which no gaps between launches show."""
     return (e for e in events if e["event"] == "sample" and e.get("hidden", True))
 
 
 SamplePlace = tuple[str, int | None]
-"""A worker and the GPU that it measured on: samples of different ones are not of one machine."""
+"""A worker and the GPU that it measured on. Samples of different places must not be mixed."""
 
 
 def place_of(event: Event) -> SamplePlace:
-    """Where a sample was taken."""
+    """Return the place where a sample was taken."""
     return event["worker"], event.get("gpu")
 
 
 def utc(moment: float) -> str:
-    """A moment since 1970 as measurements.csv writes it."""
+    """Format a moment, in seconds since 1970, as measurements.csv has it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

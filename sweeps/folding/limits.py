@@ -1,8 +1,9 @@
-"""The shortest time that a launch can take: a shorter one is wrong, or of something else.
+"""Lower limit of a launch's time. A shorter time is wrong, or it is the time of something else.
 
-Arithmetic: the multiplications that are left when Winograd's or Fourier's algorithm has saved all
-that it can (Winograd 1980: at least one for each output, channel and filter), at the highest clock.
-Memory: the operands of a product that begins with an empty cache.
+- Arithmetic: the multiplications that remain when Winograd's or Fourier's algorithm has saved all
+  that it can (Winograd 1980: at least one for each output, channel and filter), at the highest
+  clock.
+- Memory: the operands of a GEMM that begins with an empty cache.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from kernels.machine import Machine, known_machines
 from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
 
-_SLACK = 1.03  # clocks and event timers are off by less
-_MEASURED_SLACK = 1.15  # a ceiling that was measured may be beaten by as much
+_SLACK = 1.03  # errors of clocks and event timers are smaller
+_MEASURED_SLACK = 1.15  # a ceiling that was measured may be exceeded by this much
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Seconds that one launch takes at least on a machine, if its facts are true; 0: not known."""
+    """Return the least seconds of one launch if the machine's facts are true; 0 if not known."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
@@ -34,15 +35,16 @@ def min_seconds(case: Case, machine: Machine) -> float:
 
 
 def _is_from_datasheet(machine: Machine) -> bool:
-    """Whether the machine's facts are looked up, and neither measured nor derived."""
+    """Return True if the machine's facts were looked up, and neither measured nor derived."""
     return machine.slug in known_machines()
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
-    """Whether a time is impossible, and a sentence about it; empty for what can be.
+    """Return whether a time is impossible, and a sentence about it.
 
-    Where the ceilings were measured, or derived from what a device reports, they may be wrong
-    themselves: then the sentence is only a remark.
+    The sentence is empty for a time that is possible. Ceilings that were measured, or derived from
+    what a device reports, may be wrong themselves. The sentence is then only a remark, and the time
+    counts as possible.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -1,8 +1,8 @@
-"""A CPU's ceilings over a whole run, since a shared machine may be slow at any one moment.
+"""Ceilings of a CPU over a whole run, because a shared machine may be slow at any one moment.
 
-A run measures them at its start, middle and end, and takes the best. If a
+A run measures the ceilings at its start, in the middle and at its end, and keeps the best. If a
 GEMM of the run was faster still, beyond its interval and in two processes, the peak is raised to
-what the GEMM reached: no share of a ceiling is then above 100%.
+what this GEMM reached. No share of a ceiling is then above 100%.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeps.timing.statistics import median, median_interval
 
 @dataclass(frozen=True)
 class RaisedCeilings:
-    """The machine with the ceilings of the whole run, and what run.json says of them."""
+    """The machine with the ceilings of the whole run, and the entry about them in run.json."""
 
     machine: Machine
     record: Mapping[str, Any] | None
@@ -37,14 +37,17 @@ def raise_ceilings(
     """Raise a CPU's ceilings to the best that the run measured, and to what its GEMMs reached.
 
     Args:
-        record: the run's record; its ``ceilings`` tell those of the start, if it was folded before.
-        machine: its facts; a GPU's stay as they are.
-        events: all of the run's events.
-        planned: its cases.
-        known: their histories.
+        record: the run's record. If the run was folded before, its ``ceilings`` contain those of
+            the start.
+        machine: the machine's facts; those of a GPU stay as they are.
+        events: all events of the run.
+        planned: the run's cases.
+        known: the histories of these cases.
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
+    # ``machine`` may have been raised by an earlier fold, so the ceilings of the start are kept
+    # apart.
     start = (record.get("ceilings") or {}).get("start") or {
         "peaks": dict(machine.peaks),
         "bandwidth": machine.bandwidth,
@@ -56,10 +59,12 @@ def raise_ceilings(
     }
     raised = {}
     for dtype, entry in beyond(planned, known, peaks).items():
+        # Another process must have exceeded the peak beyond its interval as well.
         history = known[entry.case.id]
         again = median_interval([sample["s"] for sample in history.repeats])
         if again is None or entry.case.problem.flops / again[1] <= peaks[dtype]:
             continue
+        # The peak is raised only to what both processes reached.
         slower = max(median([s["s"] for s in of]) for of in (history.trusted, history.repeats))
         raised[dtype] = {"case": str(entry.case.problem), "from": peaks[dtype]}
         peaks[dtype] = entry.case.problem.flops / slower
@@ -70,11 +75,11 @@ def raise_ceilings(
 def beyond(
     planned: Sequence[PlanEntry], known: Mapping[str, History], peaks: Mapping[str, float]
 ) -> dict[str, PlanEntry]:
-    """Find the GEMM of each dtype that exceeds its peak the most, beyond its interval.
+    """Find, for each dtype, the GEMM that exceeds the peak the most, beyond its interval.
 
     Args:
-        planned: cases.
-        known: their histories.
+        planned: the cases.
+        known: the histories of these cases.
         peaks: FLOP/s by dtype.
     """
     fastest: dict[str, tuple[float, PlanEntry]] = {}

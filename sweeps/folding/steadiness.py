@@ -1,4 +1,4 @@
-"""How steady a machine was over a run: by all samples, by the canary, and by another process."""
+"""Steadiness of a machine over a run, judged by all samples, the canary and another process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed, machine_speed
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
-_REPEATED = 24  # cases that are timed again at the end of a run
-_REPEATED_SHARE = 0.05  # of the budget, for that
-_REPEATED_SECONDS = 2.0  # at least, if that is no more than a quarter: advice's budgets are small
+_REPEATED = 24  # cases that are re-timed at the end of a run
+_REPEATED_SHARE = 0.05  # share of the budget for re-timing them
+# Seconds for re-timing at least, unless that is more than a quarter of the budget: budgets of
+# advice are small.
+_REPEATED_SECONDS = 2.0
 _MIN_REPEATED = 4
-_FEW_CASES = 12  # of which the dear ones are timed again, too
+_FEW_CASES = 12  # up to this many cases, the expensive ones are re-timed as well
 _CUT = 3.0  # robust standard deviations
-_FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+_FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}  # corrections for few values, by their count
 
 
 def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
-    """How fast each place was over the run."""
+    """Return how fast each place was over the run."""
     samples: dict[SamplePlace, list[Event]] = defaultdict(list)
     for event in timed(events):
         samples[place_of(event)].append(event)
@@ -41,10 +43,12 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 
 
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
-    """How steady the machine was: the canary's spread, and its last quarter over its first.
+    """Report how steady the machine was: the canary's spread and drift.
 
-    ``certain`` says whether those quarters' intervals leave no doubt that it drifted. Samples of
-    several shards or GPUs do not mix: those of the one that took most are reported.
+    ``drift`` compares the last quarter of the samples with the first. ``certain`` is True if the
+    intervals of these quarters do not overlap, which leaves no doubt that the machine drifted.
+    Samples of several shards or GPUs are not mixed: only those of the place that took the most are
+    reported.
     """
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
     canaries = (event for event in timed(events) if event["case"] == CANARY)
@@ -68,7 +72,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 
 
 def repeating_seconds(budget: float) -> float:
-    """Seconds that timing cases again may take after a run with so many seconds to measure."""
+    """Return the seconds for re-timing cases after a run with so many seconds to measure."""
     return max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
 
 
@@ -78,11 +82,14 @@ def choose_repeats(
     budget: float,
     wanted: Collection[PlanEntry] = (),
 ) -> list[PlanEntry]:
-    """Cases with an interval to be timed again: from the cheap half, all over the plan's order; or
-    all, where there are few. ``wanted`` ones come on top.
+    """Choose the cases to be re-timed, and add the ``wanted`` ones.
 
-    None if any was timed again before, or if too few have one. What advice asked for is another
-    matter: it is timed again for its own sake.
+    Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
+    many as fit the time are taken, spread evenly over the plan.
+
+    Nothing is chosen if any case was re-timed before, or if too few cases have an interval. Cases
+    that advice asked for are ignored unless the plan has no others: advice re-times them for its
+    own purposes.
     """
     planned = [entry for entry in planned if entry.case.sweep != CONFIRM] or planned
     if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
@@ -107,16 +114,16 @@ def choose_repeats(
 
 
 def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
-    """How well medians repeat in another process: by cases that one timed again after the run.
+    """Report how well medians repeat in another process, which re-timed some cases after the run.
 
     ``ratio`` is the second median over the first, as the median over the cases. ``between`` is the
-    standard deviation of the ratio's logarithm beyond what both medians' own intervals explain.
-    ``between_cases`` is what is left of it without the change that all cases share, which the ratio
-    of two cases does not feel.
+    standard deviation of the ratio's logarithm beyond what the intervals of both medians explain.
+    ``between_cases`` is what remains of it without the change that all cases share, which does not
+    affect the ratio of two cases.
 
     A case whose memory happens to lie badly in one of the processes can take twice as long there.
-    So that it does not widen the intervals of all others, no case counts for more than three robust
-    standard deviations.
+    To keep such a case from widening the intervals of all others, no case counts for more than
+    three robust standard deviations.
     """
     apart, own = [], []
     for history in known.values():
@@ -134,7 +141,7 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     logs, noise = np.array(apart), float(np.mean(own))
     middle = float(np.median(logs))
     between = _mean_square(logs, noise) - noise
-    degrees = len(logs) / (len(logs) - 1)  # the middle is taken from the same cases
+    degrees = len(logs) / (len(logs) - 1)  # the middle is estimated from the same cases
     between_cases = degrees * _mean_square(logs - middle, noise) - noise
     return {
         "cases": len(apart),
@@ -145,20 +152,21 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
 
 
 def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
-    """Mean square of deviations from 0, each cut at three robust standard deviations of them all.
+    """Return the mean square of deviations from 0, each cut at three robust standard deviations.
 
-    ``noise`` is the variance that they have at least.
+    ``noise`` is the least variance that the deviations are taken to have.
     """
     deviation = max(1.4826 * float(np.median(np.abs(logs))), math.sqrt(noise))
     return float(np.mean(np.square(np.clip(logs, -_CUT * deviation, _CUT * deviation))))
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
-    """Of a sample's median, by normal theory from the median absolute deviation.
+    """Return the variance of a sample's median.
 
-    With the correction for few values of Croux and Rousseeuw, "Time-efficient algorithms for two
-    highly robust estimators of scale" (1992). An order-statistic interval of six to eight values is
-    their whole range, which would say several times as much.
+    It is derived from the median absolute deviation by normal theory. The correction for few values
+    is by Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale"
+    (1992). The order-statistic interval is not used here: of six to eight values it is their whole
+    range, which would give a variance several times as large.
     """
     n = len(values)
     deviation = float(np.median(np.abs(values - np.median(values))))

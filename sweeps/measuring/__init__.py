@@ -1,1 +1,1 @@
-"""What the child process of a run does: it prepares, checks and times cases."""
+"""The child process of a run, which prepares, checks and times cases."""

@@ -1,8 +1,9 @@
 """Time the anchors of a run on one GPU.
 
-They are timed before a run's cases, which does not count towards the budget. Where several GPUs of
-a node are measured at the same time, each times them on its own first, and then all of them
-together: what that changes is what they do to one another, through the host or their power supply.
+The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
+node measure at the same time, each of them first times the anchors while the others are idle, and
+then all of them time the anchors at once. The difference shows how the GPUs affect one another,
+through the host or their power supply.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ def time_anchors(
 ) -> None:
     """Time the anchors on one GPU. A case that fails is left out.
 
-    Work without a pause is timed only in the last phase, in which all GPUs can do it at once. Its
-    events are one for each batch, with ``t``, the seconds since its first launch.
+    Sustained work is timed only in the last phase, in which all GPUs can do it at once. Each of its
+    batches becomes one event with ``t``, the seconds since its first launch.
 
     Args:
         cases: the anchors.
-        bench: where they run.
+        bench: the bench that they run on.
         worker: the shard's name, for the events.
         emit: called with an event for every sample.
-        on_start: called before whatever may crash.
-        seconds: of work without a pause.
-        wait: where other GPUs of the node are measured, too: called with a phase before it, and
-            returns when it may begin.
+        on_start: called before anything that may crash.
+        seconds: duration of the sustained work.
+        wait: called with each phase before it begins, and returns when the phase may begin; None if
+            no other GPU of the node is measured.
     """
     sampler = bench.sampler
     emit(make_event(bench, worker, "anchoring", "", 0.0))

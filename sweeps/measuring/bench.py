@@ -1,6 +1,7 @@
-"""What a run measures on: cases go in, subjects to be timed come out.
+"""Interface of a bench: cases go in, and subjects to be timed come out.
 
-It may be a GPU, a CPU, or a fake of a test. Free of torch, which only the real one needs.
+A bench may be a GPU, a CPU, or a fake for a test. This module does not import torch, which only the
+real bench needs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from sweeps.store import Event
 from sweeps.timing.sampler import Sampler, Subject
 
 TORCH_BENCH = f"{__package__}.torch_bench:TorchBench"
-"""Module and class of the real one, which the child process imports."""
+"""Module and class of the real bench, which the child process imports."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A case that can be timed; ``facts`` are the columns that its preparation found."""
+    """A case that can be timed. ``facts`` are the columns that were found while preparing it."""
 
     case: Case
     subject: Subject
@@ -30,7 +31,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A case that cannot be timed, and why, as a sentence."""
+    """A case that cannot be timed, with the reason as a sentence."""
 
     case: Case
     status: str
@@ -43,55 +44,58 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """A device with its arena, clock and sensors, as the loop sees it."""
+    """A device with its arena, clock and sensors, as the measuring loop sees it."""
 
     sampler: Sampler
     gpu: int | None
     careful: Collection[str]
-    """Ids of cases to be handled one by one, because a process died handling them together."""
+    """Ids of cases to handle one by one, because a process died while handling them together."""
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases; ``on_start`` is called before whatever may crash the process."""
+        """Check and warm up cases. ``on_start`` is called before anything that may crash."""
         ...
 
     def name(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """The columns that name each case's kernels, in any order.
+        """Yield the columns that name each case's kernels, in any order.
 
-        A case whose records were lost is left out: another process may get them. One whose kernels
-        cannot be named has an empty ``kernel``.
+        A case whose records were lost is left out, because another process may get them. A case
+        whose kernels cannot be named has an empty ``kernel``.
         """
         ...
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """Status and message of a case's error, once the device has recovered from it.
+        """Return the status and message of a case's error, once the device has recovered from it.
 
         Raises:
-            PoisonedError: it did not recover.
+            PoisonedError: if the device did not recover.
         """
         ...
 
     def canary(self) -> Subject | None:
-        """The subject that measures drift."""
+        """Return the canary GEMM, which measures drift, or None if there is none."""
         ...
 
     def ceilings(self) -> tuple[Mapping[str, float], float] | None:
-        """The device's peaks (FLOP/s by dtype) and bandwidth (bytes/s) as measured now; None where
-        a datasheet has them.
+        """Measure the device's peaks (FLOP/s by dtype) and bandwidth (bytes/s) now.
+
+        Return None if they are known from a datasheet.
         """
         ...
 
 
 OnStart = Callable[[Sequence[str], float], None]
-"""Called with the ids of the cases that are about to run (none where the work belongs to no case)
-and the seconds that this should take."""
+"""Callback before anything that may crash the process.
+
+It is called with the ids of the cases that are about to run (none if the work belongs to no case)
+and with the seconds that this should take."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """An event of a case: what happened, when, where and at what cost in seconds."""
+    """Make an event of a case: what happened, when, where and at what cost in seconds."""
     where = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {
         "event": event,

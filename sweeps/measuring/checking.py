@@ -1,8 +1,8 @@
-"""Whether what a case's launches compute is right: before its samples, in them and after.
+"""Checks of what a case's launches compute: before its samples, during them and afterwards.
 
-Needs PyTorch. This guards against kernels that are wrong: from the start, later, sporadically, on
-another set, in a corner of the result, or because they return what they never computed. The
-sampler decides which batches are checked, and sees this only as a
+Needs PyTorch. The checks guard against kernels that are wrong from the start, later, sporadically,
+on another operand set or in a corner of the result, and against kernels that return what they never
+computed. The sampler decides which batches are checked. It knows this module only as a
 :class:`sweeps.timing.sampler.Checker`.
 """
 
@@ -27,27 +27,31 @@ _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 
 
 class ResultChecker:
-    """Checks the launches of one case.
+    """Checker of the launches of one case.
 
-    Each check tests Freivalds' identity from one side, and the next one from the other: both are
-    tested by the end of a case's first sample. Only the first check compares entries with float64.
+    Each check tests Freivalds' identity from one side, and the next check tests it from the other.
+    Both sides are therefore tested by the end of a case's first sample. Only the first check
+    compares entries with float64.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
-        """``seed`` is of every random choice, so that each case is checked at other entries."""
+        """Prepare the checks of a case.
+
+        ``seed`` is the seed of every random choice, so that each case is checked at other entries.
+        """
         self._problem = problem
         self._launch = launch
         self._random = random.Random(seed)
         self._side = self._random.randrange(2)
         self._unseen: int | None = None
         self.first_seconds = 0.0
-        """Seconds of the launch of :meth:`before`, on a CPU."""
+        """Seconds that the launch of :meth:`before` took, on a CPU."""
         self.allocates = False
-        """Whether the launch of :meth:`before` returned memory other than the set's place."""
+        """True if the launch of :meth:`before` returned memory other than the set's ``out``."""
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """The checker of the same case on more sets, of which the first is this one's."""
+        """Move this checker to more sets of its case, the first of which is its present one."""
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -55,7 +59,7 @@ class ResultChecker:
         return self
 
     def before(self) -> CheckVerdict:
-        """Check the first set's result, with NaN in its place before the launch."""
+        """Fill the first set's result with NaN, launch, and check the result."""
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)
@@ -65,12 +69,12 @@ class ResultChecker:
         return verdict if self._unchanged() else _CHANGED
 
     def poison(self, unseen: int | None) -> None:
-        """Fill every place for a result with NaN, so that unwritten elements fail the check.
+        """Fill the place of every result with NaN, so that unwritten elements fail the check.
 
-        With ``unseen``, the first operand of that set is negated until :meth:`release`, and the
-        places are filled with 0: a kernel might compute only where it finds NaN.
+        With ``unseen``, the first operand of that set is negated until :meth:`release`. The places
+        are then filled with 0, because a kernel might compute only where it finds NaN.
         """
-        self.release()  # a batch may be timed again
+        self.release()  # a batch may be timed again while it is still poisoned
         if unseen is not None:
             self._launch.sets[unseen].a.neg_()
             self._unseen = unseen
@@ -78,17 +82,18 @@ class ResultChecker:
             out.fill_(math.nan if unseen is None else 0.0)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
-        """The results of a timed batch, after :meth:`poison`.
+        """Check the results of a timed batch, after :meth:`poison`.
 
-        Where launches write into the arena, sets may share a place, which then holds the result of
-        the last to write. Where each launch allocates its result, only the last one is still there.
+        If launches write into the arena, several sets may share a place, which then holds the
+        result of the last launch that wrote there. If each launch allocates its result, only the
+        last result still exists.
 
         Args:
             indices: the sets that were launched on, in order.
             last: what the last launch returned.
 
         Raises:
-            WrongResultError: one is wrong, with the sentence that says how.
+            WrongResultError: if a result is wrong; the message says how.
         """
         sets, final = self._launch.sets, indices[-1]
         if not isinstance(last, Tensor):
@@ -102,16 +107,16 @@ class ResultChecker:
             self._require(_RIGHT if self._unchanged() else _CHANGED, "in a timed batch")
 
     def release(self) -> None:
-        """Negate again what :meth:`poison` negated."""
+        """Restore the operand that :meth:`poison` negated, if there is one."""
         if self._unseen is not None:
             self._launch.sets[self._unseen].a.neg_()
             self._unseen = None
 
     def after(self) -> None:
-        """Check the last set's result on inputs that no launch has seen: the first operand negated.
+        """Check the last set's result on inputs that no launch has seen: the negated first operand.
 
         Raises:
-            WrongResultError: it is wrong, or the operands are not what they were.
+            WrongResultError: if the result is wrong, or if the operands have changed.
         """
         index = len(self._launch.sets) - 1
         a, _, out = self._launch.sets[index]
@@ -143,12 +148,12 @@ class ResultChecker:
 
 
 def _norms(operands: Operands) -> tuple[float, float]:
-    """Norms of both operands, by which a change of their values shows."""
+    """Return the norms of both operands, which reveal a change of their values."""
     both = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
     a, b = torch.stack(both).tolist()
     return a, b
 
 
 def _result_view(result: Tensor, place: Tensor) -> Tensor:
-    """The view of ``place`` that a launch which writes there returns, shaped as ``result``."""
+    """Return the view of ``place`` that a launch writing there returns, shaped like ``result``."""
     return place.as_strided(result.shape, result.stride(), place.storage_offset())

@@ -27,7 +27,7 @@ from sweeps.store import Event
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a child is to do; everything in it can be pickled."""
+    """Work for a child process. Everything in it can be pickled."""
 
     bench: str  # module:callable that makes a Bench
     arguments: Mapping[str, Any]
@@ -36,33 +36,38 @@ class Assignment:
     worker: str
     budget: float
     spent: float
-    until: float = math.inf  # of time.monotonic, whose clock all processes of a host share
+    # Moment of time.monotonic, whose clock all processes of a host share.
+    until: float = math.inf
     careful: frozenset[str] = frozenset()
     work: str = "measure"
-    """Or one of :data:`BESIDE`."""
+    """Kind of work: ``measure``, or one of :data:`BESIDE`."""
     longest: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the work beside measuring."""
+    """Further arguments of the function in :data:`BESIDE`."""
     waits: bool = False
-    """Whether the work waits for the node's other workers."""
+    """True if the work waits for the node's other workers."""
 
 
 BESIDE: dict[str, Callable[..., None]] = {
     "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
 }  # fmt: skip
-"""What else a process does with the planned cases."""
+"""Kinds of work other than measuring, and the functions that do them."""
 
 
 def work(connection: Connection) -> None:
-    """Entry point of the child. Sent an :class:`Assignment`, it sends ("event", …), ("visit", ids,
-    seconds) and an end.
+    """Run the child: receive an :class:`Assignment`, carry it out, and report.
 
-    After ("wait", phase) it waits for a message. The end is ("end", why), ("failed", sentence)
-    where nothing could be started, or ("poisoned", sentence) where the device's context broke.
+    The child sends ("event", event), ("visit", ids, seconds) and one end, which is
+
+    - ("end", why),
+    - ("failed", sentence) if an error ended the work, or
+    - ("poisoned", sentence) if the device's context broke.
+
+    After it has sent ("wait", phase), it waits for a message.
     """
     die_with_parent()
-    # Ctrl-C, a closed terminal and a batch system reach the whole process group; the parent alone
-    # acts on them, and ends this process.
+    # Ctrl-C, a closed terminal and a batch system send their signal to the whole process group.
+    # Only the parent acts on it, and it ends this process.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     order: Assignment = connection.recv()
@@ -72,7 +77,7 @@ def work(connection: Connection) -> None:
 
     def send(*message: object) -> None:
         if connection.closed:
-            os._exit(1)  # only a forked copy has it closed; it must not measure on
+            os._exit(1)  # only a forked copy has it closed, and a copy must not continue to measure
         connection.send(message)
 
     def emit(event: Event) -> None:
@@ -94,8 +99,8 @@ def work(connection: Connection) -> None:
             beside(cases, bench, order.worker, emit, on_start, **options)
             send("end", "done")
             return
-        # The budget counts measuring alone; ``until`` is a moment, from which starting this process
-        # has already used up some time.
+        # The budget counts measuring time only. ``until`` is a fixed moment, and starting this
+        # process has already used up some of the time until then.
         rounds = Rounds(
             order.planned,
             order.known,
@@ -120,9 +125,9 @@ def work(connection: Connection) -> None:
 
 
 def _close_in_fork(connection: Connection) -> None:
-    """Runs in a process that a launch has forked, which must not take part in measuring.
+    """Close the pipe in a process that a launch has forked, which must not take part in measuring.
 
-    If it kept the connection open, the parent would not notice the death of the real child.
+    If the copy kept the connection open, the parent would not notice the death of the real child.
     """
     connection.close()
     die_with_parent()

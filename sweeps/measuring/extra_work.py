@@ -1,4 +1,4 @@
-"""What processes of a run do besides measuring: time cases or pairs of them again, name kernels."""
+"""Work of a run's processes other than measuring: re-time cases or pairs of them, name kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sweeps.store import Event
 from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS
 
-_PAIRS_AT_ONCE = 8  # whose blocks alternate; what an interruption loses at most
-_TRIES = 3  # of a block in which launch gaps show
+_PAIRS_AT_ONCE = 8  # pairs whose blocks alternate; an interruption loses at most these
+_TRIES = 3  # attempts at a block in which launch gaps show
 
 
 def repeat_cases(
@@ -24,10 +24,10 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Time some cases again, in a process of its own: how well do medians repeat?
+    """Re-time some cases in another process, to see how well medians repeat.
 
-    Each gets as many samples as a second checkpoint has, in shuffled rounds; their events are
-    ``repeat``. A case that fails this time is left out.
+    Each case gets as many samples as the second checkpoint requires, in shuffled rounds. The
+    samples become events named ``repeat``. A case that fails this time is left out.
     """
     sampler = bench.sampler
     begin = sampler.now()
@@ -56,20 +56,20 @@ def confirm_pairs(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Time pairs of cases anew: what does the second of each gain over the first?
+    """Re-time pairs of cases, to measure what the second of each pair gains over the first.
 
-    This process has taken none of the samples that the pairs were chosen by, and has operands of
-    its own. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a block
-    the second case is timed twice between two samples of the first, so that a machine whose speed
-    changes steadily does not matter. A case that fails gets that outcome, and its pairs are left
-    out.
+    This process has taken none of the samples by which the pairs were chosen, and it has its own
+    operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a block
+    the second case is timed twice between two samples of the first, so that a steady change of the
+    machine's speed cancels out. A case that fails gets an outcome, and its pairs are left out.
 
     Args:
         cases: the pairs, one after the other.
-        bench: where they run.
+        bench: the bench that they run on.
         worker: the shard's name, for the events.
-        emit: called with an event for every block, whose ``process`` is this one's beginning.
-        on_start: called before every visit.
+        emit: called with an event for every block. Its ``process`` is the moment at which this
+            process began.
+        on_start: called before every visit of a case.
     """
     process = time.time()
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
@@ -85,6 +85,7 @@ def _confirm_some(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
+    """Re-time a few pairs, whose blocks alternate."""
     sampler = bench.sampler
     begin = sampler.now()
     cases = list(dict.fromkeys(case for pair in pairs for case in pair))
@@ -94,6 +95,7 @@ def _confirm_some(
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
+    # 1. Prepare each case once, even if it is in several pairs.
     for result in bench.prepare(cases, {}, on_start):
         if isinstance(result, Ready):
             ready[result.case] = result.subject
@@ -101,6 +103,7 @@ def _confirm_some(
             fail(result.case, result.status, result.message)
     sampler.wake()
     emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
+    # 2. Take one block of every pair in each round, in a new order each time.
     due = list(pairs)
     shuffle = random.Random(process).shuffle
     for number in range(BLOCKS):
@@ -109,6 +112,7 @@ def _confirm_some(
             begin = sampler.now()
             seconds = []
             try:
+                # ``case`` is the case in flight, so that an error is blamed on the right one.
                 case = pair[0]
                 for _ in range(_TRIES if all(case in ready for case in pair) else 0):
                     samples = []
@@ -118,9 +122,10 @@ def _confirm_some(
                     if all(sample.hidden for sample in samples):
                         seconds = [sample.seconds for sample in samples]
                         break
+                # After the last block, both cases are checked once more.
                 for case in pair if seconds and number == BLOCKS - 1 else ():
                     _check_after(ready[case], on_start)
-            except Exception as error:  # a wrong result, too
+            except Exception as error:  # including a WrongResultError
                 fail(case, *bench.failure(error))
                 continue
             if seconds:
@@ -151,14 +156,16 @@ def name_kernels(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Report the names of the cases' kernels. This loads a profiler: time nothing afterwards.
+    """Report the names of the cases' kernels.
+
+    This loads a profiler, so that nothing may be timed in this process afterwards.
 
     Args:
-        cases: those that have times and no names yet.
-        bench: where they run.
+        cases: the cases that have times and no names yet.
+        bench: the bench that they run on.
         worker: the shard's name, for the events.
         emit: called with every event.
-        on_start: called before every visit.
+        on_start: called before every visit of a case.
     """
     begin = bench.sampler.now()
     for case, facts in bench.name(cases, on_start):

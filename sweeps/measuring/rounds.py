@@ -1,7 +1,7 @@
-"""The loop of a run: prepare cases chunk by chunk and sample each once, then all in rounds.
+"""The measuring loop of a run: sample each case once as it is prepared, and then all in rounds.
 
-It has a bench (which turns cases into subjects), a sampler and a budget, and reports what happens
-as events.
+The loop has a bench (which turns cases into subjects), a sampler and a budget. It prepares cases in
+chunks and reports what happens as events.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ from sweeps.timing.statistics import CHECKPOINTS
 _T = TypeVar("_T")
 
 CHUNK = 64
-"""Cases prepared between two rounds: few enough that the first results come early."""
+"""Number of cases prepared between two rounds: few enough that the first results come early."""
 FIRST_CHUNK = 8
-"""The first chunk of a process; each has twice as many as the one before it, up to CHUNK. Where
-preparing is slow, the first cases have their samples before the time is up."""
+"""Number of cases in the first chunk of a process. Each further chunk has twice as many, up to
+:data:`CHUNK`.
+
+Where preparing is slow, the first cases therefore have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
-_ASIDE_SECONDS = 30.0  # limit for waking the device or preparing the canary
+_ASIDE_SECONDS = 30.0  # expected at most for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
-_LEAST_WITH_CEILINGS = 30.0  # seconds left, from which a process measures the ceilings again
-_MARGIN = 0.02  # share of the time kept when cases are admitted: samples vary in what they cost
-_MISTAKEN = 2.5  # times the plan's seconds from which a case is too long
+# A process measures the ceilings again only if it has at least this many seconds.
+_LEAST_WITH_CEILINGS = 30.0
+# Share of the time that is not promised when cases are admitted, because the cost of samples
+# varies.
+_MARGIN = 0.02
+_MISTAKEN = 2.5  # multiple of the planned seconds from which a case is too long
 _MAX_SHARE = 0.05
-"""Share of the budget that one case may take. The plan leaves out cases expected to take over 2 %;
-this is for those that it underestimated."""
+"""Share of the budget that one case may take.
+
+The plan leaves out cases that it expects to take over 2% of the budget. This limit is for cases
+that the plan underestimated."""
 
 
 class Rounds:
-    """One process's part of a run."""
+    """The measuring loop of one process."""
 
     def __init__(
         self,
@@ -55,17 +62,18 @@ class Rounds:
         limit: float = math.inf,
         longest: float | None = None,
     ) -> None:
-        """
+        """Prepare the loop; nothing is measured yet.
+
         Args:
-            planned: the cases in the plan's order.
-            known: histories from earlier processes; finished cases are not visited again.
-            bench: where they run.
+            planned: the cases, in the plan's order.
+            known: histories from earlier processes. Finished cases are not visited again.
+            bench: the bench that the cases run on.
             worker: the shard's name, for the events.
             budget: seconds of measuring, over all resumes.
-            spent: seconds of it that are used up.
+            spent: seconds of the budget that are used up.
             emit: called with every event.
             on_start: called before every visit of a case.
-            seed: of the shuffles, for tests.
+            seed: seed of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
             longest: seconds that six samples of a case may take; None: a share of the budget.
         """
@@ -78,33 +86,37 @@ class Rounds:
         self._worker = worker
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
-        # In the middle and at the end; the plan was made with those measured at the start.
+        # Ceilings are measured in the middle and at the end. The plan was made with those measured
+        # at the start.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
         self._emit = emit
         self._on_start = on_start
         self._random = random.Random(seed)
-        # Rounds are numbered over the whole run: two cases' samples of one round belong together.
+        # Rounds are numbered over the whole run, because two cases' samples of one round are
+        # compared.
         earlier = (e.get("r", 0) for h in known.values() for e in h.every_sample)
         self._round = max(earlier, default=0)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
-        # Seconds of one sample of each case begun so far. Subjects themselves are let go when they
-        # are finished, because their launches hold memory.
+        # Seconds of one sample of each case begun so far. The subjects themselves are released when
+        # they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
-        # Seconds of the cases begun so far: by the plan, and spent preparing them.
+        # Seconds for the cases begun so far: those that the plan expected, and those spent on
+        # preparing.
         self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
-        # If the canary crashed an earlier process, the run goes on without one.
+        # If the canary crashed an earlier process, the run continues without one.
         self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
-        """Go on until every case is finished (``done``) or the budget is spent (``budget``).
+        """Measure until every case is finished (``done``) or the budget is spent (``budget``).
 
-        Cases with samples are checked again at the end; without that no sample counts.
+        Cases with samples are checked again at the end, because samples count only once a check
+        confirms them.
         """
         end = self._measure()
         if self._ceilings_due > -math.inf:
@@ -113,6 +125,7 @@ class Rounds:
         return end
 
     def _measure(self) -> str:
+        """Admit cases and sample them in rounds; return ``done`` or ``budget``."""
         while self._spare_seconds > 0:
             before = len(self._open)
             admitted = self._admit()
@@ -120,14 +133,15 @@ class Rounds:
                 if admitted:
                     continue  # all of them were refused
                 return "budget" if self._waiting else "done"
-            # Preparing compiles and loads on the host, and the device's clocks drop meanwhile.
+            # While cases are compiled and loaded on the host, the device's clocks drop.
             if admitted:
                 self._run_outside_cases(None, self._sampler.wake)
-            # While cases are still admitted, only new ones are sampled, once: the later samples of
-            # each then lie far from the first, and the machine's speed may change in between.
+            # While cases are still being admitted, only the new ones are sampled, and only once.
+            # The later samples of each case are then far from its first one, and the machine's
+            # speed may change in between.
             subjects = self._open[before:] if admitted else self._due_subjects()
             due = [subject for subject in subjects if not subject.finished]
-            # In a new order each round: a disturbance of a second then hits different cases, and
+            # Each round has a new order. A disturbance of a second then hits different cases, and
             # the samples of one case are spread over the run.
             self._random.shuffle(due)
             self._round += 1
@@ -145,13 +159,14 @@ class Rounds:
 
     @property
     def _spare_seconds(self) -> float:
-        """Seconds left for samples, with those reserved that the checks after them will take."""
+        """Seconds left for samples, without those reserved for the checks after them."""
         return self._left - sum(s.checking for s in self._open if s.samples)
 
     def _check(self, subjects: Sequence[Subject]) -> None:
-        """Check cases again after their samples: a kernel may have been right only at first.
+        """Check cases again after their samples.
 
-        A case of which a late sample was checked needs no further launch.
+        A kernel may have been right only at first. A case of which a late sample was checked needs
+        no further launch.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -169,13 +184,13 @@ class Rounds:
             self._report("right", subject.key, cost, checking=round(cost, 6))
 
     def _promised_seconds(self) -> float:
-        """Seconds that six samples of every open case still take."""
+        """Return the seconds until every open case has six samples."""
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
     def _due_subjects(self) -> list[Subject]:
-        """The cases of the next round: all, or those under six samples where time is short."""
-        # Six samples are the fewest with an interval: while time is short, they come before
-        # narrowing the intervals of cases that have theirs.
+        """Return the cases of the next round: all, or if time is short those under six samples."""
+        # Six samples are the fewest that give an interval. While time is short, they have priority
+        # over narrowing the intervals of other cases.
         extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
         short = self._promised_seconds() + extra > self._spare_seconds
         if not short:
@@ -184,9 +199,10 @@ class Rounds:
         return few or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES] or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Those whose six samples still fit the time left, the furthest first.
+        """Return the cases whose six samples still fit the time left, the most advanced first.
 
-        If the machine has become slower, all of them together would end without an interval.
+        If the machine has become slower, continuing all cases would leave all of them without an
+        interval.
         """
         chosen, left = [], self._spare_seconds
         for subject in sorted(subjects, key=lambda s: -len(s.samples)):
@@ -197,14 +213,17 @@ class Rounds:
         return chosen
 
     def _pace(self) -> float:
-        """Seconds of the cases so far over the plan's, at least 1: a forecast for the next."""
+        """Return the actual seconds of the cases so far over the plan's, at least 1.
+
+        This ratio is the forecast for the next cases.
+        """
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(self._begun.values())
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit the time left; return how many."""
+        """Prepare the next cases whose six samples fit the time left. Return how many."""
         promised = self._promised_seconds()
         pace = self._pace()
         chosen: list[PlanEntry] = []
@@ -216,7 +235,8 @@ class Rounds:
                 continue
             promised += entry.expected * pace
             chosen.append(entry)
-        # Back in front, in the plan's order: they may fit later, when other cases finish early.
+        # Put them back in front, in the plan's order: they may fit later, if other cases finish
+        # early.
         self._waiting.extendleft(reversed(skipped))
         self._chunk = min(2 * self._chunk, CHUNK)
         self._expected += sum(entry.expected for entry in chosen)
@@ -227,8 +247,8 @@ class Rounds:
             self._left -= cost
             self._preparing += cost
             self._open_case(result, cost)
-            # Restarted after reporting, which blocks while the parent does not read: that is not
-            # measuring time.
+            # Restart the clock after reporting, which blocks while the parent does not read. That
+            # wait is not measuring time.
             begin = self._sampler.now()
         return len(chosen)
 
@@ -255,10 +275,14 @@ class Rounds:
             self._begun[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
-        """Seconds of six samples beyond which a case is given up: the plan underestimated it."""
+        """Return the seconds of six samples beyond which a case is given up.
+
+        The plan has underestimated such a case.
+        """
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
     def _take_sample(self, subject: Subject) -> None:
+        """Take one sample of a subject and report it, or report why it failed."""
         self._on_start([subject.key], subject.cost)
         try:
             sample = self._sampler.sample(subject)
@@ -269,8 +293,8 @@ class Rounds:
         if subject.key in self._begun:
             self._begun[subject.key] = subject.cost
         reading = sample.reading
-        # A burst is shorter than the time between two readings, so that the power read around it
-        # belongs mostly to other cases.
+        # A burst is shorter than the time between two readings of the power. The power read around
+        # a burst therefore belongs mostly to other cases.
         power = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz,
@@ -296,7 +320,7 @@ class Rounds:
         self._report("outcome", subject.key, 0.0, status=status, message=message)
 
     def _watch_drift(self) -> None:
-        """Time the same product every two seconds: its scatter shows how steady the machine is."""
+        """Time the canary GEMM every two seconds. Its scatter shows how steady the machine is."""
         if self._sampler.now() < self._canary_due:
             return
         if self._watching and self._canary is None:
@@ -309,13 +333,16 @@ class Rounds:
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
     def _measure_ceilings(self) -> None:
-        """Measure the ceilings again: the machine may have been slow when it was done before."""
+        """Measure the ceilings again, because the machine may have been slow the last time."""
         found = self._run_outside_cases(None, self._bench.ceilings)
         if found is not None:
             self._report("ceilings", "", 0.0, peaks=dict(found[0]), bandwidth=found[1])
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work of no case and charge it to the budget; None if it fails, and the run goes on."""
+        """Do work that belongs to no case, and charge it to the budget.
+
+        Return None if the work fails; the run then continues.
+        """
         self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()
         result = None

@@ -1,7 +1,7 @@
-"""The bench: a real device with its arena, clock and sensors. Here the kernels meet the sampler.
+"""The real bench: a device with its arena, clock and sensors, where the kernels meet the sampler.
 
-Everything above works with any object of the shape of :class:`sweeps.measuring.bench.Bench`; this
-one needs PyTorch.
+The code above it works with any object that has the interface of
+:class:`sweeps.measuring.bench.Bench`. This one needs PyTorch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
 
 _MAX_SETS = 512
-_ARENA_SHARE = 0.12  # of the free memory: inputs and results of three storage types, six in all
-_SMALL_SHARE = 0.09  # the same on a small card, where libraries' workspaces and contexts weigh more
+# Share of the free memory for each of six buffers: inputs and results of three storage types.
+_ARENA_SHARE = 0.12
+# The same on a small card, where workspaces of vendor libraries and contexts weigh more.
+_SMALL_SHARE = 0.09
 _SMALL_BYTES = 48e9
-_FIRST_SECONDS = 3.0  # what the first launch of a case may take: loading, JIT, autotuning
-_COMPILE_AHEAD_SECONDS = 30.0  # what compiling a chunk of cases or reading a trace may take
+_FIRST_SECONDS = 3.0  # for the first launch of a case: loading, JIT, autotuning
+_COMPILE_AHEAD_SECONDS = 30.0  # for compiling a chunk of cases, or reading a trace
 
 
 class TorchBench:
-    """Cases on one device through PyTorch."""
+    """Bench that runs cases on one device through PyTorch."""
 
     careful: Collection[str] = frozenset()
 
@@ -56,12 +58,13 @@ class TorchBench:
         cases: Sequence[Case],
         number: int | None = None,
     ) -> None:
-        """
+        """Open the device and size its arena.
+
         Args:
-            machine: its facts.
-            device: ``cpu``, or ``gpu`` with the ordinal ``gpu``.
-            gpu: which GPU.
-            cases: everything that will be asked for; the largest sizes the arena.
+            machine: the machine's facts.
+            device: ``cpu`` or ``gpu``.
+            gpu: the GPU's ordinal; None on a CPU.
+            cases: all cases that will be asked for. The largest decides the size of the arena.
             number: the GPU's number within the run; None: its ordinal.
         """
         self.machine = machine
@@ -88,8 +91,8 @@ class TorchBench:
         )
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
-            # A launch takes at least as long as reading the bytes that only its set has; this
-            # bounds how many launches, and so how many sets, a batch can need.
+            # A launch takes at least as long as reading the bytes that only its set has. This
+            # bounds the number of launches in a batch, and therefore the number of sets.
             storage = _storage_of(case)
             shortest = set_bytes(case.problem, case.shared_a, storage) / machine.bandwidth
             sets = self._set_count(case, shortest)
@@ -101,10 +104,10 @@ class TorchBench:
         return self.machine.memory_bytes // 2 or 1 << 30
 
     def _set_count(self, case: Case, seconds: float) -> int:
-        """Different operand sets for a case whose launch takes ``seconds``.
+        """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        Cold, or with cold weights, a burst uses no set twice; sustained work reuses a set only
-        after reading twice the cache's size of other sets.
+        A burst with a cold cache, or with cold weights, uses no set twice. Sustained work uses a
+        set again only after reading twice the cache's size of other sets.
         """
         if case.cache == "warm":
             return 1
@@ -116,22 +119,22 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Compile all, then check and warm up each."""
+        """Compile all cases, then check and warm up each."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
                 yield self._prepare_one(case, known.get(case.id, History()))
-            except Exception as error:  # any error of a library or a compiler becomes a row
+            except Exception as error:  # any error of a vendor library or a compiler becomes a row
                 yield Refusal(case, *self.failure(error))
 
     def name(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """The kernels of one launch of each case on a GPU, all from one profiler session.
+        """Name the kernels of one launch of each case on a GPU, in a single profiler session.
 
         Raises:
-            Exception: any error of a profiler that is not permitted.
+            Exception: any error of the profiler, for example if it is not permitted.
         """
         traced = trace_gpu(self._warm_launches(cases, on_start))
         for case, kernels in zip(cases, traced, strict=True):
@@ -139,7 +142,7 @@ class TorchBench:
                 yield case, kernel_columns(kernels)
 
     def _warm_launches(self, cases: Sequence[Case], on_start: OnStart) -> Iterator[LaunchOnce]:
-        """A launch of each case, made when its turn comes; a no-op where that fails."""
+        """Yield a launch of each case when its turn comes, or a no-op if that fails."""
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
@@ -148,22 +151,25 @@ class TorchBench:
                 self.failure(error)  # a broken context ends this process here
                 launch = do_nothing
             yield launch
-        on_start([], _COMPILE_AHEAD_SECONDS)  # reading the trace
+        on_start([], _COMPILE_AHEAD_SECONDS)  # for reading the trace
 
     def _warm_launch(self, case: Case) -> LaunchOnce:
-        """One launch of a case, after a first that loads modules and compiles."""
+        """Return one launch of a case, after a first launch that loads modules and compiles."""
         launch = self._launch(case, implementations()[case.implementation], 1)
         launch(0)
         return functools.partial(launch, 0)
 
     def ceilings(self) -> tuple[dict[str, float], float] | None:
-        """A CPU's ceilings as measured now, except those of emulated dtypes, which take long."""
+        """Measure a CPU's ceilings now, except those of emulated dtypes, which take long.
+
+        Return None for a GPU.
+        """
         if self.gpu is not None:
             return None
         return ceilings(self.machine, self.machine.peaks.keys() - set(self.machine.emulated))
 
     def canary(self) -> Subject | None:
-        """A product that is bound by arithmetic, in the machine's fastest common dtype."""
+        """Prepare the canary: a GEMM bound by arithmetic, in the machine's fastest common dtype."""
         problem = self._canary_problem()
         self._arena.capacity(problem)
         implementation = implementations()[library_for(problem, self.machine)]
@@ -180,7 +186,7 @@ class TorchBench:
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
         """Let every implementation compile its cases of this chunk on all CPU cores.
 
-        A failure here is repeated, and reported as a row, when the case is prepared.
+        A failure here occurs again when the case is prepared, and becomes a row then.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
@@ -197,13 +203,16 @@ class TorchBench:
                 implementation.compile_ahead(wanted)
 
     def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
+        """Check a case and prepare its launches, or return why it cannot be timed."""
         implementation = implementations()[case.implementation]
+        # 1. Leave out what the implementation does not support.
         reason = implementation.supports(case.problem, self.machine)
         if reason is not None:
             return Refusal(case, "unsupported", reason)
+        # 2. Check the result of a first launch.
         launch = self._launch(case, implementation, 1)
         begin = self.sampler.now()
-        # In another process, with some samples taken already, other entries are checked.
+        # Another process, which finds some samples taken already, checks other entries.
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
         verdict = checker.before()
@@ -213,6 +222,7 @@ class TorchBench:
         if not verdict.ok:
             self._arena.restore()
             return Refusal(case, "wrong", verdict.message, facts)
+        # 3. Estimate the seconds of a launch, and make as many operand sets as a batch needs.
         with launch.settings():
             first = checker.first_seconds if self.gpu is None else 0.0
             seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
@@ -222,6 +232,7 @@ class TorchBench:
         sets = min(self._set_count(case, seconds), capacity)
         if sets > 1:
             launch = self._launch(case, implementation, sets)
+        # 4. Make the subject that the sampler times.
         subject = Subject(
             case.id,
             launch.bare,
@@ -236,8 +247,8 @@ class TorchBench:
             checking=checking,
         )
         if sets > 1 and checker.allocates and self.gpu is not None:
-            # A CPU has no hand-written kernels to compare with, and its allocator may ask the
-            # system for new memory at each launch, which would be timed.
+            # Results are not rotated on a CPU. It has no hand-written kernels to compare with, and
+            # its allocator may ask the system for new memory at each launch, which would be timed.
             rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
             subject.launch, subject.renew = rotating, rotating.renew
         if case.shared_a:
@@ -248,14 +259,18 @@ class TorchBench:
 
     def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
         storage = _storage_of(case)
-        self._arena.capacity(case.problem, storage=storage)  # raises where not even one set fits
+        self._arena.capacity(case.problem, storage=storage)  # raises if not even one set fits
         operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """``wrong``, ``oom`` or ``error``, once memory is freed and the context still answers."""
+        """Return ``wrong``, ``oom`` or ``error`` with a message, once memory is freed.
+
+        Raises:
+            PoisonedError: if the context no longer answers.
+        """
         if self.gpu is not None:
             try:
                 torch.cuda.synchronize(self._index)
@@ -266,13 +281,13 @@ class TorchBench:
             self._arena.restore()
             return "wrong", str(error)
         full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
-        if full or "can't allocate memory" in str(error):  # how PyTorch's CPU allocator says it
+        if full or "can't allocate memory" in str(error):  # the words of PyTorch's CPU allocator
             return "oom", str(error)
         return "error", f"{type(error).__name__}: {error}"
 
 
 def _open_sm_clock(sms: int, device: str) -> SmClock | None:
-    """Return the reader of the SM clock, or None where Triton cannot be used."""
+    """Return the reader of the SM clock, or None if Triton cannot be used."""
     try:
         from kernels.triton import sm_clock
 
@@ -282,7 +297,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
 
 
 def _storage_of(case: Case) -> Storage:
-    """Return how the operands of a case lie in memory: densely where its config cannot be read."""
+    """Return the storage of a case's operands; dense if its config cannot be read."""
     with suppress(KeyError, UserError):
         config = implementations()[case.implementation].parse_config(case.config)
         if config is not None:
@@ -291,9 +306,9 @@ def _storage_of(case: Case) -> Storage:
 
 
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
-    """Return the columns that name a launch's kernels; ``kernel`` is empty where none is named.
+    """Return the columns that name a launch's kernels; ``kernel`` is empty if none is named.
 
-    Unlike a GPU's profiler, this does not slow later launches.
+    Unlike a GPU's profiler, the tracer does not slow later launches.
     """
     named: list[Kernel] = []
     with suppress(Exception), cpu_tracer() as trace:
@@ -304,7 +319,7 @@ def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
 def open_bench(
     machine: Machine, gpu: int | None, cases: Sequence[Case]
 ) -> tuple[TorchBench, list[Ready]]:
-    """A new bench outside of any run, and the cases that can be timed on it."""
+    """Return a new bench outside of any run, and the cases that can be timed on it."""
     bench = TorchBench(machine, machine.kind, gpu, cases)
     results = bench.prepare(cases, {}, lambda ids, seconds: None)
     return bench, [result for result in results if isinstance(result, Ready)]

@@ -1,1 +1,1 @@
-"""One recording of several that were made without shards: on several nodes, on several days."""
+"""Merge recordings that were made without shards, on several nodes or days, into one."""

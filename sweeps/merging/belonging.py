@@ -1,4 +1,4 @@
-"""Whether recordings belong together: of one machine, one software, and none of them twice."""
+"""Checks that recordings belong together: one machine, the same versions, and none given twice."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from sweeps.running.devices import limits_apart
 from sweeps.store import other_software
 
 _OWN = ("name", "memory_bytes", "sources")
-"""Facts that devices of one model report each for itself."""
+"""Facts that each device of a model reports for itself, and that may differ."""
 _MEASURED = ("peaks", "bandwidth")
-"""Facts of a CPU that every run measures anew."""
+"""Facts of a CPU that every run measures again."""
 
 
 def refuse_twice(folders: Sequence[Path]) -> None:
-    """
+    """Refuse a single folder, or one that is given twice.
+
     Raises:
-        UserError: there are fewer than two folders, or one is given twice.
+        UserError: if there are fewer than two folders, or if one is given twice.
     """
     if len(folders) < 2:
         raise UserError("merging needs at least two recordings; give two or more folders.")
@@ -33,10 +34,11 @@ def refuse_twice(folders: Sequence[Path]) -> None:
 
 
 def refuse_strangers(sources: Sequence[MergeSource]) -> None:
-    """
+    """Refuse recordings that cannot be merged with one another.
+
     Raises:
-        UserError: recordings are of different machines, or of one in different settings; of
-            different software; or hold the same samples.
+        UserError: if recordings are of different machines, of one machine in different settings, or
+            of different PyTorch or driver versions, or if they contain the same samples.
     """
     for one, other in combinations(sources, 2):
         if why := _why_apart(one, other):
@@ -53,7 +55,7 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
 
 
 def _why_apart(one: MergeSource, other: MergeSource) -> str:
-    """Why two recordings do not belong together, as a sentence; empty if they do."""
+    """Return why two recordings do not belong together, as a sentence; empty if they do."""
     if one.machine.slug != other.machine.slug:
         return (
             f"{one.folder} is of {one.machine.slug} and {other.folder} of {other.machine.slug}; "
@@ -79,7 +81,7 @@ def _why_apart(one: MergeSource, other: MergeSource) -> str:
 
 
 def _other_facts(one: MergeSource, other: MergeSource) -> Iterator[tuple[str, Any, Any]]:
-    """Facts of the machine in which two recordings differ, with both values."""
+    """Yield the facts of the machine in which two recordings differ, with both values."""
     free = (*_OWN, *(_MEASURED if one.machine.kind == "cpu" else ()))
     facts, others = asdict(one.machine), asdict(other.machine)
     for name, value in facts.items():
@@ -92,5 +94,5 @@ def _shown(fact: Any) -> str:
 
 
 def _moments(source: MergeSource) -> set[tuple[str, float, float]]:
-    """What no two samples have in common: the case, the moment and the time."""
+    """Return what identifies each sample: its case, its moment and its time."""
     return {(e["case"], e["at"], e["s"]) for e in source.events if e["event"] == "sample"}

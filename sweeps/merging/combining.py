@@ -1,7 +1,7 @@
 """The run.json and the samples of a merged recording.
 
-It is like the recording of a run with shards: the i-th of N recordings is its worker ``i/N``. Its
-plan has every case once, as the first recording planned it that did.
+A merged recording looks like a run with shards: the i-th of N recordings is its worker ``i/N``. Its
+plan has every case once, as planned by the first recording that has the case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     """Write the plan and the samples of all recordings into a new folder.
 
     Raises:
-        UserError: the disk is full.
+        UserError: if the disk is full.
     """
     numbers = numbers_of_gpus(sources)
     make_folder(folder / "samples")
@@ -37,12 +37,15 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
 
 
 def _worker_name(number: int, count: int) -> str:
-    """Of the recording with that number, from 1, among so many."""
+    """Return the worker's name for a recording: its number, counted from 1, of ``count``."""
     return f"{number}/{count}"
 
 
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
-    """The lines of a recording's samples; what is damaged stays so, and is counted."""
+    """Yield the lines of a recording's samples.
+
+    Damaged lines are passed on as they are, so that folding counts them.
+    """
     for line in source.lines:
         if isinstance(line, bytes):
             yield line + b"\n"
@@ -55,6 +58,7 @@ def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iter
 def _merged_record(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
+    """Return the run.json of the merged recording, which is not folded yet."""
     first, count = sources[0], len(sources)
     record = {
         **{name: first.record[name] for name in ("schema", "protocol", "software")},
@@ -77,7 +81,10 @@ def _merged_record(
 
 
 def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
-    """The first recording's; of a CPU with the highest ceilings that any has measured."""
+    """Return the first recording's machine.
+
+    A CPU has the highest ceilings that any recording has measured.
+    """
     machines = [source.machine for source in sources]
     if machines[0].kind != "cpu":
         return machines[0]
@@ -88,11 +95,12 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
 
 
 def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
-    """Every anchor once."""
+    """Return every anchor of the recordings once."""
     return list({entry.case.id: entry for source in sources for entry in source.anchors}.values())
 
 
 def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
+    """Return the plan of the merged recording, with the cases of all plans."""
     plans = [source.record["plan"] for source in sources]
     cases: dict[str, PlanEntry] = {}
     for i, source in enumerate(sources, 1):
@@ -102,7 +110,7 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     elsewhere = {name for plan in plans for name in plan["recorded_elsewhere"]}
     return {
         "budget_s": sum(plan["budget_s"] for plan in plans),
-        "left_s": 0.0,  # for cases that advice asks for, which no run measures here
+        "left_s": 0.0,  # for cases that advice asks for, none of which are measured here
         "shards": len(sources),
         "sweeps": sorted({name for plan in plans for name in plan["sweeps"]}),
         "left_out": _left_out(sources, planned),
@@ -112,7 +120,10 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 
 
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
-    """By sweep, how many of its cases are in no plan, if those that had most to plan had all."""
+    """Return, by sweep, how many of its cases are in no plan.
+
+    The recording with the most cases of a sweep, planned or left out, is taken to have all of them.
+    """
     whole: Counter[str] = Counter()
     for source in sources:
         own = Counter(entry.case.sweep for entry in source.planned)

@@ -1,4 +1,4 @@
-"""Merge recordings into a new folder, which is there whole or not at all."""
+"""Merge recordings into a new folder, which is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Folder of merged recordings within the results, each by its machine's slug."""
+"""Folder of merged recordings within the results. Each has a folder named after its machine."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Merged:
 def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     """Merge recordings that were made without shards. Their folders do not change.
 
-    Whether their times agree is for ``analysis compare`` to say.
+    Use ``analysis compare`` to see whether their times agree.
 
     Args:
         folders: the recordings.
-        into: the folder to make; None: that of the machine among the merged results.
-        results: where those are.
+        into: the folder to make; None: a folder named after the machine among the merged results.
+        results: the folder of all results.
 
     Raises:
-        UserError: they cannot be merged, or the folder cannot be made.
+        UserError: if the recordings cannot be merged, or the folder cannot be made.
     """
     refuse_twice(folders)
     sources = [read_source(folder) for folder in folders]
@@ -58,7 +58,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
-    """The planned cases of which more than one recording has samples."""
+    """Return the planned cases that more than one recording has samples of."""
     count: Counter[str] = Counter()
     for source in sources:
         planned = {entry.case.id for entry in source.planned}
@@ -68,6 +68,7 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 
 def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
+    """Refuse a target that exists or lies in one of the recordings."""
     if os.path.lexists(target):
         raise UserError(f"{target} already exists; move it away, or choose another --into.")
     for folder in folders:
@@ -78,9 +79,10 @@ def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
 
 
 def _made_whole(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Make a folder by writing it beside and renaming it, so that nothing is left of a failure.
+    """Make a folder by writing it elsewhere and renaming it.
 
-    It is written two folders deep, where no command that looks for recordings finds it.
+    A failure therefore leaves nothing behind. It is written two folders deep, where no command that
+    looks for recordings finds it.
     """
     there = next(parent for parent in target.absolute().parents if os.path.exists(parent))
     try:

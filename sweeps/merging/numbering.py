@@ -1,8 +1,9 @@
-"""The GPUs and nodes of several recordings, numbered anew: each has a number of its own.
+"""New numbers for the GPUs and nodes of several recordings, all different.
 
-A GPU is known by its hash. Hashes are salted per folder of results, so that one card may have two
-in recordings of two such folders, and then counts as two; two cards never have the same one.
-Without hashes, GPUs of different recordings count as different. Nodes likewise.
+A GPU is recognised by its hash. Hashes are salted per folder of results, so that one card may have
+two hashes in recordings of two such folders, and then counts as two cards. Two cards never have the
+same hash. Without hashes, GPUs of different recordings count as different. The same holds for
+nodes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from sweeps.store import Event
 
 
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
-    """For each recording, the new number of each of its GPUs; a GPU keeps its own if it is free."""
+    """Return, for each recording, the new number of each of its GPUs.
+
+    A GPU keeps its number if that is free.
+    """
     taken: dict[Hashable, int] = {}
     numbers = []
     for i, source in enumerate(sources):
-        # The places beside its samples have hashes even where run.json was to show none.
+        # The places stored with the samples have hashes even if run.json was to show none.
         known = (*source.gpus, *source.places)
         ids = {place["gpu"]: place["id"] for place in known if "id" in place}
         used = {e["gpu"] for e in source.events if e.get("gpu") is not None}
@@ -37,7 +41,7 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 def merged_gpus(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
-    """What run.json shows of all GPUs, in the order of their new numbers."""
+    """Return the GPUs as run.json shows them, in the order of their new numbers."""
     nodes: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}
     for i, (source, number) in enumerate(zip(sources, numbers, strict=True)):
@@ -52,10 +56,10 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """An event as the merged recording has it."""
+    """Return an event as the merged recording has it."""
     event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         event["gpu"] = numbers[event["gpu"]]
-    if event["event"] == "place":  # of a CPU's run it is a node, which nothing is known by
+    if event["event"] == "place":  # in a CPU's run it is a node, which keeps its number
         event["place"] = numbers.get(event["place"], event["place"])
     return event

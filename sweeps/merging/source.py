@@ -1,4 +1,4 @@
-"""A recording that is to be merged with others, read and checked by itself."""
+"""One of the recordings to be merged, read and checked by itself."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PLACE = {"gpu": COUNT, "id?": str, "host?": str}
 class MergeSource:
     """A recording without shards.
 
-    ``lines`` are those of its samples: the event, or the bytes of a line that is damaged.
-    ``places`` are its GPUs as far as their hashes are kept beside the samples: ``gpu`` and, where
-    known, ``id`` and ``host``.
+    ``lines`` are the lines of its samples: an event, or the bytes of a damaged line. ``places`` are
+    its GPUs, as far as their hashes are stored with the samples: ``gpu`` and, where known, ``id``
+    and ``host``.
     """
 
     folder: Path
@@ -41,21 +41,22 @@ class MergeSource:
 
     @property
     def events(self) -> list[Event]:
-        """Its events, in the order in which they were written."""
+        """Events of the recording, in the order in which they were written."""
         return [line for line in self.lines if isinstance(line, dict)]
 
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """The GPUs that its run.json shows; none of a CPU."""
+        """GPUs that its run.json shows; none for a CPU."""
         of: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
         return of
 
 
 def read_source(folder: Path) -> MergeSource:
-    """Read a recording that is to be merged; nothing in its folder changes.
+    """Read a recording that is to be merged. Nothing in its folder changes.
 
     Raises:
-        UserError: it is none, cannot be merged, is damaged, or is written at the moment.
+        UserError: if the folder is not a recording, or if it cannot be merged, is damaged, or is
+            being written.
     """
     if not os.path.exists(folder / "run.json"):
         raise UserError(f"{folder} has no run.json; give the folder of a recording.")
@@ -81,7 +82,7 @@ def read_source(folder: Path) -> MergeSource:
 
 
 def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
-    """Why a recording cannot be merged, as the end of a sentence; empty if it can."""
+    """Return why a recording cannot be merged, as the end of a sentence; empty if it can."""
     if "merged" in record:
         return "is itself a merged recording; give the recordings it was made from."
     if "public" in record:
@@ -107,6 +108,7 @@ def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
+    """Read the lines of a sample file, unless too many of them are damaged."""
     lines: list[Event | bytes] = []
     faults = []
     try:

@@ -1,1 +1,1 @@
-"""Steps of two models, profiled operation by operation."""
+"""Training steps of two models, profiled operation by operation."""

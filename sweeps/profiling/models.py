@@ -1,4 +1,4 @@
-"""Two models' training steps, to see what share of a step is matrix work."""
+"""Training steps of two models, which show what share of a step is matrix work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sweeps.capture.known import Gpt2Block, resnet
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model and its input: images or sequences per step, by kind of machine."""
+    """A model, its input, and the images or sequences per step, by kind of machine."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], None]:
-    """A call that computes a loss and all gradients of a model once."""
+    """Return a function that computes a loss and all gradients of a model once."""
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"
     channels_last = torch.channels_last if name == "resnet50" else torch.preserve_format

@@ -1,7 +1,7 @@
-"""What a model's step spends its time on: the operations with their shapes and kernels, profiled.
+"""Profile training steps: which operations take the time, with their shapes and kernels.
 
-A few steps are timed in each dtype, in turn, so that their ratios are of one run; then one step
-runs under PyTorch's profiler, whose trace says which operation launched which kernel. On a CPU an
+A few steps are timed in each dtype, in turn, so that their ratios come from one run. One step then
+runs under PyTorch's profiler, whose trace shows which operation launched which kernel. On a CPU an
 operation's time is its own, without that of the operations that it called.
 """
 
@@ -26,7 +26,7 @@ from sweeps.timing.profiler_trace import profile_events
 from sweeps.timing.sampler import PROTOCOL
 
 STEPS = 8
-"""Timed steps of each model and dtype, after one that is not."""
+"""Timed steps of each model and dtype, after one whose time does not count."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
 _STORED = {"bf16": torch.bfloat16}
@@ -34,10 +34,10 @@ _NAMED = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any]:
-    """Every model's steps: seconds by dtype, and the operations of one step.
+    """Profile every model: seconds of its steps by dtype, and the operations of one step.
 
     Returns:
-        As in ``models.json``.
+        The document of ``models.json``.
     """
     kind = device.machine.kind
     make_current(device.gpu)
@@ -75,7 +75,7 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Whether the folder has the models' profiles by this software."""
+    """Return True if the folder has the models' profiles with the present versions."""
     try:
         document = json.loads((folder / "models.json").read_bytes())
         return bool(document["software"] == software(device) and document["schema"] == SCHEMA)
@@ -84,17 +84,20 @@ def is_profiled(folder: Path, device: Device) -> bool:
 
 
 def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Write ``models.json``; returns its path."""
+    """Write ``models.json`` and return its path."""
     return write_json(folder / "models.json", document)
 
 
 def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> list[dict[str, Any]]:
-    """The operations of a trace, those of one name, shape and dtype as one, the longest first.
+    """Return the operations of a trace, the longest first.
+
+    Operations of one name, shape and dtype are added up.
 
     Args:
         events: ``traceEvents`` of a trace with shapes.
         dtype: how fp32 was multiplied: ``fp32`` or ``tf32``.
-        kind: of machine. On a GPU whose profiler shows no kernel, nothing is known: no operations.
+        kind: kind of machine. If a GPU's profiler shows no kernel, nothing is known and the result
+            is empty.
 
     Returns:
         ``operation``, ``shapes``, ``dtype``, ``calls``, ``seconds`` (of its kernels on a GPU, its
@@ -103,6 +106,7 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
     ops = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     exclusive = _exclusive_seconds(ops)
+    # A kernel has the external id of the operation that launched it.
     launched: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for kernel in kernels:
         launched[kernel.get("args", {}).get("External id")].append(kernel)
@@ -137,11 +141,15 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
 
 
 def _exclusive_seconds(ops: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Each operation's seconds without those of the operations within it, thread by thread."""
+    """Return each operation's seconds without those of the operations within it.
+
+    ``ops`` must be in the order of their beginnings. Operations nest only within one thread.
+    """
     seconds = [op["dur"] * 1e-6 for op in ops]
     within: dict[Any, list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         stack = within[op.get("tid")]
+        # Operations that ended before this one began do not contain it.
         while stack and ops[stack[-1]]["ts"] + ops[stack[-1]]["dur"] <= op["ts"]:
             stack.pop()
         if stack:
@@ -159,7 +167,7 @@ def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
 
 @contextmanager
 def _settings_of(dtype: str, kind: str) -> Iterator[None]:
-    """Under a dtype's settings; the device is idle before and after."""
+    """Apply a dtype's settings, with the device idle before and after."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()

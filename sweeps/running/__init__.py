@@ -1,1 +1,1 @@
-"""The parent of a run: it opens the run, starts child processes, and survives them."""
+"""The parent of a run: it opens the run, starts child processes, and survives their crashes."""

@@ -1,4 +1,4 @@
-"""A child process of a run, as its parent sees it: started, waited for, and how it ended."""
+"""A child process of a run as its parent sees it: how it starts, sends messages and ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from multiprocessing.process import BaseProcess
 from sweeps.measuring.child import Assignment, work
 from sweeps.process import is_stopped
 
-_LISTENING_STEP = 1.0  # seconds; a stop of this process uses up at most this much patience
-_START_SECONDS = 300.0  # for a child to import, fill its arena and compile
+# Seconds of one poll. A stop of this process uses up at most this much of a child's patience.
+_LISTENING_STEP = 1.0
+_START_SECONDS = 300.0  # for a child to import modules, fill its arena and compile
 
 
 @dataclass
 class Child:
-    """A process that carries out an order, and what it was last heard to do."""
+    """A process that carries out an assignment, and what it reported last."""
 
     process: BaseProcess
     connection: Connection
-    cases: tuple[str, ...] = ()  # in flight: those to blame if it dies now
+    cases: tuple[str, ...] = ()  # cases in flight, which are to blame if it dies now
     since: float = field(default_factory=time.monotonic)  # when that visit began
     patience: float = _START_SECONDS
     samples: int = 0
@@ -31,22 +32,23 @@ class Child:
 
     @classmethod
     def start(cls, order: Assignment) -> Child:
-        """A new one."""
+        """Start a new child process and send it its assignment."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(theirs,), name="rooftile-worker", daemon=True)
         process.start()
         theirs.close()  # an open copy here would hide the child's death from recv()
-        # Not as an argument: handing over a large one never ends if the child dies before it reads.
+        # The assignment is not an argument of the process: passing a large one would never return
+        # if the child died before reading it.
         with suppress(BrokenPipeError, ConnectionResetError):
             ours.send(order)
         return cls(process, ours)
 
     def sends_in_time(self) -> bool:
-        """Whether it sends a message before its patience is used up.
+        """Return True if the child sends a message before its patience is used up.
 
-        Time in which it or this process is stopped does not count: a poll that lasts longer than
-        its step, because this process was stopped, is counted as one step.
+        Time in which the child or this process is stopped does not count. If this process is
+        stopped during a poll, the poll counts as one of normal length, however long it lasted.
         """
         waited = 0.0
         while waited < self.patience:
@@ -58,7 +60,7 @@ class Child:
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended, given its exit code."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     try:

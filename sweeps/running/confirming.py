@@ -1,7 +1,7 @@
-"""Measure what advice is about: candidates beside the shape as asked, then the best of them anew.
+"""Measure what advice is about: time candidates next to the original shape, then re-time the best.
 
-Choosing the fastest of several by their samples makes it look faster than it is. What is claimed
-of it therefore comes from samples that were taken after the choice, in other processes.
+Choosing the fastest of several by their samples makes it look faster than it is. The gain that is
+claimed for it therefore comes from samples that were taken after the choice, in other processes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from sweeps.running.supervisor import carry_out, confirm
 from sweeps.store import folder_for, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
-_LARGEST_SHARE = 0.5  # of the budget, for one candidate: there are few
+_LARGEST_SHARE = 0.5  # share of the budget for one candidate, since there are few
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Samples of a candidate over those that the plan counts of a case."""
+"""Ratio of a candidate's samples to those that the plan expects of a case."""
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
-"""Samples of a pair that is timed anew, likewise."""
+"""Ratio of a re-timed pair's samples to those that the plan expects of a case."""
 
 
 def machine_here(request: Request) -> Machine:
-    """The machine that would be measured: as it was recorded, else with its ceilings measured.
+    """Return the machine that would be measured: as recorded, else with its ceilings measured now.
 
     Raises:
-        UserError: the device cannot be used.
+        UserError: if the device cannot be used.
     """
     slug = select_device(request.device, request.gpu).machine.slug
     folder = folder_for(request.results, slug)
@@ -48,7 +48,7 @@ def machine_here(request: Request) -> Machine:
 
 
 def other_implementations(problem: Problem, machine: Machine) -> list[str]:
-    """The hand-written kernels that compute a problem on a machine."""
+    """Return the names of the hand-written kernels that compute a problem on a machine."""
     return [
         name
         for name, implementation in implementations().items()
@@ -57,7 +57,7 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 
 
 def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, float]]:
-    """Seconds that each should take: as a candidate, and as half of a pair that is timed anew."""
+    """Return the seconds that each takes: as a candidate, and as half of a re-timed pair."""
     cases = {way: _case(way, machine) for way in ways}
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}
@@ -74,16 +74,16 @@ def explore(
 
     Args:
         request: the device, the folder of results, and the budget.
-        ways: what is timed.
-        note: told what happens.
-        quickly: somebody waits, so kernels are named by a later call.
+        ways: the problems to time, each with its implementation.
+        note: called with a sentence about what happens.
+        quickly: True if somebody is waiting; kernels are then named by a later call.
 
     Returns:
         The run, for :func:`confirm_choices`.
 
     Raises:
-        UserError: the device cannot be used, or another process is measuring.
-        KeyboardInterrupt: after folding.
+        UserError: if the device cannot be used, or another process is measuring.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     run = begin(
         replace(request, names=(), add=True),
@@ -105,11 +105,11 @@ def explore(
 def confirm_choices(
     run: Run, chosen: Sequence[tuple[Way, Way]], note: Callable[[str], None]
 ) -> None:
-    """Time pairs anew, as it was asked and what was best, and fold them into the recording.
+    """Re-time pairs of the original shape and its best candidate, and fold them into the recording.
 
     Raises:
-        UserError: another process is measuring, or the disk is full.
-        KeyboardInterrupt: after folding.
+        UserError: if another process is measuring, or the disk is full.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     entries = {entry.case.id: entry for entry in run.planned}
 

@@ -1,8 +1,8 @@
-"""Where the samples of a run are taken: which GPUs on which nodes, numbered within the run.
+"""Places where a run takes its samples: which GPUs on which nodes, numbered within the run.
 
-A GPU is told from others by a hash of its UUID with a random salt, which stays beside the results:
-nobody who has only what is published can find out which card it was. On one node a GPU has the
-number that PyTorch gives it, if that is free. The places of a CPU's run are its nodes.
+A GPU is recognised by a hash of its UUID with a random salt. The salt stays with the results, so
+that nobody who has only the published files can find out which card it was. On one node, a GPU
+keeps the number that PyTorch gives it, if that is free. The places of a CPU's run are its nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sweeps.timing.telemetry import nvml_handle, open_nvml
 
 _SALT = ".salt"
 _PLACES = Path("samples", "places.json")
-_SAME = 0.02  # of a limit: boards report theirs rounded
+# Two limits that differ by no more than this share are the same: boards report rounded values.
+_SAME = 0.02
 _LIMITS = {
     "power_limit_w": "a power limit of {:.0f} W",
     "sm_limit_mhz": "an SM clock of {:.0f} MHz",
@@ -36,21 +37,22 @@ _LIMITS = {
 
 
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
-    """The number of a device within the run of a folder, and all places that the run has had.
+    """Register a device with the run of a folder. Return its number and all places of the run.
 
-    Call it while nobody else plans in that folder.
+    Call this only while nobody else plans in that folder.
 
     Args:
-        folder: the run's.
-        results: where the salt is kept, so that a GPU has one hash in all runs there.
-        device: where samples will be taken.
+        folder: the run's folder.
+        results: the folder of the salt, so that a GPU has one hash in all runs there.
+        device: the device that will take samples.
 
     Returns:
-        The number, and for each place ``gpu`` (its number), ``id``, ``node`` (a number), and the
-        settings ``power_limit_w`` and ``sm_limit_mhz`` (None: not known).
+        The device's number within the run, and for each place ``gpu`` (its number), ``id``,
+        ``node`` (a number), and the settings ``power_limit_w`` and ``sm_limit_mhz`` (None: not
+        known).
 
     Raises:
-        UserError: its power or clocks are limited in another way than those of the run.
+        UserError: if the device's power or clocks are limited differently from those of the run.
     """
     places = read_places(folder)
     salt = _salt(results)
@@ -78,17 +80,17 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 
 
 def take_part(folder: Path, request: Request, device: Device) -> int:
-    """Let a device take part in the run of a folder; returns its number there.
+    """Let a device take part in the run of a folder. Return its number there.
 
-    Call it while nobody else plans in that folder: GPUs are named in its run.json.
+    Call this only while nobody else plans in that folder, because it writes the GPUs to run.json.
 
     Args:
-        folder: the run's.
-        request: whose results they are, and whether GPUs are told apart.
-        device: where samples will be taken.
+        folder: the run's folder.
+        request: the results folder, and whether run.json identifies GPUs.
+        device: the device that will take samples.
 
     Raises:
-        UserError: its power or clocks are limited in another way than those of the run.
+        UserError: if the device's power or clocks are limited differently from those of the run.
     """
     number, places = arrive(folder, request.results, device)
     if device.gpu is not None:
@@ -101,8 +103,9 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """The places of the run in a folder as its nodes tell them apart: what :func:`arrive` returns,
-    with ``host``, a hash of the node's name; none where that is not recorded.
+    """Return the places of a run as its nodes recognise them; none if they are not recorded.
+
+    Each place has what :func:`arrive` returns, and ``host``, a hash of the node's name.
     """
     with suppress(OSError, ValueError, TypeError, KeyError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
@@ -113,7 +116,11 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def limits_apart(
     settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """What a GPU is limited to and what the other places are, if that differs; None if not."""
+    """Compare the limits of a GPU with those of the other places.
+
+    Return the first limit that differs, for the GPU and for the others, in words; None if all
+    agree.
+    """
     for name, words in _LIMITS.items():
         now = settings.get(name)
         then = next((place[name] for place in places if place.get(name)), None)
@@ -123,6 +130,7 @@ def limits_apart(
 
 
 def _salt(results: Path) -> str:
+    """Return the salt of a results folder, which is drawn at first use."""
     path = results / _SALT
     with claimed(path):
         try:
@@ -137,7 +145,10 @@ def _hashed(salt: str, text: str) -> str:
 
 
 def _identity(device: Device) -> str:
-    """What no other card has: its UUID; with an old PyTorch its node and PCI address."""
+    """Return what identifies a card: its UUID.
+
+    An old PyTorch does not report the UUID. The node and the PCI address stand in for it then.
+    """
     import torch
 
     properties = torch.cuda.get_device_properties(device.gpu)
@@ -147,7 +158,7 @@ def _identity(device: Device) -> str:
 
 
 def _settings(device: Device) -> dict[str, float | None]:
-    """The limits that were set for power and clocks; None where NVML does not tell."""
+    """Return the limits that were set for power and clocks; None if NVML does not report them."""
     settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
     if nvml is None:
@@ -159,7 +170,7 @@ def _settings(device: Device) -> dict[str, float | None]:
         ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
         ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
     ):
-        # Newer bindings drop what newer drivers do not answer any more.
+        # Newer bindings drop queries that newer drivers no longer answer.
         with suppress(nvml.NVMLError, AttributeError):
             extra = [getattr(nvml, word) for word in arguments]
             settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
@@ -167,19 +178,22 @@ def _settings(device: Device) -> dict[str, float | None]:
 
 
 def last_place(events: Iterable[Event]) -> int | None:
-    """The number of the GPU, or of a CPU's node, that a shard was last measured on."""
+    """Return the place where a shard was last measured: the number of the GPU or of a CPU's node.
+
+    Return None if it was not measured.
+    """
     places = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
     return max(places)[1] if places else None
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
-    """The cases of which something is known, in series that are not finished.
+    """Return the ids of the cases that were begun, in series that are not finished.
 
     Args:
         planned: the shard's cases.
-        known: their histories.
+        known: the histories of these cases.
     """
-    from sweeps.planning.lines import series_of  # SciPy, which most runs can do without
+    from sweeps.planning.lines import series_of  # needs SciPy, which most runs do without
 
     numbers = series_of([entry.case for entry in planned])
     ids = [entry.case.id for entry in planned]

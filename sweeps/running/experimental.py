@@ -1,4 +1,4 @@
-"""Experimental features of kernels: one that takes its process down is not tried again in a run."""
+"""Experimental features of kernels. One that ends its process is not tried again in that run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sweeps.folding.history import History
 from sweeps.planning.plan import PlanEntry
 
 Feature = tuple[str, str]
-"""An implementation and its experimental feature."""
+"""Name of an implementation, and its experimental feature."""
 
 
 def feature_of(case: Case) -> Feature | None:
-    """The experimental feature of a case's config, if it has one."""
+    """Return the experimental feature of a case's config, or None if it has none."""
     what = experimental_feature(case.implementation, case.config)
     return (case.implementation, what) if what else None
 
@@ -22,7 +22,7 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> dict[Feature, None]:
-    """The features of the cases that took a process down, in the order of the plan."""
+    """Return the features of the cases that ended their process, in the order of the plan."""
     found = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
     return dict.fromkeys(feature for feature in found if feature is not None)
 
@@ -30,7 +30,7 @@ def crashed_features(
 def open_with(
     feature: Feature, planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[str]:
-    """The cases with a feature that are not finished."""
+    """Return the ids of the unfinished cases that have a feature."""
     return [
         entry.case.id
         for entry in planned
@@ -39,6 +39,6 @@ def open_with(
 
 
 def refusal(feature: Feature, how: str) -> str:
-    """Why a case with a feature is not tried; ``how`` another one ended."""
+    """Return why a case with a feature is not tried; ``how`` says how another such case ended."""
     implementation, what = feature
     return f"not tried: {implementation} with {what} ended the process in another case ({how})."

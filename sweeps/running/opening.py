@@ -1,4 +1,4 @@
-"""Begin a run or go on with one: device, folder, plan."""
+"""Begin a run or resume one: choose its device, folder and plan."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-_LEAST_WITH_ANCHORS = 60.0  # seconds of a budget
+_LEAST_WITH_ANCHORS = 60.0  # seconds of a budget from which a run of one GPU times anchors
 
 CasesOf = Callable[[Machine], Sequence[Case]]
-"""The cases of a sweep on a machine."""
+"""Function that returns the cases of a sweep on a machine."""
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """What a run is opened with: what the user wants, where, and whose cases."""
+    """Context in which a run is opened: the request, the device, the folder and the sweeps."""
 
     request: Request
     device: Device
     folder: Path
     sweeps: Mapping[str, CasesOf]
     for_advice: bool
-    """Whether ``sweeps`` are the cases that advice asks for."""
+    """True if ``sweeps`` are the cases that advice asks for."""
 
 
 def begin(
     request: Request, note: Callable[[str], None], asked: Mapping[str, CasesOf] | None = None
 ) -> Run:
-    """Open a run: the one whose plan is in the folder, or a new one.
+    """Open a run: resume the one whose plan is in the folder, or begin a new one.
 
     Args:
         request: what the user wants.
         note: called with a sentence about what happens.
         asked: cases that advice asks for, instead of the request's sweeps. Only they are measured
-            now, and the budget is theirs.
+            now, and the budget is for them.
 
     Raises:
-        UserError: an unknown sweep, a device that cannot be used, or a plan in the folder that is
-            not the one asked for.
+        UserError: if a sweep is unknown, the device cannot be used, or the folder has a plan that
+            is not the requested one.
     """
     sweeps = asked or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
@@ -95,7 +95,7 @@ def begin(
 
 
 def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write the record of a new run, after an old one was set aside for the reason ``why_not``."""
+    """Write the record of a new run; first set an old one aside if ``why_not`` gives a reason."""
     record = _new_record(opening, note)
     if why_not:
         note(f"{why_not}. The old run is kept in {set_aside(opening.folder)}.")
@@ -105,7 +105,7 @@ def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) ->
 
 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """The record of a run that is resumed, with what this request adds; itself if it adds nothing.
+    """Return the record of a resumed run with what this request adds, or itself if it adds nothing.
 
     A request adds sweeps (or what advice asks for), or a larger budget, or time for advice.
     """
@@ -115,16 +115,16 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
     if request.measuring and request.measuring > plan["budget_s"]:
         return _with_larger_budget(record, opening, request.measuring)
     if request.leave and not plan.get("left_s"):
-        # The budget was planned without time for advice, which comes on top.
+        # The budget was planned without time for advice, so that time is added to it.
         return {**record, "plan": {**plan, "left_s": request.left(plan["budget_s"])}}
     return record
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """The record with the sweeps' cases in its plan, and a budget that counts from now on."""
+    """Return the record with the sweeps' cases in its plan, and a budget that counts from now."""
     request, sweeps = opening.request, opening.sweeps
     more = request.measuring_on(opening.device.machine.kind)
-    if opening.for_advice:  # its budget is not the plan's
+    if opening.for_advice:  # its budget is not part of the plan's
         return _with_cases(record, opening, sweeps, more, 0.0)
     events = read_events(opening.folder)[0]
     confirming = _confirming_seconds(record["plan"], events)
@@ -134,9 +134,9 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
-    """The record with those cases of its own sweeps that a larger budget has room for."""
+    """Return the record with the cases of its own sweeps that a larger budget has room for."""
     before = record["plan"]
-    # A sweep of the user's own file is known only where it is named again.
+    # A sweep from a file of the user is known only if the file is named again.
     known = {**cases_of(all_sweeps()), **opening.sweeps}
     same = {name: known[name] for name in before["sweeps"] if name in known}
     more = budget - before["budget_s"]
@@ -145,7 +145,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """The run of a shard's cases; where sweeps are named, of theirs."""
+    """Return the run of a shard's cases, or of the named sweeps' cases among them."""
     plan, request = record["plan"], opening.request
     planned = every = read_plan(plan)
     if request.names:
@@ -162,7 +162,10 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 
 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """The run of the cases that advice asks for: by the first shard, with a budget of their own."""
+    """Return the run of the cases that advice asks for.
+
+    The first shard measures them, with a budget of their own.
+    """
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
     ids = {case.id for cases in opening.sweeps.values() for case in cases(machine)}
@@ -184,7 +187,7 @@ def _run(
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
 ) -> Run:
-    """What a shard's run has whatever it is for."""
+    """Return a shard's run with the settings that do not depend on its purpose."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -210,17 +213,17 @@ def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
 
 
 def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
-    """What makes the cases of each sweep, of some dtypes only if any are given."""
+    """Return, for each sweep, the function that makes its cases, of ``dtypes`` only if given."""
     return {
         name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
     }
 
 
 def left_for_confirming(folder: Path) -> float:
-    """Seconds of the budget in a folder that are left for measuring what advice asks for.
+    """Return the seconds of a run's budget that are left for measuring what advice asks for.
 
     Raises:
-        UserError: there is no run.
+        UserError: if the folder has no run.
     """
     plan = read_run(folder)["plan"]
     left: float = plan.get("left_s", 0.0)
@@ -228,13 +231,21 @@ def left_for_confirming(folder: Path) -> float:
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
-    """Measuring time that went into the cases that advice asked for."""
+    """Return the measuring time that was spent on cases that advice asked for."""
     asked = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
     return spent_seconds(e for e in events if e["case"] in asked)
 
 
 def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
-    """The run to resume; or None, and why the old one is set aside (empty: there is none)."""
+    """Find the run to resume.
+
+    Returns:
+        The record of that run and an empty text; or None and the reason why the old run is set
+        aside (empty if there is no old run).
+
+    Raises:
+        UserError: if the old run can neither be resumed nor set aside.
+    """
     folder, request, sweeps = opening.folder, opening.request, opening.sweeps
     planned = (folder / "run.json").exists()
     if not planned and not any((folder / "samples").glob("*.jsonl")):
@@ -255,7 +266,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         if not why and not opening.for_advice and not adds:
             why = _why_again(folder, record)
         if not why:
-            read_plan(record["plan"])  # refuses a damaged one before anything looks at it
+            read_plan(record["plan"])  # raises if the plan is damaged, before anything uses it
             if not opening.for_advice:
                 _check_same_plan(record["plan"], request, sweeps)
             return record, ""
@@ -270,10 +281,10 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
 
 
 def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
-    """Why a run that is over is measured once more: it is unusable. Empty if it is not.
+    """Return why a finished run is measured again: because it is unusable. Empty if it is not.
 
     An unusable run that was interrupted is resumed, because more samples may improve it. A run with
-    several shards is resumed too, because other nodes may still be measuring it.
+    several shards is resumed as well, because other nodes may still be measuring it.
     """
     judged = record.get("health", {})
     if judged.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
@@ -284,16 +295,20 @@ def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
-    """Why the recorded run cannot go on here; empty if it can."""
+    """Return why the recorded run cannot be resumed here; empty if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the recorded run was measured with another protocol or schema"
     return other_software(record["software"], software(device))
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
-    """Refuse what is asked for if it is not a way to go on with the plan.
+    """Refuse a request that does not resume the plan.
 
-    A larger budget is one, and so are sweeps that are added.
+    A request may resume the plan with a larger budget, or with added sweeps.
+
+    Raises:
+        UserError: if the request has other shards, adds sweeps to several shards, or has a smaller
+            budget.
     """
     shares = plan["shards"]
     adds = _adds(request, sweeps, plan)
@@ -317,9 +332,10 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 
 
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
-    """
+    """Refuse to add sweeps to a run that several shards share, or to leave some out.
+
     Raises:
-        UserError: sweeps are named, and the plan of several shards is not of just those.
+        UserError: if the request names sweeps, and they are not exactly those of the plan.
     """
     named = {sweep_name(name) for name in request.sweeps}
     planned = [name for name in plan["sweeps"] if name != CONFIRM]
@@ -332,13 +348,17 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
 
 
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
-    """Whether the sweeps are measured in addition to a plan, with a budget from now on.
+    """Return True if the sweeps are measured in addition to a plan, with a budget from now on.
 
-    So are those that it lacks, be they named or the default ones, some of its own by name, and a
-    file's.
+    This is so if the request
+
+    - asks to add them, or restricts the dtypes,
+    - names some of the plan's sweeps but not all,
+    - has sweeps that the plan lacks, whether it names them or they are the default ones, or
+    - names a file.
     """
     some = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
-    # The user's own file may have other cases than it had then; shards keep to their plan.
+    # A user's file may declare other cases than before. Shards keep to their plan.
     own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
     other = bool(request.dtypes)
     return request.add or some or own or other or not set(sweeps) <= set(plan["sweeps"])
@@ -351,9 +371,10 @@ def _with_cases(
     more: float,
     budget: float,
 ) -> dict[str, Any]:
-    """The record with those of the sweeps' cases that it lacks and that fit ``more`` seconds.
+    """Return the record with further cases of the sweeps.
 
-    ``budget`` is the plan's from then on. New cases come after the old ones, so that every shard
+    Added are the cases that the record lacks and that fit ``more`` seconds. The plan's budget
+    becomes ``budget`` if that is larger. New cases come after the old ones, so that every shard
     keeps its own.
     """
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -361,7 +382,8 @@ def _with_cases(
     there = {row["id"] for row in plan["cases"]}
     known = {row["sweep"] for row in plan["cases"]}
     cases = {name: of(machine) for name, of in sweeps.items()}
-    # A sweep that was begun here goes on here, even if it was recorded elsewhere meanwhile.
+    # A sweep that was begun here is resumed here, even if it was recorded elsewhere in the
+    # meantime.
     elsewhere = {
         *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, opening.device),
@@ -386,7 +408,8 @@ def _with_cases(
         "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
         "recorded_elsewhere": sorted(elsewhere),
-        # Cases that did not fit before were tried again, so the new count replaces the old one.
+        # Cases that did not fit before were considered again, so the new count replaces the old
+        # one.
         "left_out": {
             **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
             **added.left_out,
@@ -397,6 +420,7 @@ def _with_cases(
 
 
 def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
+    """Plan a new run, after measuring the ceilings and costs of a CPU. Return its record."""
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
@@ -450,7 +474,10 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """The anchors that every GPU of a run times first; none in a short run of one, or of a CPU."""
+    """Return the anchors that every GPU of a run times first.
+
+    A run of one CPU has none, nor has a short run of one GPU.
+    """
     if shards == 1 and (machine.kind == "cpu" or budget < _LEAST_WITH_ANCHORS):
         return []
     return [entry.to_json() for entry in anchor_cases(machine)]
@@ -459,8 +486,10 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """The sweeps of which every case, and of all that they are needed with, was timed elsewhere by
-    this machine and software.
+    """Return the sweeps that were recorded elsewhere by this machine, with this PyTorch and driver.
+
+    Every case of such a sweep has a time there, and so has every case of the sweeps that are needed
+    together with it.
     """
     results = request.skip_recorded
     if results is None:

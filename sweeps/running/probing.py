@@ -1,6 +1,6 @@
-"""What a case costs on this CPU now: a few cases are prepared, checked and timed for the plan.
+"""Measure what cases cost on this CPU now: prepare, check and time a few of them for the plan.
 
-A GPU is not probed: the process that plans must not open it.
+A GPU is not probed, because the process that plans must not open it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from sweeps.measuring.bench import Refusal
 from sweeps.measuring.torch_bench import TorchBench
 from sweeps.planning.plan import Costs, checked_bytes, expected_seconds, kind_of
 
-_SECONDS = 6.0  # after which no further probe begins
+_SECONDS = 6.0  # no further probe begins after this time
 _SIZES = (0.1, 0.5, 0.95)  # quantiles of a kind's cases by FLOPs
-_MOST_FACTOR = 50.0  # of a probe's launch over the estimate, either way
+# Largest factor between a probe's launch and its estimate, either way.
+_MOST_FACTOR = 50.0
 
 
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
-    """The costs of cases like these on a CPU.
+    """Return the costs of cases like these on a CPU.
 
-    Of each kind (operation, pass and dtype) a small, a middling and a large case are probed, so
-    far as the time allows. Preparing is the median over all probes; checking is fitted to their
-    bytes; launches are compared with the estimate, kind by kind.
+    A small, a medium and a large case of each kind (operation, pass and dtype) are probed, as far
+    as the time allows. The cost of preparing is the median over all probes. The cost of checking is
+    fitted to the bytes that the checks move. Launches are compared with the estimate, kind by kind.
 
     Args:
-        cases: by the names of their sweeps.
-        machine: the CPU, its ceilings measured.
+        cases: the cases of each sweep, by its name.
+        machine: the CPU, with its ceilings measured.
     """
     default = Costs.default(machine.kind)
     chosen = _chosen([case for own in cases.values() for case in own])
@@ -65,7 +66,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _chosen(cases: Sequence[Case]) -> list[Case]:
-    """Cases of each kind at the quantiles of their FLOPs, the large ones of all kinds last."""
+    """Return cases of each kind at quantiles of their FLOPs, the large ones of all kinds last."""
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         if case.mode == "burst" and case.problem.flops:
@@ -79,7 +80,7 @@ def _chosen(cases: Sequence[Case]) -> list[Case]:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Intercept and slope of least squares, neither below 0."""
+    """Fit a line by least squares. Return its intercept and slope, both at least 0."""
     slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
     slope = max(0.0, slope)
     return max(0.0, float(np.mean(y - slope * x))), slope

@@ -1,4 +1,4 @@
-"""What a run is asked for."""
+"""The request for a run: its options as the command line gave them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for; None where it left the choice open."""
+    """Options of one run, as the command line gave them; None where it left the choice open."""
 
     names: tuple[str, ...] = ()
-    """Sweeps; those joined by commas are needed together."""
+    """Names of sweeps. Sweeps joined by commas are needed together."""
     budget: float | None = None
     results: Path = Path()
     shard: tuple[int, int] = (1, 1)
@@ -27,29 +27,30 @@ class Request:
     device: str = "auto"
     gpu: int = 0
     dtypes: tuple[str, ...] = ()
-    """Measure only cases of these dtypes, emulated ones too; none: what the sweeps declare."""
+    """Dtypes to measure, emulated ones included; empty: those that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Leave out the sweeps that this machine's recording in another folder has whole, with all
-    others that are needed together with them."""
+    """Folder of other results. Sweeps that this machine's recording there has completely are left
+    out, provided that it also has all others that are needed together with them."""
     add: bool = False
-    """Add the sweeps to the existing plan, and measure only them, for ``budget`` from now."""
+    """True to add the sweeps to the plan and measure only them, for ``budget`` from now."""
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
     leave: float = 0.0
-    """Share of the budget that is left for measuring what advice asks for."""
+    """Share of the budget that is kept for measuring what advice asks for."""
     identify: bool = True
-    """Whether run.json tells GPUs apart by a hash."""
+    """True if run.json tells GPUs apart by a hash."""
     fresh_since: float | None = None
-    """Moment since 1970 from which a run is fresh: one of several nodes that ask for a fresh run
-    begins it, and the others go on with that."""
+    """Moment, in seconds since 1970, from which a run is fresh.
+
+    If several nodes ask for a fresh run, one of them begins it and the others resume that one."""
 
     @property
     def sets_all_aside(self) -> bool:
-        """Whether any run is kept aside, also one whose run.json cannot be read."""
+        """True if any run is set aside, even one whose run.json cannot be read."""
         return self.fresh and self.fresh_since is None
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
-        """Whether the run of a run.json is kept aside, because a fresh one was asked for."""
+        """Return True if the run of this run.json is set aside because a fresh one is requested."""
         if not self.fresh or self.fresh_since is None:
             return self.fresh
         try:
@@ -60,28 +61,28 @@ class Request:
 
     @property
     def measuring(self) -> float | None:
-        """Seconds of the budget that are not left; None where it was left open."""
+        """Seconds of the budget without those kept for advice; None if it was left open."""
         return None if self.budget is None else self.budget * (1 - self.leave)
 
     def measuring_on(self, kind: str) -> float:
-        """Likewise, of the default for a kind of machine where it was left open."""
+        """Return :attr:`measuring`, from the default budget of a kind of machine if left open."""
         return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
 
     def left(self, measuring: float) -> float:
-        """Seconds that are left beside so many of measuring."""
+        """Return the seconds to keep for advice in addition to ``measuring`` seconds."""
         return measuring * self.leave / (1 - self.leave)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """The names that are needed together."""
+        """Names in groups; the names of a group are needed together."""
         return [tuple(name.split(",")) for name in self.names]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """The sweeps that are needed together, by their own names."""
+        """Groups of several sweeps that are needed together, by the sweeps' own names."""
         return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """Every name once."""
+        """All names, each once."""
         return tuple(dict.fromkeys(name for group in self.groups for name in group))

@@ -1,7 +1,8 @@
 """The parent of a run: it owns the plan, the files, and a child process that may crash.
 
-It never measures on a device. The child runs the cases and sends events; the parent writes them
-down, watches the time, and starts another child after a crash. The case in flight is retried once.
+The parent never measures on a device. The child runs the cases and sends events. The parent writes
+them down, watches the time, and starts another child after a crash. The case in flight is retried
+once.
 """
 
 from __future__ import annotations
@@ -35,26 +36,29 @@ from sweeps.running.watch import Watch
 from sweeps.store import Event, SampleLog, read_events
 from sweeps.timing.statistics import CHECKPOINTS
 
-_PATIENCE = 10.0  # times the expected seconds
-_MAX_CRASHES = 2  # per case, which is therefore retried once
+_PATIENCE = 10.0  # multiple of the expected seconds after which a child counts as hung
+_MAX_CRASHES = 2  # of a case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
-_BESIDE = {  # what else processes do
+_BESIDE = {  # kinds of work other than measuring, for messages
     "anchor": "times the anchors",
     "repeat": "re-times cases", "confirm": "re-times pairs", "name": "names kernels",
 }  # fmt: skip
-_WITHOUT_LIMIT = 1e9  # seconds, for what takes as long as it takes
+_WITHOUT_LIMIT = 1e9  # seconds of budget for work that may take as long as it needs
 _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget is spent, then fold; returns which it was.
+    """Measure until the plan is done or the budget is spent, then fold. Return how it ended.
 
-    However the run ends, also by an interrupt, the samples are folded into the table, unless
-    peers have a parent that folds.
+    The result is ``done``, ``budget``, or ``time`` if the call's time limit came first.
+
+    However the run ends, even by an interrupt, the samples are folded into the table. Only a run
+    with peers leaves the folding to their parent.
 
     Raises:
-        UserError: a second writer, a full disk, or a bench that cannot be set up.
-        KeyboardInterrupt: after folding.
+        UserError: if another process writes this shard, the disk is full, or the bench cannot be
+            set up.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     with _supervisor(run, reporter, note) as supervisor:
         return supervisor.supervise()
@@ -66,13 +70,13 @@ def confirm(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> None:
-    """Time pairs of the run's cases anew, in processes of their own; they are folded like the rest.
+    """Re-time pairs of the run's cases in processes of their own, and fold the result.
 
-    Every pair gets as many samples as any other. However it ends, those that are whole count.
+    Every pair gets as many samples as any other. However the call ends, complete pairs count.
 
     Raises:
-        UserError: a second writer or a full disk.
-        KeyboardInterrupt: after folding.
+        UserError: if another process writes this shard, or the disk is full.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     with _supervisor(run, reporter, note) as supervisor:
         supervisor.confirm(pairs)
@@ -80,7 +84,7 @@ def confirm(
 
 @contextmanager
 def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
-    """What starts the processes of a run, which is folded afterwards."""
+    """Open a run's sample log and yield its supervisor; fold the run afterwards."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder, run.shard)
         for sentence in damaged:
@@ -95,7 +99,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
 
 
 class _Supervisor:
-    """Children, one after another, until the work of the shard is done."""
+    """Supervisor of a shard's children, which run one after another until the work is done."""
 
     def __init__(
         self,
@@ -119,10 +123,11 @@ class _Supervisor:
         self._anchored = run.place == self._place and any(
             event["event"] == "anchor" for event in events
         )
-        self._blamed: set[str] = set()  # cases in flight when a process that confirms ended
-        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, by that process
+        self._blamed: set[str] = set()  # cases in flight when a confirming process died
+        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, taken by this process
 
     def supervise(self) -> str:
+        """Do all work of the shard. Return why measuring ended."""
         self._arrive()
         self._time_anchors()
         if self._run.peers:
@@ -140,7 +145,10 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Begin unfinished series anew that an earlier call measured on another GPU."""
+        """Record where the shard is measured now.
+
+        Unfinished series that an earlier call measured on another GPU start over.
+        """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
             return
@@ -162,19 +170,24 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
+        """Time the anchors, unless an earlier call did so on this GPU and there are no peers."""
         run, shared = self._run, self._run.peers is not None
         if run.anchors and (shared or not self._anchored):
             order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
             self._run_child(replace(order, options=run.anchor_options, waits=shared))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
-        """Time pairs anew, each in several processes, whose samples share something else."""
+        """Re-time pairs, each in several processes.
+
+        The samples of one process have something in common, which shows only in another process.
+        """
         for number in range(1, PROCESSES + 1):
             self._note(
                 f"Re-timing {len(pairs)} of the best changes, each together with its original "
                 f"shape ({number} of {PROCESSES}) …"
             )
-            samples = 2 * BLOCKS  # of each, where the plan expects the fewest that a case can have
+            # Each case gets this many samples. The plan expects the fewest that a case can have.
+            samples = 2 * BLOCKS
             once = self._starting + samples / CHECKPOINTS[0] * sum(
                 entry.expected for pair in pairs for entry in pair
             )
@@ -182,7 +195,11 @@ class _Supervisor:
             self._confirm_once(pairs)
 
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
-        """Time pairs anew, by further processes where one ends: without the pair that ended it."""
+        """Re-time pairs in one process, or in several if one dies.
+
+        The next process leaves out the pair that was in flight when the one before it died, and the
+        pairs that are complete.
+        """
         left = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
         while left:
             self._blamed.clear()
@@ -201,14 +218,16 @@ class _Supervisor:
             }
 
     def _waiting(self) -> list[Case]:
+        """Return the cases that are not finished."""
         histories = self._tally.histories
         return [e.case for e in self._run.planned if not histories[e.case.id].closed]
 
     def _measure(self) -> str:
+        """Start children until the cases are finished or the time is up; return which it was."""
         run, tally, announced = self._run, self._tally, False
         left = run.budget - tally.spent
         until = math.inf
-        # Naming comes last and needs time of its own, which measuring must leave to it.
+        # Naming comes last, and measuring must leave time for it.
         if run.stop_at is not None:
             left = min(left, run.stop_at - time.monotonic())
             until = run.stop_at - self._naming_reserve(left)
@@ -232,19 +251,19 @@ class _Supervisor:
         return "done"
 
     def _naming_reserve(self, seconds: float) -> float:
-        """Seconds of what is left for naming kernels at the end of this run."""
+        """Return how many of the seconds left are needed to name kernels at the end."""
         cases = [entry.case for entry in self._run.planned]
         return naming_reserve(cases, seconds) if self._run.names else 0.0
 
     def _repeat(self) -> None:
-        """Time some cases again, in another process: how well does a median repeat?
+        """Re-time some cases in another process, to see how well medians repeat.
 
-        Once in a run: what it tells is the machine's, not a case's.
+        This is done once in a run, because the result describes the machine and not a case.
         """
         known, machine = self._tally.histories, self._run.arguments.get("machine")
         exceeding: dict[str, PlanEntry] = {}
         if machine is not None and machine.kind == "cpu":
-            # A ceiling that a case exceeds is raised only if it does so in another process, too.
+            # A ceiling that a case exceeds is raised only if another process exceeds it as well.
             exceeding = beyond(self._run.planned, known, machine.peaks)
         chosen = choose_repeats(self._run.planned, known, self._run.budget, exceeding.values())
         if not chosen or not self._run.repeats:
@@ -263,12 +282,13 @@ class _Supervisor:
         """Name the kernels of what was timed, in processes that time nothing.
 
         A profiler slows the launches of the process that loads it, even after its session. Names
-        that one process lost are asked of another; after three futile ones they stay empty.
+        that one process lost are requested from another. After three processes in a row that named
+        nothing, the names stay empty.
         """
         stop_at = self._run.stop_at or math.inf
         futile, unnamed = 0, set(self._tally.unnamed()) if self._run.names else set()
         while unnamed and futile < _MAX_FUTILE_NAMINGS:
-            # Without time for more than starting a process, leave it to the next call.
+            # If the time left is only enough to start a process, leave naming to the next call.
             if time.monotonic() + self._starting > stop_at:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
@@ -293,6 +313,7 @@ class _Supervisor:
         until: float = math.inf,
         work: str = "measure",
     ) -> Assignment:
+        """Return an assignment for a child, with what is known of the cases so far."""
         run = self._run
         return Assignment(
             run.bench,
@@ -309,7 +330,7 @@ class _Supervisor:
         )
 
     def _run_child(self, order: Assignment) -> str | None:
-        """Run one child to its end; None: it died, and another should go on."""
+        """Run one child to its end. Return None if it died, so that another may continue."""
         child = Child.start(order)
         if order.work == "measure":
             self._watch.begin(child.process.pid)
@@ -321,6 +342,7 @@ class _Supervisor:
             child.process.join()
 
     def _listen(self, child: Child, work: str) -> str | None:
+        """Handle a child's messages until it ends. Return why it ended, or None if it died."""
         crashed = self._when_it_dies(work)
         while True:
             if not child.sends_in_time():
@@ -329,7 +351,7 @@ class _Supervisor:
                 return None
             try:
                 kind, *content = child.connection.recv()
-                # `since` is still the moment at which the child was started.
+                # ``since`` is still the moment at which the child was started.
                 if not child.spoke:
                     child.spoke = True
                     self._starting = time.monotonic() - child.since
@@ -352,13 +374,13 @@ class _Supervisor:
                     self._run.peers.wait(content[0])
                     child.connection.send("go")
                 case "end":
-                    if work == "measure":  # the child is still there to be asked about
+                    if work == "measure":  # while the child's use of the host can still be read
                         self._watch.look()
                     return str(content[0])
                 case "poisoned":
                     crashed(child, str(content[0]))
                     return None
-                case _ if work != "measure":  # without it a run is still complete
+                case _ if work != "measure":  # the run is complete without such work
                     self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
                     return None
                 case _:
@@ -370,6 +392,7 @@ class _Supervisor:
                     raise UserError(f"{what}: {content[0]}", exit_code=1)
 
     def _when_it_dies(self, work: str) -> Callable[[Child, str], None]:
+        """Return what to do when a child dies that does this kind of work."""
         match work:
             case "measure":
                 return self._crashed
@@ -388,11 +411,12 @@ class _Supervisor:
             self._blocks[event["case"], event["against"]] += 1
 
     def _crashed(self, child: Child, how: str) -> None:
-        """Record a crash for the case in flight; after the second one it gets an error outcome.
+        """Record a crash of the case in flight, which gets an error outcome after its second crash.
 
-        Where several cases were in flight at once, the next child handles them one by one.
+        If several cases were in flight at once, the next child handles them one by one.
         """
-        # A child that took samples made progress: only crashes without any, in a row, end a run.
+        # A child that took samples made progress. Only crashes without a sample, in a row, end a
+        # run.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
         if len(child.cases) != 1:
             self._careful.update(child.cases)
@@ -422,7 +446,7 @@ class _Supervisor:
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
-        # Where several cases were in flight at once, the next child handles them one by one.
+        # If several cases were in flight at once, the next child handles them one by one.
         (self._blamed if len(child.cases) == 1 else self._careful).update(child.cases)
         self._note_end("confirm", how)
 
@@ -430,12 +454,12 @@ class _Supervisor:
         self._note(f"the process that {_BESIDE[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
-        """Refuse features that crashed in earlier calls, also for cases added since."""
+        """Refuse features that crashed in earlier calls, even for cases that were added since."""
         for feature in crashed_features(self._run.planned, self._tally.histories):
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give all open cases with an experimental feature up after its first crash."""
+        """Give up all open cases with an experimental feature after its first crash."""
         for case in open_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 

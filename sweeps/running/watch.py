@@ -1,4 +1,4 @@
-"""What a run records of others on its machine: on the host, and on the GPU."""
+"""Observation of other processes on a run's machine: on the host, and on the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 10.0
 
 
 class Watch:
-    """Looks at the host while a child measures, and at the GPU while none does."""
+    """Observer of the host while a child measures, and of the GPU while no child does."""
 
     def __init__(
         self,
@@ -25,9 +25,14 @@ class Watch:
         gpu: int | None,
         parent: int | None = None,
     ) -> None:
-        """``record`` is called with an event for every look; ``worker`` is the shard's name.
+        """Prepare to observe; nothing is recorded yet.
 
-        ``parent`` has started this process and others that measure, which are no strangers.
+        Args:
+            record: called with an event for every look.
+            worker: the shard's name.
+            gpu: the GPU's ordinal; None on a CPU.
+            parent: the process that started this one and others that measure. None of these counts
+                as another process.
         """
         self._record = record
         self._worker = worker
@@ -36,24 +41,27 @@ class Watch:
         self._host: HostWatch | None = None
 
     def look_at_gpu(self) -> None:
-        """Record who else uses the GPU. While a process of ours does, it looks like another's."""
+        """Record how many other processes use the GPU.
+
+        Call this while no process of ours uses it, because ours would look like another's.
+        """
         others = other_processes_on(self._gpu)
         if others:
             self._tell(seconds=0.0, gpu_processes=others)
 
     def begin(self, child: int | None) -> None:
-        """From now on, look at what others than this process and its child use of the host."""
+        """Begin to watch what processes other than this one and its child use of the host."""
         own = [os.getpid(), *([] if child is None else [child])]
         parent = self._parent
         self._host = HostWatch(lambda: own if parent is None else [parent, *descendants(parent)])
 
     def look_now_and_then(self) -> None:
-        """Record the host's use if the last look is long enough ago."""
+        """Record the use of the host if the last look was long enough ago."""
         if self._host is not None and self._host.since() >= _LOOK_SECONDS:
             self.look()
 
     def look(self) -> None:
-        """Record the host's use since the last look; the child must still be there."""
+        """Record the use of the host since the last look. The child must still be running."""
         use = self._host.look() if self._host is not None else None
         if use is not None:
             self._tell(**asdict(use))

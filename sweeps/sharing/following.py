@@ -1,4 +1,4 @@
-"""Follow a run that others carry out, by the sample files that they append to."""
+"""Follow a run that other processes carry out, by the sample files that they append to."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
-    """How far some shards of a run are. Reads what has been appended since the last look."""
+    """Progress of some shards of a run, read from what is appended to their files."""
 
     def __init__(
         self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int
     ) -> None:
-        """
+        """Begin to follow shards; nothing is read yet.
+
         Args:
-            folder: the run's.
-            planned: all of its cases.
-            shards: those to follow, counted from 1.
-            total: how many shards the run has.
+            folder: the run's folder.
+            planned: all cases of the run.
+            shards: the shards to follow, counted from 1.
+            total: the number of shards that the run has.
         """
         self._files = {shard: samples_path(folder, (shard, total)) for shard in shards}
         self._read = dict.fromkeys(self._files, 0)
@@ -32,7 +33,7 @@ class Follower:
         }
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read what was appended since the last look."""
         for shard, path in self._files.items():
             for event in self._new_events(shard, path):
                 self._tallies[shard].add(event)
@@ -48,21 +49,24 @@ class Follower:
         self._read[shard] += len(whole) + 1 if whole else 0
         for line in whole.split(b"\n"):
             event, _ = parse_event(line)
-            if event is not None:  # damaged ones are counted when the run is folded
+            if event is not None:  # damaged lines are counted when the run is folded
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:
-        """The shards that have not come to their end with so many seconds."""
+        """Return the shards that have not come to their end with a budget of so many seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
     @property
     def tallies(self) -> list[Tally]:
-        """How far each shard is."""
+        """Progress of each shard."""
         return [*self._tallies.values()]
 
 
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
-    """Tell how far all shards are; the time left is that of the one that has most left."""
+    """Report how far all shards are.
+
+    The time left is that of the shard that needs the most.
+    """
     tallies = [tally for follower in followers for tally in follower.tallies]
     spent = min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget)
     reporter.update(

@@ -1,4 +1,4 @@
-"""Which GPUs of a node share a run."""
+"""Choice of the GPUs of a node that share a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ ALL = "all"
 
 
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
-    """The devices that ``all`` or ``0,3`` names, by their numbers.
+    """Return the devices that ``all`` or ``0,3`` names, by their numbers.
 
-    On a CPU each number stands for a worker that computes with all of its cores; ``all`` is one.
+    On a CPU each number stands for a worker that computes with all cores; ``all`` means one worker.
 
     Args:
-        text: what was asked for.
+        text: the value of the option.
         kind: ``auto``, ``gpu`` or ``cpu``, as :func:`kernels.device.select_device` takes it.
 
     Raises:
-        UserError: the text names none, or one twice, or GPUs of several models; or a device cannot
-            be used.
+        UserError: if the text names no device, or one twice, or GPUs of several models, or if a
+            device cannot be used.
     """
     import torch
 

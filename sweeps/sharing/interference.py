@@ -1,4 +1,4 @@
-"""Whether GPUs of a node slow one another down when all of them work: by their anchors."""
+"""Slowdown of a node's GPUs when all of them work at once, judged by their anchors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sweeps.timing.statistics import TOLERANCE, median, median_interval
 
 @dataclass(frozen=True)
 class SharedSlowdown:
-    """What anchors take together over what they take alone, with the 95 % interval of the median
-    over the anchors.
+    """Ratio of the anchors' time with all GPUs at work to their time with one.
+
+    It is the median over the anchors, and ``lo`` to ``hi`` is its 95% interval.
     """
 
     ratio: float
@@ -24,17 +25,17 @@ class SharedSlowdown:
 
     @property
     def slowed(self) -> bool:
-        """Whether it takes longer by more than its interval, and than a time's is meant to be."""
+        """True if ``ratio`` exceeds 1 by more than a time's tolerance, and ``lo`` exceeds 1."""
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
-    """What working together changes; None where fewer than six anchors tell.
+    """Return how much working together slows GPUs down; None if fewer than six anchors tell.
 
-    Of each anchor, the median over the GPUs counts; of those, the median.
+    For each anchor the median over the GPUs counts, and then the median over the anchors.
 
     Args:
-        events: of the shards that were measured together.
+        events: events of the shards that were measured together.
     """
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))

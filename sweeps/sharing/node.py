@@ -1,8 +1,9 @@
-"""The parent of the workers of a node: it plans, starts them, follows them, and folds.
+"""The parent of a node's workers: it plans, starts them, follows them, and folds.
 
-Each GPU has a worker, which carries out one shard of the run after another. A worker that ends
-before its shard does leaves it to a GPU that has finished its own; what was measured of finished
-series is kept, and the others begin anew there (:mod:`sweeps.running.devices`).
+A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
+get a worker for another shard. If a worker ends before its shard is finished, a GPU that has
+finished its own takes the shard over. Measurements of finished series are kept, and the other
+series start over there (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from sweeps.store import (
 )
 
 _LOOK_SECONDS = 1.0
-_MOST_DEATHS = 2  # of workers, in one shard: another GPU tries once
-_END_SECONDS = 20.0  # for workers that were told to end, to write their last lines
-_START_SECONDS = 1200.0  # for a worker's first word: many of them may wait for one plan
-_ANCHOR_SECONDS = 60.0  # where less is left, anchors are not timed
+_MOST_DEATHS = 2  # of workers in one shard, so that another GPU tries it once
+_END_SECONDS = 20.0  # for workers to write their last lines after they were told to end
+_START_SECONDS = 1200.0  # until a worker's first message, because many may wait for one plan
+_ANCHOR_SECONDS = 60.0  # if less is left, anchors are not timed
 
 
 def share(
@@ -61,21 +62,21 @@ def share(
     note: Callable[[str], None],
     begun: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Carry out a node's shards of a run with several GPUs; returns the run's folder.
+    """Carry out a node's shards of a run with several GPUs. Return the run's folder.
 
-    However it ends, also by an interrupt, the samples are folded into the table.
+    However the run ends, even by an interrupt, the samples are folded into the table.
 
     Args:
-        request: what was asked for; its shard and its GPU do not matter.
-        gpus: the devices by their numbers, of one model.
-        node: which of how many nodes this is, counted from 1.
-        reporter: told how far all workers are.
-        note: told what happens.
-        begun: told the folder of the run once it is planned.
+        request: the options of the run; its shard and GPU are ignored.
+        gpus: the devices by their numbers, all of one model.
+        node: the number of this node, counted from 1, and the number of nodes.
+        reporter: told the progress of all workers.
+        note: called with a sentence about what happens.
+        begun: called with the folder of the run once it is planned.
 
     Raises:
-        UserError: the run cannot be begun, or some shards are not finished because of failures.
-        KeyboardInterrupt: after folding.
+        UserError: if the run cannot be begun, or if failures left some shards unfinished.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     first, device = next(iter(gpus.items()))
     folder = folder_for(request.results, device.machine.slug)
@@ -93,10 +94,10 @@ def share(
 
 
 def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
-    """One for each GPU; in a run that is there, as many as it has.
+    """Return the number of shards: one for each GPU, or as many as the run in the folder has.
 
     Raises:
-        UserError: so many nodes and GPUs cannot share them, or it is of other sweeps.
+        UserError: if so many nodes and GPUs cannot share that run, or if it has other sweeps.
     """
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus
@@ -130,7 +131,7 @@ class _Worker:
 
 
 class _Parent:
-    """The workers of a node, until no shard is left."""
+    """Parent of a node's workers, until no shard is left."""
 
     def __init__(
         self,
@@ -154,14 +155,18 @@ class _Parent:
         self._follower = Follower(folder, read_plan(plan), shards, total)
         self._shards = shards
         self._workers: dict[int, _Worker] = {}  # by GPU
-        self._places: dict[int, int] = {}  # the number within the run of each GPU that takes part
+        self._places: dict[int, int] = {}  # number within the run of each GPU that takes part
         self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
-        self._due: deque[int] = deque()  # shards that nobody carries out
-        self._deaths: Counter[int] = Counter()  # by shard
+        self._due: deque[int] = deque()  # shards that no worker carries out
+        self._deaths: Counter[int] = Counter()  # of workers, by shard
         self._failure = ""
 
     def carry_out(self) -> None:
-        """Start a worker for each GPU, and one for each shard that is left, until none is."""
+        """Start a worker for each GPU, and further workers until no shard is left.
+
+        Raises:
+            UserError: if some shards are not finished, although there was time for them.
+        """
         self._reporter.begin("Measuring", self._budget)
         try:
             with terminated_as_interrupt():
@@ -187,6 +192,7 @@ class _Parent:
             )
 
     def _start_all(self) -> None:
+        """Assign the unfinished shards to the GPUs and start their first workers."""
         self._follower.look()
         open_ = self._follower.unfinished(self._budget)
         if not open_:
@@ -196,7 +202,7 @@ class _Parent:
         last = {shard: last_place(events[shard]) for shard in open_}
         chosen = _assigned(self._places, last)
         self._due.extend(shard for shard in open_ if shard not in chosen.values())
-        # Either all GPUs time the anchors, or they have done so in an earlier call.
+        # Either all GPUs time the anchors, or none, because all did so in an earlier call.
         anchors = (
             len(chosen) > 1
             and self._seconds_left() > _ANCHOR_SECONDS
@@ -212,15 +218,15 @@ class _Parent:
             self._start(gpu, shard, anchors)
 
     def _seconds_left(self) -> float:
-        """Until this call must end."""
+        """Return the seconds until this call must end."""
         stop_at = self._request.stop_at
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Let the GPUs take part that are limited as the run's are.
+        """Let those GPUs take part whose limits agree with the run's.
 
         Raises:
-            UserError: most of them are not.
+            UserError: if most of the GPUs have other limits.
         """
         with planning(self._folder):
             for gpu, device in self._gpus.items():
@@ -242,6 +248,7 @@ class _Parent:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
+        """Start a worker for a shard on a GPU."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         ours, theirs = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
@@ -252,7 +259,7 @@ class _Parent:
         self._workers[gpu] = _Worker(process, ours, gpu, shard)
 
     def _hear(self) -> None:
-        """Take what workers say, for a second at most."""
+        """Handle the messages of workers, waiting for them for at most a second."""
         speaking = wait([w.connection for w in self._workers.values()], _LOOK_SECONDS)
         for worker in [w for w in self._workers.values() if w.connection in speaking]:
             try:
@@ -268,25 +275,28 @@ class _Parent:
                     worker.is_over = True
                 case "failed":
                     worker.failure = text
-                case _ if text not in self._said:  # what concerns all, several say
+                case _ if text not in self._said:  # several workers report what concerns all
                     self._said.add(text)
                     self._note(f"{self._called(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
         for gpu in gpus:
-            # One that has died meanwhile is noticed when it is heard next.
+            # A worker that has died in the meantime is noticed at its next message.
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._workers[gpu].connection.send("go")
 
     def _kill_silent(self) -> None:
-        """End workers that cannot begin, for which all others would wait: a GPU may be lost."""
+        """Kill workers that do not begin, for example because their GPU is lost.
+
+        All others would wait for them.
+        """
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
                 worker.failure = f"it did not start within {_START_SECONDS / 60:.0f} minutes"
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
-        """A worker has ended: a GPU that has nothing to do goes on with what is left."""
+        """Clean up after a worker that has ended, and hand out the shards that are left."""
         worker.process.join()
         worker.connection.close()
         del self._workers[worker.gpu]
@@ -304,7 +314,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give shards that nobody carries out to GPUs that have nothing to do."""
+        """Give shards that no worker carries out to GPUs that have nothing to do."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MOST_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -320,7 +330,7 @@ class _Parent:
             self._start(gpu, shard, anchors=False)
 
     def _must_take_turns(self, shards: list[int]) -> bool:
-        """Whether the anchors show that the GPUs slow one another down; recorded if so."""
+        """Return True if the anchors show that the GPUs slow one another down; record it if so."""
         change = interference([event for shard in shards for event in self._events(shard)])
         if change is None or not change.slowed:
             return False
@@ -352,14 +362,15 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
 
 
 def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict[int, int]:
-    """A shard for each GPU, as far as there are: the one that it was measuring before, if any.
+    """Assign a shard to each GPU, as long as there are any.
 
     Args:
         places: the number of each GPU within the run.
-        last: where each shard was measured last.
+        last: the place that measured each shard last; None if no place did.
     """
     chosen: dict[int, int] = {}
     left = dict(last)
+    # First the shard that the GPU was measuring before, then one that nobody has begun, then any.
     for is_right in (
         lambda place, before: place == before,
         lambda _, before: before is None,

@@ -1,7 +1,7 @@
-"""Who may begin what, so that each GPU is timed alone first, and then all of them together.
+"""Gates of a node's workers: each GPU times its anchors with the others idle, then all at once.
 
 A worker waits at a gate before each phase of its anchors and before it measures. Gates know nothing
-of processes: they are told who arrives and who leaves, and answer who may go on.
+of processes: they are told who arrives and who leaves, and answer who may proceed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ class Gates:
     """The gates of one node."""
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
-        """
+        """Expect workers; nobody has come to a gate yet.
+
         Args:
-            workers: numbers of those that are expected.
-            take_turns: asked once, when all have timed their anchors: whether they slow one
-                another down, so that only one at a time may measure.
+            workers: the numbers of the workers that are expected.
+            take_turns: called once, when all have timed their anchors. It returns True if the
+                workers slow one another down, so that only one at a time may measure.
         """
-        # The last gate that each has come to: none yet.
+        # The last gate that each worker has come to; -1 for none.
         self._at = dict.fromkeys(workers, -1)
         self._waiting: set[int] = set()
         self._take_turns = take_turns
         self._turns: bool | None = None  # None: nobody has begun to measure
 
     def arrive(self, worker: int, gate: str) -> list[int]:
-        """A worker waits at a gate, perhaps one that was not expected; returns who may go on."""
+        """Let a worker wait at a gate, even if it was not expected. Return who may proceed."""
         self._at[worker] = _ORDER.index(gate)
         self._waiting.add(worker)
         return self._let_go()
 
     def leave(self, worker: int) -> list[int]:
-        """A worker has ended, however that was; returns who may go on."""
+        """Forget a worker that has ended, however it did. Return who may proceed."""
         self._at.pop(worker, None)
         self._waiting.discard(worker)
         return self._let_go()
@@ -51,18 +52,21 @@ class Gates:
         return sorted(w for w in self._waiting if self._at[w] == _ORDER.index(gate))
 
     def _busy_with(self, phase: str) -> bool:
-        """Whether somebody has passed a gate and has not come to the next one."""
+        """Return True if a worker has passed a gate and has not come to the next one."""
         at = _ORDER.index(phase)
         return any(w not in self._waiting and where == at for w, where in self._at.items())
 
     def _first_alone(self) -> list[int]:
-        """One at a time, once all have prepared what they will time."""
+        """Return the next worker that may time its anchors with the others idle.
+
+        That is one at a time, once all have prepared what they will time.
+        """
         if -1 in self._at.values() or self._busy_with(ALONE):
             return []
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """All that wait at a gate, once nobody is before it."""
+        """Return all workers that wait at a gate, once nobody is before it."""
         at = _ORDER.index(gate)
         before = any(
             where < at or (where == at and w not in self._waiting) for w, where in self._at.items()
@@ -70,6 +74,7 @@ class Gates:
         return [] if before else self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
+        """Return the workers that may begin to measure: all, or one if they take turns."""
         if self._turns is None:
             ready = self._all_at(MEASURE)
             if not ready:

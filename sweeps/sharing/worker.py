@@ -1,4 +1,4 @@
-"""One GPU's part of a run that several GPUs of a node share: a process of its own."""
+"""Process that does one GPU's part of a run that several GPUs of a node share."""
 
 from __future__ import annotations
 
@@ -17,36 +17,40 @@ from sweeps.running.supervisor import carry_out
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What a worker is to do; everything in it can be pickled."""
+    """Work for a worker process. Everything in it can be pickled."""
 
     request: Request
-    """With its shard and its GPU."""
+    """Options of the run, with the worker's shard and GPU."""
     workers: int
-    """How many share the host."""
+    """Number of workers that share the host."""
     parent: int
-    """The process that started it."""
+    """Id of the process that started the worker."""
     anchors: bool
-    """Whether it times the anchors, as all others do then."""
+    """True if the worker times the anchors, as all others then do."""
 
 
 class _Silent:
-    """The parent shows the progress of all workers: it reads what they write."""
+    """Reporter that shows nothing.
+
+    The parent reads what workers write, and shows the progress of all.
+    """
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """The parent tells."""
+        """Ignore the phase, which the parent shows."""
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
         pass
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
-    """Entry point of a worker. Sends ("note", text), ("wait", gate) and how it ended.
+    """Run a worker: carry out its shard, and report.
 
-    After ("wait", gate) it waits for a message. It ends with ("end", why), or ("failed", sentence)
-    where it could not go on.
+    The worker sends ("note", text), ("wait", gate) and one end: ("end", why), or ("failed",
+    sentence) if it could not continue. After it has sent ("wait", gate), it waits for a message.
     """
     die_with_parent()
-    # Ctrl-C, and what a batch system sends before a time limit, reach all; the parent acts on them.
+    # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. The parent
+    # acts on them.
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,1 +1,1 @@
-"""One run on the nodes of a cluster: jobs that each carry out a node's shares, and who follows."""
+"""One run on the nodes of a cluster: a job for each node, and a process that follows the jobs."""

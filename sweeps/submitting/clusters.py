@@ -1,8 +1,8 @@
-"""Where jobs run, through submitit: on a Slurm cluster, on this machine, or in this process.
+"""Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-Whether a job lives is asked of ``squeue`` and of processes: Slurm's accounting, which submitit
-asks, is not there on every cluster, and a job that was killed then stays unknown for ever. Whether
-its work is done only the run's own files say.
+``squeue`` and the local processes show whether a job is alive. Slurm's accounting, which submitit
+would ask, does not exist on every cluster, and a killed job would then stay unknown forever. Only
+the run's own files show whether a job's work is done.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""How long before its time limit a job is told to end: it has its samples to write and to fold."""
+"""Seconds before its time limit at which a job is told to end, so that it can write its samples and
+fold."""
 
-_MOST_REQUEUES = 100  # a job goes on from its files each time
+_MOST_REQUEUES = 100  # a job resumes from its files each time
 _SQUEUE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What each node's job asks for. None: the cluster's default."""
+    """Resources that each node's job requests; None: the cluster's default."""
 
     gpus_per_node: int
     cpus_per_gpu: int
@@ -43,21 +44,22 @@ class Resources:
     partition: str | None = None
     account: str | None = None
     exclusive: bool = False
-    """Whether no other job may share the node."""
+    """True if no other job may share the node."""
 
 
 class Cluster:
-    """Submits jobs, and says which of them are still to be waited for."""
+    """Interface to a cluster: it submits jobs and tells which of them still wait or run."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
-        """
+        """Open a cluster.
+
         Args:
             kind: one of :data:`CLUSTERS`.
-            folder: of the jobs' output, which all nodes must see.
-            resources: of each job.
+            folder: folder of the jobs' output, which all nodes must see.
+            resources: what each job requests.
 
         Raises:
-            UserError: there is no such cluster here, or submitit is not installed.
+            UserError: if there is no such cluster here, or submitit is not installed.
         """
         if kind not in CLUSTERS:
             raise UserError(f"--cluster takes {', '.join(CLUSTERS)}, not {kind!r}.")
@@ -70,7 +72,7 @@ class Cluster:
             import submitit
         except ModuleNotFoundError:
             raise UserError(needs_extra("submitit", "slurm")) from None
-        # It warns again and again that there is no accounting, which is not needed.
+        # submitit warns again and again if there is no accounting, which is not needed.
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self.kind = kind
         self._executor: submitit.Executor = submitit.AutoExecutor(
@@ -82,10 +84,10 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit the jobs of some nodes as one array; returns each node's job id.
+        """Submit the jobs of some nodes as one array. Return each node's job id.
 
         Raises:
-            UserError: the cluster refused them.
+            UserError: if the cluster refused them.
         """
         from submitit.core.utils import FailedJobError
 
@@ -98,29 +100,30 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Those of some jobs that wait or run, and why each waits, if it does. In ``debug``, they
-        are carried out first.
+        """Return those jobs that still wait or run, each with the reason why it waits.
+
+        The reason is empty for a job that runs. Jobs in ``debug`` are carried out first.
 
         Raises:
-            UserError: Slurm does not answer.
+            UserError: if Slurm does not answer.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
         mine = {number: self._jobs[number] for number in ids if number in self._jobs}
         if self.kind == "debug":
             for job in mine.values():
-                job.exception()  # carries it out; unlike result(), it starts no debugger
+                job.exception()  # carries it out; unlike result(), it does not start a debugger
             return {}
         return {number: "" for number, job in mine.items() if not job.done()}
 
     def cancel(self) -> None:
-        """End the jobs that depend on this process: those of this machine."""
+        """Cancel the jobs that depend on this process: those on this machine."""
         for job in self._jobs.values() if self.kind == "local" else ():
             job.cancel()
 
 
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
-    """What submitit is told; it leaves out what is None."""
+    """Return the parameters for submitit, which leaves out those that are None."""
     of_slurm = {
         "slurm_partition": resources.partition,
         "slurm_account": resources.account,
@@ -129,7 +132,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
         "slurm_array_parallelism": 1000,
         "slurm_additional_parameters": {
             "requeue": True,
-            # Python finds the program in the checkout that the job is started in.
+            # Python finds the program in the checkout, so the job must start there.
             **({} if FOLDER is None else {"chdir": str(FOLDER)}),
         },
     }
@@ -145,10 +148,12 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Those of some jobs that ``squeue`` knows to be ours: why each waits; empty if it does not.
+    """Return those of our jobs that ``squeue`` lists, each with the reason why it waits.
+
+    The reason is empty for a job that does not wait.
 
     Raises:
-        UserError: it does not answer.
+        UserError: if squeue does not answer.
     """
     if not ids:
         return {}
@@ -171,7 +176,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"squeue did not answer ({error}).", exit_code=1) from None
-    # It fails for a single job that has ended long ago, and knows nothing of it.
+    # squeue fails if asked about a single job that ended long ago, because it no longer knows it.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
     found = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)

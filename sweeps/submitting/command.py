@@ -1,4 +1,4 @@
-"""``submit``: one run on several nodes of a cluster."""
+"""The ``submit`` command: one run on several nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def submit_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure with the GPUs of several nodes; waits for them. The same command goes on."""
+    """Measure with the GPUs of several nodes and wait for them. Run it again to resume."""
     from sweeps.folding.counts import counts_sentence
     from sweeps.planning.choice import choose_sweeps, is_file
     from sweeps.progress import LiveReporter
@@ -78,15 +78,14 @@ def submit_command(
     from sweeps.submitting.script import sbatch_script
     from sweeps.submitting.submission import submit
 
-    # Jobs are started in another folder than this one.
     if device not in ("gpu", "cpu"):
         raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
-    # Jobs are started in another folder than this one.
+    # Jobs start in another folder than this one, so files are named by their full paths.
     chosen = tuple(
         ",".join(str(Path(name).resolve()) if is_file(name) else name for name in group.split(","))
         for group in names or ()
     )
-    choose_sweeps(Request(chosen).sweeps)  # a misspelt one is said here, not on every node
+    choose_sweeps(Request(chosen).sweeps)  # a misspelt name is reported here, not on every node
     seconds = parse_seconds(budget)
     expected = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
     gpus = 0 if device == "cpu" else gpus_per_node

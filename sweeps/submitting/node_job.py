@@ -1,4 +1,4 @@
-"""What a job does on its node, and the note that it leaves of where it does it."""
+"""A job's work on its node, and its note about where it does that work."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _FOLDER = ".submitted"
 
 
 def jobs_folder(results: Path) -> Path:
-    """Where a submission keeps its notes, and the jobs their output."""
+    """Return the folder of a submission's notes and of its jobs' output."""
     return results / _FOLDER
 
 
 @dataclass(frozen=True)
 class NodeNote:
-    """What a node's latest job says of itself: where its run is, and why it failed, if it did."""
+    """Note of a node's latest job: the folder of its run, and why it failed, if it did."""
 
     folder: Path | None
     failure: str
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """The file of the I-th of N nodes."""
+        """Return the path of the note of the I-th of N nodes."""
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod
     def read(cls, results: Path, node: tuple[int, int]) -> NodeNote:
-        """The note of a node; an empty one where none can be read."""
+        """Read the note of a node; an empty one if none can be read."""
         try:
             note = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
             name, failure = note["folder"], str(note["failure"])
@@ -58,21 +58,22 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class NodeJob:
-    """Carries out a node's shares of a run; called on the node with its number. It can be pickled.
+    """Job that carries out a node's shares of a run. It can be pickled.
 
-    A job that is stopped before its end, because its time is over or somebody else needs the node,
-    is called again from the beginning: it goes on with what it has written.
+    The job is called on the node with the node's number. If it is stopped before its end, because
+    its time is over or somebody else needs the node, it is called again from the beginning and
+    resumes from what it has written.
     """
 
     request: Request
     nodes: int
     gpus: int
-    """How many of the visible GPUs it uses at most."""
+    """Number of visible GPUs that it uses at most."""
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES, where submitit would replace it."""
+    """Value of CUDA_VISIBLE_DEVICES to restore where submitit would replace it."""
 
     def __call__(self, number: int) -> None:
-        """Carry out the shares of a node, counted from 1. What goes wrong stands in its note."""
+        """Carry out the shares of a node, counted from 1. Write a failure to the node's note."""
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         from sweeps.sharing.gpus import ALL, choose_gpus
@@ -99,7 +100,10 @@ class NodeJob:
             NodeNote(before.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
-        """What is called after a requeue; submitit asks for it before it ends this process."""
+        """Return what to call after a requeue.
+
+        submitit asks for it before it ends this process.
+        """
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)

@@ -1,4 +1,4 @@
-"""The script for sbatch that does what a submission does, for a site to adapt."""
+"""Script for sbatch that does what a submission does, for a site to adapt."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from kernels.common.program import FOLDER, command_words
 from sweeps.submitting.clusters import JOB_NAME, Resources
 
-_CLOSING_MINUTES = 3  # to write the last samples and fold, before Slurm's limit
+_CLOSING_MINUTES = 3  # before Slurm's limit, to write the last samples and fold
 
 
 def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> str:
-    """A job array with a task for each node.
+    """Return the script of a job array with a task for each node.
 
     Args:
-        options: of the command that each task runs: its sweeps, budget and results.
-        resources: of each task.
-        nodes: how many tasks there are.
+        options: arguments of the command that each task runs: its sweeps, budget and results.
+        resources: what each task requests.
+        nodes: the number of tasks.
     """
     gpus = resources.gpus_per_node
     flags = {
@@ -43,7 +43,8 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         "",
         "# Submit it again to resume unfinished work.",
         *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
-        # Slurm's signals then reach the program itself, which writes and folds what it has.
+        # Because of ``exec``, Slurm's signals reach the program itself, which writes and folds what
+        # it has.
         f"exec {shlex.join(run)} \\",
         f"    {shlex.join(options)} \\",
         f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {last}m',

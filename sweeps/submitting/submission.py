@@ -1,4 +1,4 @@
-"""Submit what is not done of a run, follow it, and say what is left."""
+"""Submit the unfinished nodes of a run, follow their jobs, and report what is missing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 
 _LOOK_SECONDS = 2.0
 _LIST = "jobs.json"
-_MOST_UNANSWERED = 30  # times in a row that a cluster's controller may say nothing
-_LOOKS = 5  # before a cluster's controller, which answers many, is asked about the jobs
+_MOST_UNANSWERED = 30  # times in a row that a cluster's controller may fail to answer
+# Looks at the files before the cluster's controller, which serves many users, is asked about the
+# jobs.
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a submission: the folders of its runs, and a sentence for what is missing."""
+    """Outcome of a submission: the folders of its runs, and a sentence for each missing part."""
 
     folders: tuple[Path, ...]
     missing: tuple[str, ...]
@@ -45,22 +47,22 @@ def submit(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Submit the nodes that are not done and have no job; return when no job is left.
+    """Submit the nodes that are not done and have no job. Return when no job is left.
 
-    However it ends, what was measured is folded. Jobs of Slurm go on without this process; the same
-    call follows them again.
+    However the call ends, what was measured is folded. Slurm jobs continue without this process,
+    and the same call follows them again.
 
     Args:
-        request: what was asked for; its shard and GPU do not matter.
-        nodes: how many share the run.
-        kind: of cluster.
-        resources: of each node's job.
-        reporter: told how far all nodes are.
-        note: told what happens.
+        request: the options of the run; its shard and GPU are ignored.
+        nodes: the number of nodes that share the run.
+        kind: kind of cluster.
+        resources: what each node's job requests.
+        reporter: told the progress of all nodes.
+        note: called with a sentence about what happens.
 
     Raises:
-        UserError: there is no such cluster, or it refused the jobs.
-        KeyboardInterrupt: after folding.
+        UserError: if there is no such cluster, or it refused the jobs.
+        KeyboardInterrupt: if the user interrupts, after folding.
     """
     request = replace(request, results=request.results.resolve())
     folder = jobs_folder(request.results)
@@ -83,7 +85,7 @@ def submit(
 
 
 class _Submission:
-    """The jobs of all nodes, until none is left."""
+    """Submission of one run: the jobs of all nodes, until none is left."""
 
     def __init__(
         self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
@@ -103,6 +105,7 @@ class _Submission:
         self._ids: dict[int, str] = {}
 
     def carry_out(self) -> Outcome:
+        """Submit what is not done, follow the jobs to their end, and fold."""
         living = self._find_jobs()
         if self._request.fresh:
             for run in self._runs.values():
@@ -131,10 +134,10 @@ class _Submission:
         return Outcome(tuple(self._folders), tuple(self._missing(budget)))
 
     def _find_jobs(self) -> set[int]:
-        """The nodes whose jobs of an earlier call still wait or run.
+        """Return the nodes whose jobs of an earlier call still wait or run.
 
         Raises:
-            UserError: there are some, and they do other work than this call's would.
+            UserError: if there are such jobs, and their work differs from this call's.
         """
         jobs: dict[int, str] = {}
         nodes = 0
@@ -154,8 +157,8 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit all, or one at a time where all would share one machine; returns what is left."""
-        shared = self._cluster.kind == "slurm"  # several at once each have a node of their own
+        """Submit all nodes, or one if all would share one machine. Return the nodes left."""
+        shared = self._cluster.kind == "slurm"  # where each job has a node of its own
         count = len(due) if shared else int(not living)
         now, later = due[:count], due[count:]
         if now:
@@ -171,7 +174,7 @@ class _Submission:
         return later
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show how far the nodes are, and after a while ask which jobs are left."""
+        """Show the progress of the nodes, and after a while ask which jobs are left."""
         for _ in range(_LOOKS if self._cluster.kind == "slurm" else 1):
             time.sleep(_LOOK_SECONDS)
             self._look()
@@ -181,12 +184,12 @@ class _Submission:
         try:
             jobs = self._cluster.living([*self._ids.values()])
         except UserError as error:
-            # A controller that is busy or starts anew is no reason to leave jobs of hours alone.
+            # A busy or restarting controller is not a reason to abandon jobs that take hours.
             self._unanswered += 1
             if self._unanswered > _MOST_UNANSWERED:
                 raise
             self._say_once(str(error))
-            return living or {*self._ids}  # none is known to live right after submitting
+            return living or {*self._ids}  # right after submitting, no job is known to live
         self._unanswered = 0
         for node, job in self._ids.items():
             if why := jobs.get(job):
@@ -204,12 +207,12 @@ class _Submission:
 
     @property
     def _folders(self) -> list[Path]:
-        """The runs' folders, that of most nodes first."""
+        """Folders of the runs, the folder of most nodes first."""
         found = Counter(run.folder for run in self._runs.values() if run.folder is not None)
         return [folder for folder, _ in found.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """A sentence for each node that is not done, and for each that measured another machine."""
+        """Yield a sentence for each node that is not done or has another GPU than most."""
         first = next(iter(self._folders), None)
         early = f"its job ended too early; its output is in {jobs_folder(self._results)}/output."
         for number, run in self._runs.items():
@@ -224,12 +227,13 @@ class _Submission:
 
 
 class _NodeRun:
-    """How far one node's shares are, by the files that it writes."""
+    """Progress of one node's shares, by the files that the node writes."""
 
     def __init__(self, results: Path, node: tuple[int, int]) -> None:
         self._results = results
         self._node = node
-        self._read: tuple[Path, int] | None = None  # the plan that is followed, and its file's time
+        # Folder of the plan that is followed, and the modification time of its run.json.
+        self._read: tuple[Path, int] | None = None
         self.folder: Path | None = None
         self.failure = ""
         self.budget = 0.0
@@ -253,7 +257,7 @@ class _NodeRun:
             self.follower.look()
 
     def _begin(self, folder: Path) -> None:
-        """Follow the plan in a folder, if it is one that so many nodes share."""
+        """Follow the plan in a folder if this number of nodes can share it."""
         plan = read_run(folder)["plan"]
         (number, nodes), shards = self._node, plan.get("shards", 1)
         each = shards // nodes
@@ -263,18 +267,19 @@ class _NodeRun:
         self.follower = None if shards % nodes else Follower(folder, planned, of_node, shards)
 
     def is_open(self, budget: float) -> bool:
-        """Whether a job would advance the node's shares, with so many seconds for each."""
+        """Return True if a job with this budget for each share would advance the node's shares."""
         follower = self.follower
         return follower is None or bool(follower.unfinished(max(budget, self.budget)))
 
     def refuse_other_sweeps(self, request: Request) -> None:
-        """
+        """Refuse a request for other sweeps than those of the node's run.
+
         Raises:
-            UserError: other sweeps are asked for than those of the run.
+            UserError: if the request names other sweeps.
         """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])
 
     def forget(self) -> None:
-        """Forget what an earlier job said."""
+        """Delete the note of an earlier job."""
         NodeNote.path(self._results, self._node).unlink(missing_ok=True)
