@@ -1,1 +1,1 @@
-"""Two recordings of one machine, and hand-written kernels against the vendor library."""
+"""Compare two recordings of one machine, or hand-written kernels with the vendor library."""

@@ -1,13 +1,17 @@
-"""Two recordings of one machine, case by case: did a new driver, library or kernel change anything?
+"""Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-A case is the same problem, implementation and config; of a hand-written kernel it is the config
-that each version chose. A ratio is the new time over the old one. Its interval is of 99 %, since a
-comparison judges hundreds of cases: from the intervals of both medians, and from what medians of
-two processes differ by besides (:mod:`analysis.recordings.repetition`). A case is ``slower`` or
-``faster`` only where the interval excludes 1 and the medians differ by more than one percent;
-``same`` where the whole interval is within ±3 %; ``ambiguous`` between the two, or where a case has
-too few samples for an interval. A test plants changes in simulated samples: at most 1 % of the
-unchanged cases raise an alarm.
+A case is the same problem, implementation and config. For a hand-written kernel, it is the config
+that each version chose. A ratio is the new time over the old one. Its interval has 99% confidence,
+because a comparison judges hundreds of cases. It combines the intervals of both medians with the
+difference of medians between processes (:mod:`analysis.recordings.repetition`).
+
+The verdicts are:
+
+- ``slower`` or ``faster`` if the interval excludes 1 and the medians differ by more than 1%;
+- ``same`` if the whole interval is within ±3%;
+- ``ambiguous`` in all other cases, and where a case has too few samples for an interval.
+
+A test plants changes in simulated samples: at most 1% of the unchanged cases raise an alarm.
 """
 
 from __future__ import annotations
@@ -29,19 +33,20 @@ from sweeps.timing.statistics import Z95
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
-_Z99 = 2.575829  # as Z95, of the 99 % interval
+_Z99 = 2.575829  # like Z95, for the 99% interval
 _MIN_CHANGE = 0.01
 _SAME = 0.03
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
-_MAX_LISTED = 20  # cases that the text lists of each kind
+_MAX_LISTED = 20  # cases of each kind that the text lists
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cases that both recordings timed, and what only one of them did.
+    """Cases that both recordings timed, and those that only one of them timed.
 
     ``table`` has the identity of each case, problem, class, old_us, new_us, ratio, ratio_lo,
-    ratio_hi and verdict. ``lost`` are cases that had a time and now have a reason why not.
+    ratio_hi and verdict. ``lost`` has the cases that had a time and now have a reason for having
+    none.
     """
 
     old: Recording
@@ -52,23 +57,23 @@ class Comparison:
     only_new: int
 
     def counts(self, rows: pd.DataFrame | None = None) -> dict[str, int]:
-        """Cases of each verdict."""
+        """Return the number of cases with each verdict."""
         verdicts = (self.table if rows is None else rows)["verdict"]
         return {verdict: int((verdicts == verdict).sum()) for verdict in VERDICTS}
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Versions that differ: (old, new), None where one recording does not tell."""
+        """Versions that differ, as (old, new); None where a recording does not have the version."""
         old, new = self.old.run["software"], self.new.run["software"]
         names = sorted({*old, *new})
         return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
 def compare(old: Recording, new: Recording) -> Comparison:
-    """Match the cases of two recordings and judge each.
+    """Match the cases of two recordings, and judge each of them.
 
     Raises:
-        UserError: they are of different machines, or share no case.
+        UserError: if the recordings are of different machines, or share no case.
     """
     if old.machine.slug != new.machine.slug:
         raise UserError(
@@ -104,14 +109,17 @@ def compare(old: Recording, new: Recording) -> Comparison:
 def _reaches(
     pairs: pd.DataFrame, between: Sequence[Mapping[str, float]]
 ) -> tuple[pd.Series, pd.Series]:
-    """How far the intervals of log ratios reach below and above; NaN where a median has none."""
+    """Return how far the intervals of log ratios reach below and above.
+
+    They are NaN where a median has no interval.
+    """
     halves = {
         (which, end): np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs()
         / Z95
         for which in ("old", "new")
         for end in ("lo", "hi")
     }
-    # The ratio of one case in two processes differs once by what processes differ by.
+    # A ratio of one case in two processes contains the difference between processes once.
     apart = max((value for part in between for value in part.values()), default=0.0)
     below, above = (
         _Z99 * np.sqrt(halves["new", one] ** 2 + halves["old", other] ** 2 + apart**2)
@@ -121,7 +129,7 @@ def _reaches(
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
-    """The verdict of each ratio and its interval; NaN ends are ambiguous."""
+    """Return the verdict on each ratio and its interval; intervals with NaN ends are ambiguous."""
     return np.select(
         [
             (lo > 1) & (ratio > 1 + _MIN_CHANGE),
@@ -134,7 +142,7 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """One row per class of shape, dtype and implementation, and one for all."""
+    """Return one row per class of shape, dtype and implementation, and one for all of them."""
     table = comparison.table
     groups = table.groupby(["op", "class", "dtype", "implementation"], sort=True)
     parts = [
@@ -155,7 +163,7 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything, for JSON: summary, counts, and each case by its identity."""
+    """Return everything for JSON: summary, counts, and each case by its identity."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -175,7 +183,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """For reading: what changed beside the times, the counts, the worst cases, the classes."""
+    """Return text for people: changed versions, counts, the worst cases, the classes."""
     counts = comparison.counts()
     table = comparison.table
     versions = [f"{n} {a or '–'} → {b or '–'}" for n, (a, b) in comparison.software.items()]
@@ -216,10 +224,10 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose identity compares equal where a column does not apply.
+    """Return rows whose identities compare equal where a column does not apply.
 
-    ``choice`` is the config, but empty where a hand-written kernel has only one for a problem: its
-    own choice, which another version may make differently.
+    ``choice`` is the config. It is empty where a hand-written kernel has only one config for a
+    problem: this is the kernel's own choice, which may differ between versions.
     """
     rest = [name for name in IDENTITY if name != "config"]
     filled = rows[list(IDENTITY)].astype(object)

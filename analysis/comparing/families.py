@@ -1,9 +1,9 @@
-"""The hand-written kernels against the library, by class of shape, from one recording.
+"""Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
-A ratio is the library's time over the kernel's: above 1 the kernel is faster. The library is taken
-at its best, with its autotuner where that was measured too. A kernel is taken with the config that
-it chose without measuring; where a sweep timed all its candidates, the chosen one is also compared
-with the best of them.
+A ratio is the vendor library's time over the kernel's, so above 1 the kernel is faster. The library
+is taken at its best, with its autotuner where that was measured too. A kernel runs with the config
+that it chose without measuring. Where a sweep timed all candidates, the chosen config is also
+compared with the best of them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ from sweeps.schema import problem_of
 from sweeps.store import write_json, write_whole
 
 BEST = "best of all"
-"""The family that stands for the fastest one of each shape."""
+"""Name of the family that stands for the fastest kernel of each shape."""
 
-_SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config, not the chosen one
+_SEARCHES = ("candidates", "candidates-conv")  # sweeps of every config, not of the chosen one
 _TIMES = ["time_us", "steady_log", "steady_error"]
 
 
 def compare_families(recording: Recording) -> pd.DataFrame:
-    """One row per shape and family, and one per shape for :data:`BEST`.
+    """Return one row per shape and family, and one per shape for :data:`BEST`.
 
-    Columns: problem, op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi
-    (of a repetition), found (the chosen config's speed over that of the best
-    candidate, at most 1) and best_config; the last two only where all candidates were looked at.
+    Returns:
+        The columns problem, op, class, family, config, library_us, time_us, ratio, ratio_lo,
+        ratio_hi (of a repetition), found and best_config. ``found`` is the chosen config's speed
+        over that of the best candidate, at most 1. The last two are missing unless all candidates
+        were tried.
 
     Raises:
-        UserError: no hand-written kernel has a time beside a library's.
+        UserError: if there is no shape for which both a hand-written kernel and a library have a
+            time.
     """
     rows = recording.products
     rows = with_steady_times(bursts(rows).reset_index(drop=True), recording)
@@ -79,9 +82,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """The problem's own class; tf32 whose operands are not K-major is separate.
+    """Return the problem's own class; tf32 with operands that are not K-major has a separate one.
 
-    Hopper's Tensor Cores take tf32 from layout nt alone: other layouts are slow with any kernel.
+    Hopper's Tensor Cores take tf32 only from layout nt. Other layouts are slow with any kernel.
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -89,11 +92,12 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """One row per family and class, and one per family for all classes (``all``).
+    """Return one row per family and class, and one per family for all classes (``all``).
 
-    ``ratio`` is a geometric mean over ``shapes``, ``wins`` and ``clear_wins`` the shares of ratios
-    above 1 and of those whose interval is, ``worst`` the smallest ratio, ``worst_shape`` its shape,
-    and ``found`` the geometric mean of the chosen configs' speed over the best candidates'.
+    ``ratio`` is the geometric mean over the number of ``shapes``. ``wins`` and ``clear_wins`` are
+    the shares of ratios above 1 and of intervals above 1. ``worst`` is the smallest ratio, and
+    ``worst_shape`` is its shape. ``found`` is the geometric mean of the chosen configs' speeds over
+    the best candidates'.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -120,7 +124,11 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_families(recording: Recording, table: pd.DataFrame) -> str:
-    """Write families.csv (shapes), .json and .md (classes); return the last one's text."""
+    """Write families.csv (shapes), families.json and families.md (classes).
+
+    Returns:
+        The text of families.md.
+    """
     summary = summarise(table)
     text = _markdown(recording, summary)
     shapes = table.assign(problem=[problem.spec() for problem in table["problem"]])
@@ -131,12 +139,12 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The fastest row for each value of the keys, indexed by them."""
+    """Return the fastest row for each value of the keys, indexed by them."""
     return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Shapes and families of which every candidate was looked at, timed or failed."""
+    """Return the shapes and families for which every candidate was tried, timed or failed."""
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan["left_out"]):
         return set()
@@ -153,7 +161,7 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
 def _with_search(
     table: pd.DataFrame, rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add ``found`` and ``best_config`` to the shapes and families that were fully searched."""
+    """Add ``found`` and ``best_config`` for the shapes and families that were fully searched."""
     keys = ["problem", "family"]
     rows = rows.rename(columns={"implementation": "family"})
     rows = rows[[key in complete for key in zip(rows["problem"], rows["family"], strict=True)]]

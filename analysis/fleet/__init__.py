@@ -1,1 +1,1 @@
-"""Several GPUs of one model that timed the same anchors: which is slow beyond doubt, and why."""
+"""Judge several GPUs of one model by anchors that all of them timed: which is slow, and why."""

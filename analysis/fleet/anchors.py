@@ -1,10 +1,10 @@
-"""Reads anchors.csv: what the same few cases took on each GPU of a recording.
+"""Read anchors.csv: the times of the same few cases on each GPU of a recording.
 
-A job sees what is left of a GPU's speed when it computes without a pause: short bursts run at boost
-clocks, which hide by what silicon, cooling and power supply differ. A survey of large systems, with
-programs that ran for long, found GPUs of one model to vary by 8 % on average and by 22 % at most
-(P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). That is why some anchors
-are sustained, and why a GPU's speed is that of those.
+Jobs see the speed that is left when a GPU computes without a pause. Short bursts run at boost
+clocks, which hide differences in silicon, cooling and power supply. A survey of large systems with
+long-running programs found that GPUs of one model vary by 8% on average and by 22% at most (P.
+Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors are therefore
+sustained, and the speed of a GPU is its speed in those.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""What an anchor is bound by: compute without a pause, compute in bursts, memory, its launch."""
+"""Limits of anchors: compute without a pause, compute in bursts, memory, the launch."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
@@ -43,8 +43,8 @@ _KINDS = dict.fromkeys(ANCHOR_COLUMNS, "text") | dict.fromkeys(
     (*_ORDINALS, "samples", *_TIMES, *SENSORS), "real"
 )
 
-_LAUNCH = 5e-6  # seconds: what can be computed in less takes as long as launching it
-_LONGEST = 1e12  # microseconds, eleven days
+_LAUNCH = 5e-6  # seconds; work that needs less takes as long as its launch
+_LONGEST = 1e12  # microseconds; eleven days
 _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _HASH = r"[0-9a-f]{4,32}|"
 _ANEW = "Restore the file, or move it away and measure the anchors again."
@@ -52,7 +52,7 @@ _ANEW = "Restore the file, or move it away and measure the anchors again."
 
 @dataclass(frozen=True)
 class FleetDevice:
-    """A GPU as the recording names it; of a CPU's recording ``gpu`` is None."""
+    """A GPU as the recording names it; ``gpu`` is None in a recording of a CPU."""
 
     gpu: int | None
     id: str
@@ -64,12 +64,18 @@ class FleetDevice:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What the anchors took.
+    """Times of the anchors on each device.
 
-    The arrays are (phases, devices, anchors): ``log_time`` the logarithm of the median's
-    microseconds, ``error`` its standard error by its own interval, and the sensors' medians; NaN
-    where nothing was measured. ``throttled`` has such an array of truths for each reason that was
-    ever reported. ``kinds`` is the kind of each anchor.
+    ``log_time``, ``error``, and the values of ``sensors`` and ``throttled`` are arrays of shape
+    (phases, devices, anchors). Their numbers are NaN where nothing was measured.
+
+    Attributes:
+        devices: the devices.
+        kinds: kind of each anchor.
+        log_time: logarithm of the median time in microseconds.
+        error: standard error of ``log_time``, from the interval of the median.
+        sensors: median reading of each sensor.
+        throttled: for each reason that was ever reported, True where it was reported.
     """
 
     devices: tuple[FleetDevice, ...]
@@ -82,7 +88,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Anchors:
-    """A recording's fleet, its machine, and a sentence for each line that was left out."""
+    """Fleet of a recording, its machine, and a sentence for each line that was left out."""
 
     recording: Recording
     fleet: Fleet
@@ -90,12 +96,12 @@ class Anchors:
 
 
 def read_anchors(folder: Path) -> Anchors:
-    """The anchors of a recording.
+    """Read the anchors of a recording.
 
-    Of several runs the latest counts that timed an anchor on a GPU.
+    If several runs timed an anchor on a GPU, the latest of them counts.
 
     Raises:
-        UserError: a file is missing, unreadable or of another version, or too much is damaged.
+        UserError: if a file is missing, unreadable or of another version, or is too badly damaged.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -112,10 +118,10 @@ def read_anchors(folder: Path) -> Anchors:
 
 
 def anchor_folders(place: Path) -> list[Path]:
-    """The recordings with anchors: the folder itself, or all that lie directly in it.
+    """Return the recordings with anchors: the folder itself, or all that lie directly in it.
 
     Raises:
-        UserError: there is none.
+        UserError: if there is none.
     """
     if (place / "run.json").exists():
         if not (place / FILE).exists():
@@ -128,7 +134,10 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """What a case's time says of a GPU, one of :data:`KINDS`: by the machine's ceilings."""
+    """Return what the time of a case says about a GPU, one of :data:`KINDS`.
+
+    The ceilings of the machine decide.
+    """
     work = case.problem
     compute = work.flops / machine.peaks.get(work.dtype, math.inf)
     memory = work.bytes / machine.bandwidth
@@ -144,7 +153,7 @@ def _written_by() -> str:
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
-    """The cases of a table, and for each row the place of its case in that list; -1 if invalid."""
+    """Return the cases of a table, and for each row the position of its case; -1 if invalid."""
     known: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
     places = []
@@ -167,7 +176,7 @@ def _case(row: Mapping[str, str]) -> Case | None:
 
 
 def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
-    """The rows with printable names, once it is told what of them cannot be."""
+    """Record what is impossible about the rows; return the rows with printable names."""
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
     faults.tell(rows["case"] < 0, "its columns do not describe a case")
@@ -193,8 +202,8 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
 def _fleet(
     table: pd.DataFrame, cases: Sequence[Case], machine: Machine, run: Mapping[str, Any]
 ) -> Fleet:
-    """The latest times as arrays."""
-    # Without an id, a GPU is known by its place.
+    """Arrange the latest times in arrays."""
+    # A GPU without an id is identified by its place.
     place = table["worker"]
     for name in _ORDINALS:
         place = table[name].fillna(-1).astype(str) + " " + place
@@ -226,19 +235,19 @@ def _fleet(
         kinds=np.array([kind_of(cases[case], machine) for case in used]),
         log_time=laid_out(log["time_us"]),
         error=laid_out(standard_error(log["time_lo_us"], log["time_hi_us"])),
-        # A sensor that says 0 says nothing.
+        # A reading of 0 means that the sensor has no value.
         sensors={name: laid_out(table[name].where(table[name] != 0)) for name in SENSORS},
         throttled={one: laid_out([one in some for some in reasons], False) for one in every},
     )
 
 
 def standard_error(log_lo: Array, log_hi: Array) -> Array:
-    """Of the logarithm of a median, by the ends of its 95 % interval."""
+    """Return the standard error of the log of a median, given the log ends of its 95% interval."""
     return (log_hi - log_lo) / (2 * Z95)
 
 
 def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """The devices of the latest rows, with what run.json says of them."""
+    """Return the devices of the latest rows, with their facts in run.json."""
     places = run.get("gpus", [])
     by_id = {place["id"]: place for place in places if place.get("id")}
     by_place = {(place["node"], place["gpu"]): place for place in places}

@@ -1,8 +1,8 @@
-"""Whether a GPU's clock explains that it is slow, and why the clock is low.
+"""Explain slow GPUs by their clocks, and low clocks by their reasons.
 
-Compute that is bound by arithmetic is as fast as the clock, so a GPU whose clock is lower by as
-much as its speed computes as it should. What holds a clock back are limits that somebody set, heat
-and power.
+The speed of arithmetic is proportional to the clock. A GPU whose clock is lower by as much as its
+speed therefore computes as it should. A clock is held back by limits that somebody set, by heat, or
+by power.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Normal for large products, unless few of the fleet report it."""
+"""Reason that is normal for large GEMMs, unless only few GPUs of the fleet report it."""
 
-_SAME_CLOCK = 0.01  # by which clocks of GPUs at work differ anyhow: a step or two of 15 MHz
-_MOST = 0.5  # of the slowness that a clock has to explain, for it to be the explanation
-_FULL_POWER = 0.97  # of the limit
-_LOWER = 0.99  # of the others' limit
-_HOTTER = 5.0  # °C above the fleet's median, and beyond what is ordinary in it
-_ORDINARY = 2.0  # standard deviations
+_SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
+_MOST = 0.5  # share of the slowness that a clock must explain to be its cause
+_FULL_POWER = 0.97  # share of the limit that counts as all of it
+_LOWER = 0.99  # share of the other GPUs' limit below which a limit is lower
+_HOTTER = 5.0  # °C above the fleet's median, if that is more than its ordinary spread
+_ORDINARY = 2.0  # standard deviations that are an ordinary spread
 
 
 @dataclass(frozen=True)
 class SlowCause:
-    """What explains a slow GPU: ``code`` for programs, empty if nothing does; the words for people
-    complete the sentence that says that it is slow.
+    """Cause of a GPU's slowness.
+
+    ``code`` is for programs, and empty if nothing explains the slowness. ``words`` are for people;
+    they follow the sentence that says that the GPU is slow.
     """
 
     code: str
@@ -39,13 +41,13 @@ class SlowCause:
 
 
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
-    """What the clock of a device says of its compute.
+    """Judge whether the clock of a device explains how slow it computes.
 
     Args:
-        fleet: of which it is.
-        speeds: of the kind of compute in which it is slow.
-        i: which device.
-        margin: what of the slowness may be left unexplained.
+        fleet: the fleet.
+        speeds: speeds in the kind of compute in which the device is slow.
+        i: number of the device.
+        margin: the part of the slowness that may remain unexplained.
     """
     clock, log = float(speeds.clock[i]), float(speeds.log[i])
     if math.isnan(clock):
@@ -66,12 +68,12 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
-    """Why the clock of a device was held back while it timed a kind's anchors, as it reported."""
+    """Return the reasons for a lower clock that a device reported while timing a kind of anchor."""
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 
 def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Each thing that lowers the device's clock, as a code and in words."""
+    """Yield each cause that lowers the device's clock, as a code and in words."""
     device = fleet.devices[i]
     limit, usual = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
     if limit < _LOWER * usual:
@@ -97,7 +99,7 @@ def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """The median of the devices' limits."""
+    """Return the median of the devices' limits."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

@@ -1,8 +1,8 @@
-"""Which GPUs are slow beyond doubt, which throttled, and what is said of each.
+"""Verdicts: which GPUs are slow beyond doubt, which throttled, and a sentence about each.
 
-Slow means that a whole interval is further below the fleet's median than a margin. It does not mean
-that a GPU is an outlier: where GPUs differ by 3 %, one of 64 that is 6 % below the median is an
-ordinary one of them, and slow all the same. So what is said of a slow GPU includes whether it is
+A GPU is slow if its whole interval is further below the fleet's median than a margin. This does not
+make it an outlier: where GPUs differ by 3%, one of 64 that is 6% below the median is an ordinary
+one of them, and it is slow all the same. The sentence about a slow GPU therefore says whether it is
 ordinary for the fleet's spread.
 """
 
@@ -28,16 +28,22 @@ KIND_WORDS = {
 }  # fmt: skip
 COMPUTE = ("sustained", "burst")
 
-_CHANCE = 0.05  # that one GPU or more of an ordinary fleet is as slow: below it is no part of it
+_CHANCE = 0.05  # a GPU is ordinary if an ordinary fleet has one as slow with this probability
 
 
 @dataclass(frozen=True)
 class DeviceVerdict:
-    """What is said of a device.
+    """Verdict on a device.
 
-    ``slow`` has the kinds of anchor in which it is slow, ``throttled`` the abnormal reasons that it
-    ever reported; ``explained`` is empty where it is not slow or nothing explains it. ``in_spread``
-    says of a slow one whether it is ordinary for the fleet's spread; None where that is not known.
+    Attributes:
+        name: name of the device.
+        verdict: one of :data:`VERDICTS`.
+        slow: kinds of anchor in which the device is slow.
+        explained: code of the cause; empty if the device is not slow or nothing explains it.
+        throttled: abnormal reasons for throttling that the device ever reported.
+        in_spread: True if a slow device is ordinary for the fleet's spread, False if it is not;
+            None if this is not known or the device is not slow.
+        sentence: the verdict in words.
     """
 
     name: str
@@ -50,7 +56,10 @@ class DeviceVerdict:
 
 
 def name_of(device: FleetDevice, several_nodes: bool) -> str:
-    """What people call a device: ``GPU 3 (ab12cd34) of node 1``; of a CPU, who measured there."""
+    """Name a device for people, such as ``GPU 3 (ab12cd34) of node 1``.
+
+    A CPU has the name of the worker that measured there.
+    """
     node = "" if device.node is None else f"node {device.node}"
     if device.gpu is None:
         return f"worker {device.worker}" + (f" of {node}" if several_nodes and node else "")
@@ -59,18 +68,18 @@ def name_of(device: FleetDevice, several_nodes: bool) -> str:
 
 
 def names_of(fleet: Fleet) -> list[str]:
-    """The names of all devices, with their nodes if there are several."""
+    """Return the names of all devices, with their nodes if there are several."""
     several = len({device.node for device in fleet.devices}) > 1
     return [name_of(device, several) for device in fleet.devices]
 
 
 def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdict]:
-    """The verdict on each device, in their order.
+    """Return the verdict on each device, in the order of the devices.
 
     Args:
-        fleet: what the anchors took.
-        speeds: of it.
-        margin: by how much slower than the fleet's median matters, as a fraction.
+        fleet: the times of the anchors.
+        speeds: speeds of that fleet.
+        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
     """
     enough = len(fleet.devices) >= MIN_GPUS
     slow = {kind: of.beyond(margin) for kind, of in speeds.kinds.items() if enough}
@@ -131,7 +140,11 @@ def _verdict(
 def _cause(
     fleet: Fleet, speeds: FleetSpeeds, i: int, slow: tuple[str, ...], margin: float
 ) -> SlowCause:
-    """Why a device is slow: by its clock where its compute is; otherwise by what alone is slow."""
+    """Say why a device is slow.
+
+    If its compute is slow, its clock is examined. Otherwise the kinds of anchor in which it is slow
+    give a hint.
+    """
     compute = [kind for kind in slow if kind in COMPUTE]
     if compute:
         return clock_cause(fleet, speeds.kinds[compute[0]], i, margin)
@@ -151,7 +164,10 @@ def _cause(
 
 
 def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Whether so slow a device is to be expected among so many of a normal spread."""
+    """Return True if a device this slow is expected among so many devices with a normal spread.
+
+    The result is None if the spread is not known.
+    """
     of = speeds.kinds[speeds.overall]
     count = int(np.isfinite(of.log).sum())
     if math.isnan(speeds.spread):

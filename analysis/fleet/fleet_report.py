@@ -1,4 +1,4 @@
-"""What is said of a fleet: for programs, and for people."""
+"""Report on a fleet, as JSON for programs and as text for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, 
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
 from sweeps.store import write_json
 
-_LISTED = 20  # GPUs of the table, and sentences about single ones
+_LISTED = 20  # the most GPUs in the table, and the most sentences about single ones
 _LISTED_NODES = 5
 _SENSOR_HEADS = {"sm_mhz": "MHz", "power_w": "W", "temp_c": "°C"}
 _UNKNOWN = "–"
@@ -24,7 +24,7 @@ _UNKNOWN = "–"
 
 @dataclass(frozen=True)
 class FleetReport:
-    """A fleet, its speeds, and the verdict on each device in the devices' order."""
+    """A fleet, its speeds, and the verdict on each device in the order of the devices."""
 
     anchors: Anchors
     speeds: FleetSpeeds
@@ -33,21 +33,21 @@ class FleetReport:
 
     @property
     def slowest_first(self) -> list[int]:
-        """The devices' places in order of their speed; those without one come last."""
+        """Positions of the devices sorted by speed; devices without a speed come last."""
         if not self.speeds.overall:
             return list(range(len(self.verdicts)))
         return [int(i) for i in np.argsort(self.speeds.kinds[self.speeds.overall].log)]
 
 
 def make_report(folder: Path, margin: float) -> FleetReport:
-    """The report on a recording's fleet.
+    """Make the report on a recording's fleet.
 
     Args:
-        folder: of the recording.
-        margin: by how much slower than the fleet's median matters, as a fraction.
+        folder: folder of the recording.
+        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
 
     Raises:
-        UserError: its anchors cannot be read.
+        UserError: if the anchors cannot be read.
     """
     anchors = read_anchors(folder)
     speeds = fleet_speeds(anchors.fleet)
@@ -55,14 +55,15 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
 
 def write_report(report: FleetReport) -> Path:
-    """Write fleet.json into the recording's folder; returns its path."""
+    """Write fleet.json into the recording's folder; return its path."""
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
 def report_json(report: FleetReport) -> dict[str, Any]:
-    """Everything, the slowest GPU first; fractions, and null where something is not known.
+    """Return everything for JSON, with the slowest GPU first.
 
-    ``speed`` is that of the kind of anchors in ``speed_of``: sustained compute where there is some.
+    Numbers are fractions, and null where they are not known. ``speed`` is the speed in the kind of
+    anchors that ``speed_of`` names, which is sustained compute if there are such anchors.
     """
     speeds = report.speeds
     return {
@@ -131,7 +132,7 @@ def _known(value: Any) -> float | None:
 
 
 def findings(report: FleetReport) -> list[str]:
-    """What is said of the fleet as a whole, in sentences."""
+    """Describe the fleet as a whole in sentences."""
     speeds, count = report.speeds, len(report.verdicts)
     said = []
     if count == 1:
@@ -146,7 +147,7 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
-    """Which nodes' GPUs a run let take turns."""
+    """Say on which nodes a run let the GPUs take turns."""
     if nodes:
         which = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes[:_LISTED_NODES]))}"
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
@@ -173,7 +174,7 @@ def _summary(report: FleetReport) -> str:
 
 
 def _pair(report: FleetReport) -> list[str]:
-    """Of two GPUs, which is slower, and that nobody knows which is as it should be."""
+    """Say which of two GPUs is slower, and that nothing shows which one is as it should be."""
     if not report.speeds.overall:
         return []
     of = report.speeds.kinds[report.speeds.overall]
@@ -183,7 +184,7 @@ def _pair(report: FleetReport) -> list[str]:
     names = [report.verdicts[i].name for i in (slower, other)]
     what = KIND_WORDS[report.speeds.overall]
     ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
-    if not ends[0] > 0:  # the ends are NaN where they are not known
+    if not ends[0] > 0:  # also true for unknown ends, which are NaN
         return [
             f"{names[0]} and {names[1]} are equally fast in {what}, as far as the intervals show."
         ]
@@ -194,7 +195,7 @@ def _pair(report: FleetReport) -> list[str]:
 
 
 def _nodes(report: FleetReport) -> Iterator[str]:
-    """Nodes all of whose GPUs are slow."""
+    """Name the nodes on which all GPUs are slow."""
     slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
@@ -204,7 +205,7 @@ def _nodes(report: FleetReport) -> Iterator[str]:
 
 
 def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
-    """Whether GPUs of a node slow each other down."""
+    """Say whether the GPUs of a node slow each other down."""
     if not interference and count == 1:
         return []
     if not interference:
@@ -242,7 +243,7 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
 
 
 def report_text(report: FleetReport) -> str:
-    """For reading: a line a GPU from the slowest, then what is said of it."""
+    """Return text for people: a line per GPU, the slowest first, then the findings."""
     recording, speeds = report.anchors.recording, report.speeds
     nodes = len({device.node for device in report.anchors.fleet.devices})
     lines = [

@@ -1,12 +1,14 @@
-"""How fast each GPU is compared with the others, kind by kind of anchor, and how GPUs interfere.
+"""Speed of each GPU compared with the others, by kind of anchor, and interference between GPUs.
 
 A GPU's speed in a kind of anchor is the median over the anchors of its log speed relative to the
-fleet's median. Its 95% interval is 1.96 standard errors of three parts, added as variances:
+fleet's median. The 95% interval reaches 1.96 standard errors to either side. The error has three
+parts, which are added as variances:
 
-1. how much anchors of one GPU disagree (by the median absolute deviation, which a sick GPU does not
-   move), or what their own intervals say if that is more;
-2. how much a GPU's speed changes from one time to the next, by what its bursts changed between both
-   phases compared with its node's other GPUs; where hardly any GPU was timed twice, an assumption;
+1. how much the anchors of one GPU disagree (by the median absolute deviation, which a faulty GPU
+   does not move), or what their own intervals say if that is more;
+2. how much a GPU's speed changes from one time to the next, by the change of its bursts between
+   both phases compared with its node's other GPUs; where hardly any GPU was timed twice, an
+   assumption;
 3. how well the median of so many GPUs is known.
 """
 
@@ -26,25 +28,29 @@ from sweeps.schema import PHASES
 from sweeps.timing.statistics import TOLERANCE, Z95
 
 MIN_GPUS = 3
-"""Of fewer, a median does not say which one is slow."""
+"""Number of GPUs from which on a median shows which one is slow."""
 
-_MIN_SPREAD = 8  # GPUs, of which a standard deviation says something
+_MIN_SPREAD = 8  # GPUs from which on a standard deviation is meaningful
 _ALONE, _TOGETHER = range(len(PHASES))
-_ASSUMED = 0.005  # standard deviation of a log speed between two times, if none was measured
-_ASSUMED_AS = 2  # as many GPUs timed twice as that counts for
+_ASSUMED = 0.005  # the standard deviation of a log speed between two times if none was measured
+_ASSUMED_AS = 2  # number of GPUs timed twice that the assumption counts as
 _OF_MEDIANS = math.pi / 2  # variance of the median of normal values over that of their mean
 _FAR = 3.5  # standard deviations: values further out do not count towards a spread
-_MAD = 1.4826  # standard deviations in the median of absolute values of a normal law
-_MANY = 6  # anchors of one GPU, of which a deviation says something of that GPU
+_MAD = 1.4826  # standard deviation of normal values over the median of their absolute values
+_MANY = 6  # anchors of one GPU from which on their deviation is meaningful
 
 
 @dataclass(frozen=True)
 class AnchorSpeeds:
-    """Of one kind of anchor, a value for each device; NaN where it is not known.
+    """Speeds in one kind of anchor, one value per device; NaN where a value is not known.
 
-    ``log`` is the logarithm of the speed over the fleet's median, ``half`` the half width of its
-    95 % interval, ``variance`` that of the device's own measurement, and ``clock`` the logarithm of
-    its SM clock over the fleet's median; the sensors' medians are as recorded.
+    Attributes:
+        log: logarithm of the speed over the fleet's median.
+        half: half the width of its 95% interval.
+        variance: variance of the device's own measurement.
+        clock: logarithm of its SM clock over the fleet's median.
+        sensors: median reading of each sensor.
+        throttled: for each reason, True where the device reported it.
     """
 
     log: Array
@@ -56,28 +62,29 @@ class AnchorSpeeds:
 
     @property
     def speed(self) -> Array:
-        """Over the fleet's median."""
+        """Speed over the fleet's median."""
         return np.exp(self.log)
 
     @property
     def lo(self) -> Array:
-        """Lower end of its interval."""
+        """Lower end of the speed's interval."""
         return np.exp(self.log - self.half)
 
     @property
     def hi(self) -> Array:
-        """Upper end."""
+        """Upper end of the speed's interval."""
         return np.exp(self.log + self.half)
 
     def beyond(self, margin: float) -> NDArray[np.bool_]:
-        """Which devices' whole interval lies further below the median than a margin."""
-        return self.hi < 1 - margin  # of NaN, False
+        """Return True for each device whose whole interval is below the median by over a margin."""
+        return self.hi < 1 - margin  # False for NaN
 
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """A ratio of times with its 95 % interval, and whether they are longer beyond that and by more
-    than 1 %.
+    """A ratio of times with its 95% interval.
+
+    ``slowed`` is True if the times are longer, beyond the interval and by more than 1%.
     """
 
     ratio: float
@@ -88,8 +95,9 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """What anchors take while all GPUs of a node work, over what they take alone: all of them, and
-    each kind that has both.
+    """Ratio of times with all GPUs of a node at work to times of one GPU that works alone.
+
+    ``all`` is the ratio over all anchors, and ``kinds`` has that of each kind with times of both.
     """
 
     node: int | None
@@ -99,11 +107,15 @@ class Interference:
 
 @dataclass(frozen=True)
 class FleetSpeeds:
-    """The speeds by kind, those with no device left out; ``overall`` is the kind that a GPU's one
-    speed is of: sustained compute, which is what a job sees, or the next that most GPUs have.
+    """Speeds of a fleet by kind of anchor.
 
-    ``spread`` is the standard deviation between GPUs of that, without the noise of measuring; NaN
-    of few GPUs.
+    Attributes:
+        kinds: speeds by kind, without kinds that no device has.
+        overall: the kind that stands for a GPU's speed. It is sustained compute, which is what a
+            job sees, or else the next kind that most GPUs have.
+        spread: standard deviation between GPUs in that kind, without the noise of measuring; NaN if
+            there are few GPUs.
+        interference: what the GPUs of each node do to each other.
     """
 
     kinds: Mapping[str, AnchorSpeeds]
@@ -113,12 +125,13 @@ class FleetSpeeds:
 
 
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
-    """The speeds of all devices; of two, relative to the middle between them."""
+    """Compute the speeds of all devices; if there are two, relative to the middle between them."""
     again = _between_times(fleet)
     phase = _phases(fleet)
     kinds: dict[str, AnchorSpeeds] = {}
     scatter = math.nan
-    for kind in sorted(KINDS, key=lambda kind: kind != "burst"):  # whose scatter single anchors use
+    # Bursts come first, because kinds with a single anchor use their scatter.
+    for kind in sorted(KINDS, key=lambda kind: kind != "burst"):
         found = _speeds(fleet, kind, phase, again, scatter)
         if found is not None:
             kinds[kind], own_scatter = found
@@ -134,22 +147,30 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
 
 
 def median_of(values: Array, axis: int = 0) -> Array:
-    """Medians of what is known; NaN where nothing is."""
+    """Return the medians of the known values; NaN where none is known."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of slices in which nothing is known
+        warnings.simplefilter("ignore", RuntimeWarning)  # raised by slices without a known value
         return np.asarray(np.nanmedian(values, axis=axis))
 
 
 def deviation_of(values: Array) -> float:
-    """Standard deviation of normal values with this median absolute deviation; NaN of none."""
+    """Estimate the standard deviation of normal values from their median absolute deviation.
+
+    It is NaN if no value is known.
+    """
     known = values[np.isfinite(values)]
     return float(median_abs_deviation(known, scale="normal")) if len(known) else math.nan
 
 
 def _spread(values: Array, noise: Array) -> float:
-    """Standard deviation of what values measure, without the variance that they are measured with.
+    """Return the standard deviation of what values measure, without measurement noise.
 
-    Values beyond 3.5 standard deviations, by the median absolute deviation, do not count.
+    Values more than 3.5 standard deviations from the median, by the median absolute deviation, do
+    not count.
+
+    Args:
+        values: the measured values.
+        noise: variance of the noise of each value.
     """
     known = np.isfinite(values) & np.isfinite(noise)
     if not known.any():
@@ -164,7 +185,10 @@ def _spread(values: Array, noise: Array) -> float:
 
 @dataclass(frozen=True)
 class _Medians:
-    """The median of each row of a table and its variance; ``scatter`` is a single value's."""
+    """Median of each row of a table, and its variance.
+
+    ``scatter`` is the standard deviation of a single value around its row's median.
+    """
 
     median: Array
     variance: Array
@@ -172,21 +196,23 @@ class _Medians:
 
 
 def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
-    """Medians over the columns of (rows, columns), NaN for what is not known.
+    """Return medians over the columns of (rows, columns); NaN stands for unknown values.
 
     Args:
         values: one row per device or node.
         own: the standard error of each value.
-        scatter: the standard deviation of a single value around its row's median, where all rows
-            have just one; otherwise it is that of all rows, or of the row itself if that is more.
+        scatter: the standard deviation of a single value around its row's median, used if every row
+            has only one value. Otherwise it is estimated from all rows, or from the row itself if
+            that is more.
     """
     count = np.isfinite(values).sum(axis=1).astype(float)
     count[count == 0] = np.nan
     middle = median_of(values, axis=1)
     several = count > 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        # A median lies nearer to few values than to the middle of their law.
+        # The median of few values lies closer to them than the centre of their distribution.
         apart = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
+    # The scatter is estimated from all rows together. A row of many values may scatter more.
     if several.any():
         scatter = _deviation_from_zero(apart[several])
     each = np.full(len(values), scatter)
@@ -198,15 +224,19 @@ def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
 
 
 def _deviation_from_zero(values: Array) -> float:
-    """Standard deviation of normal values around 0 with this median of absolute values."""
+    """Estimate the standard deviation of normal values around 0 from the median of their sizes."""
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
-    """The phase that each device's time of each anchor is taken from: (1, devices, anchors).
+    """Choose the phase from which each device's time of each anchor is taken.
 
-    Where devices timed an anchor in both, that which most did, alone if as many; so all are
-    compared in one state. Otherwise the one that there is.
+    All devices should be compared in one state. If devices timed an anchor in both phases, the
+    phase is the one in which most did, or alone if as many did in both. Otherwise it is the only
+    one there is.
+
+    Returns:
+        Numbers of phases, of shape (1, devices, anchors).
     """
     has = np.isfinite(fleet.log_time)
     counts = has.sum(axis=1)
@@ -220,9 +250,9 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 def _speeds(
     fleet: Fleet, kind: str, phase: NDArray[np.intp], again: float, scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
-    """The speeds of a kind, and the scatter of its anchors; None if it has none.
+    """Return the speeds in a kind of anchor and the scatter of its anchors; None if it has none.
 
-    A kind of a single anchor, which has no scatter of its own, takes ``scatter``.
+    A kind with a single anchor has no scatter of its own and takes ``scatter``.
     """
     of = np.flatnonzero(fleet.kinds == kind)
 
@@ -231,7 +261,7 @@ def _speeds(
 
     logs, own = taken(fleet.log_time), taken(fleet.error)
     count = len(fleet.devices)
-    # What few have says nothing of the others.
+    # An anchor that few devices have says nothing about the others.
     few = np.isfinite(logs).sum(axis=0) < max(2, min(MIN_GPUS, count))
     logs[:, few] = np.nan
     if few.all():
@@ -262,8 +292,9 @@ def _speeds(
 
 
 def _median_variance(log: Array, variance: Array) -> float:
-    """Variance of the median of the devices' speeds: as of many normal values, but never more than
-    that of one device.
+    """Return the variance of the median of the devices' speeds.
+
+    It is that of many normal values, but never more than that of one device.
     """
     one = float(median_of(variance))
     count = int(np.isfinite(log).sum())
@@ -271,13 +302,13 @@ def _median_variance(log: Array, variance: Array) -> float:
 
 
 def _changes(fleet: Fleet, of: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Log time together over alone, (devices, anchors), and its standard error."""
+    """Return the log time together over alone, (devices, anchors), and its standard error."""
     logs, own = fleet.log_time[:, :, of], fleet.error[:, :, of]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(own[_ALONE], own[_TOGETHER])
 
 
 def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
-    """The devices of each node, in the nodes' order."""
+    """Return the devices of each node, in the order of the nodes."""
     nodes = [device.node for device in fleet.devices]
     return {
         node: np.array([i for i, other in enumerate(nodes) if other == node])
@@ -286,10 +317,11 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 
 
 def _between_times(fleet: Fleet) -> float:
-    """Standard deviation by which a device's speed differs from one time to the next.
+    """Return the standard deviation by which a device's speed differs from one time to the next.
 
-    By what its bursts changed from one phase to the other compared with the others of its node; the
-    difference has the error of both times. The assumption counts as two devices.
+    It comes from the change of a device's bursts from one phase to the other, compared with the
+    other devices of its node. That difference has the errors of both times. An assumed value counts
+    as two devices.
     """
     changes, own = _changes(fleet, fleet.kinds == "burst")
     found = _medians(changes, own)
@@ -303,14 +335,14 @@ def _between_times(fleet: Fleet) -> float:
     known = count - nodes
     squares, total = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
     if known > 0:
-        # As many medians were taken off as there are nodes; a difference has two times' errors.
+        # One median was subtracted per node, and a difference has the errors of two times.
         squares += count * _spread(rest, found.variance * known / count) ** 2 / 2
         total += known
     return math.sqrt(squares / total)
 
 
 def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
-    """How much longer anchors take on each node while all of its devices work."""
+    """Return how much longer anchors take on each node while all of its devices work."""
     groups = _groups(fleet)
     counts = np.array([len(members) for members in groups.values()])
     tables = {}
@@ -344,7 +376,7 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
 
 
 def _error_of_median(own: Array) -> Array:
-    """Of each anchor's median over a node's devices."""
+    """Return the standard error of each anchor's median over a node's devices."""
     count = np.isfinite(own).sum(axis=0)
     squares = _OF_MEDIANS * np.nansum(own**2, axis=0)
     return np.sqrt(np.divide(squares, count**2, out=np.full(len(count), np.nan), where=count > 0))

@@ -1,1 +1,1 @@
-"""Other people's times as recordings: public tables, other programs' files, your own CSV."""
+"""Import existing times: public tables, files of other programs, and the user's own CSV files."""

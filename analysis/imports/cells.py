@@ -1,4 +1,4 @@
-"""Cells of others' files as cases with times: checked, translated, and the bad ones named."""
+"""Convert cells of files to cases with times: check them, translate them, report the bad ones."""
 
 from __future__ import annotations
 
@@ -31,12 +31,17 @@ _REMEDY = "Fix or remove them."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
-    """Cells as numbers and words, without the rows that are no case with a time.
+    """Convert cells to numbers and words, and leave out rows that are not a case with a time.
 
     Args:
         path: the file, for messages.
-        cells: one column per property, as text (times may be numbers), and ``line``, its line.
-        library: the implementation where none is named; of a convolution cuDNN if empty.
+        cells: one column per property, as text (times may be numbers), and ``line``, the line
+            number.
+        library: the implementation where none is named. If it is empty, GEMMs are on cuBLAS and
+            convolutions on cuDNN.
+
+    Raises:
+        UserError: if there are no rows, or too many of them are damaged.
     """
     if not len(cells):
         raise UserError(f"{path} has no row with a time.")
@@ -57,7 +62,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     parts += [_as_convolutions(rows[~products])] if not products.all() else []
     whole = pd.concat(parts).sort_index().reset_index(drop=True)
     for name in whole:
-        if COLUMNS.get(name, ("",))[0] == "whole":  # what does not apply is missing
+        if COLUMNS.get(name, ("",))[0] == "whole":  # a value that does not apply is missing
             whole[name] = pd.to_numeric(whole[name], errors="coerce").astype("Int64")
     return whole
 
@@ -69,7 +74,7 @@ def _as_products(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _as_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
-    """With the sizes of the GEMM that each implies."""
+    """Add the sizes of the GEMM that each convolution implies."""
     problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
     return rows.assign(**pd.DataFrame(problems, index=rows.index))
 
@@ -91,7 +96,7 @@ def _tell_faults(
     faults: Faults,
     check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]],
 ) -> None:
-    """Find what is wrong with the rows of one kind of operation."""
+    """Record what is wrong with the rows of one kind of operation."""
     if not of.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
@@ -154,12 +159,12 @@ def _is_size(cells: pd.Series) -> pd.Series:
 
 
 def identity(rows: pd.DataFrame) -> list[str]:
-    """The columns that say which case a row is."""
+    """Return the columns that identify the case of a row."""
     return [name for name in rows if name not in ("time_us", "kernel", "kernels")]
 
 
 def middle(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per case: the median of its times, where it was timed several times."""
+    """Return one row per case, with the median of its times if it was timed several times."""
     names = identity(rows)
     if not rows.duplicated(names).any():
         return rows

@@ -1,4 +1,4 @@
-"""Problems as people give them: text, tuples, the lines of a CSV file or of a DataFrame."""
+"""Read problems as people write them: text, tuples, the lines of a CSV file or of a DataFrame."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NEEDED = {
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
 _HEADER = "m,n,k,dtype and optionally layout and batch"
-_MOST_OF_A_GEMM = 6  # fields of its text, of which a convolution's has at least twice as many
+_MOST_OF_A_GEMM = 6  # fields in the text of a GEMM; a convolution has at least twice as many
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
 """A problem as people write it: ``"8192,50257,768,bf16"``, the same as a tuple, or the object."""
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
-    """One problem or several, in their order.
+    """Return one problem or several, in their order.
 
     Args:
         shapes: text or a tuple in the order of ``--gemm`` or ``--conv``, a :class:`Gemm` or
@@ -40,7 +40,7 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             more of those of measurements.csv.
 
     Raises:
-        UserError: one of them is no problem, or there is none.
+        UserError: if one of them is not a problem, or there is none.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
     [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
@@ -59,7 +59,7 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
 
 
 def _is_one(shapes: object) -> bool:
-    """Whether it is one shape: a tuple of several begins with a shape, and not with a size."""
+    """Return True for a single shape; a tuple of several begins with a shape, not with a size."""
     return isinstance(shapes[0] if isinstance(shapes, tuple) and shapes else shapes, Real)
 
 
@@ -75,14 +75,14 @@ def _as_problem(shape: object) -> Problem:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """The problem of each line, in the file's order.
+    """Read the problem of each line, in the order of the file.
 
-    The header has ``m,n,k,dtype``, or more of the columns of measurements.csv; a line whose ``op``
+    The header has ``m,n,k,dtype``, or more of the columns of measurements.csv. A line whose ``op``
     is ``conv`` is a convolution. A cell that is empty or absent has the default of ``--gemm`` and
     ``--conv``.
 
     Raises:
-        UserError: the file or a line cannot be read; it names the line.
+        UserError: if the file or a line cannot be read; the message names the line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -99,9 +99,9 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
-    """The problem of each row, by the columns that say what it is; others are ignored.
+    """Read the problem of each row from the columns that describe it; other columns are ignored.
 
-    What :func:`rooftile.predict` or `recommend` returned has it as text, in one column.
+    The result of :func:`rooftile.predict` or `recommend` has the problem as text, in one column.
     """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
@@ -119,7 +119,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
 
 
 def _cell(value: object) -> str:
-    """A cell or a field as text: 3.0 is 3, a pair 2x1, and what is missing is empty."""
+    """Return a cell or a field as text: 3.0 is 3, a pair is 2x1, and a missing value is empty."""
     if isinstance(value, (tuple, list)):
         return "x".join(map(_cell, value))
     if value is None or value is pd.NA or value != value:  # NaN differs from itself
@@ -139,7 +139,7 @@ def _check_header(name: str, header: Sequence[str]) -> None:
 
 
 def _problem(where: str, cells: Mapping[Any, Any]) -> Problem:
-    if None in cells:  # where the reader puts what is too much
+    if None in cells:  # the key under which the reader puts excess cells
         raise UserError(f"{where} has more cells than the header has columns.")
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")

@@ -1,7 +1,7 @@
-"""Tables of measured times to judge the model by: ours, and three formats that others publish.
+"""Read measured times to judge the model by: ours, and three formats of public tables.
 
-Each reader translates a table's columns into our problems. Rows of other machines and other
-dtypes, and rows that cannot be read, are counted and left out.
+Each reader translates a table's columns into our problems. Rows of other machines and other dtypes,
+and rows that cannot be read, are counted and left out.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 class PublicRows:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
-    ``seconds`` is the time of a launch; ``kernels`` has the names of all its kernels, empty where
-    the table has none. ``skipped`` counts what was left out and why. ``warm`` says whether operands
-    came from the cache where they fit it.
+    ``seconds`` is the time of a launch. ``kernels`` has the names of all kernels of a launch, and
+    is empty where the table has none. ``skipped`` counts by reason the rows that were left out.
+    ``warm`` is True if operands came from the cache where they fit it.
     """
 
     name: str
@@ -59,21 +59,21 @@ class PublicRows:
 
     @property
     def algorithms(self) -> list[str]:
-        """How each convolution was computed, by its kernels' names; empty where they do not say."""
+        """Algorithm of each convolution, from its kernels' names; empty where they do not tell."""
         return algorithms_of(self.problems, self.kernels)
 
     @property
     def tiles(self) -> list[str]:
-        """``rows x columns`` of the first kernel whose name says it; empty where none does."""
+        """``rows x columns`` from the first kernel whose name has a tile; empty where none does."""
         tiles = ([read_name(name).tile_text() for name in names] for names in self.kernels)
         first = (next((tile for tile in row if tile), "") for row in tiles)
         return ["x".join(tile.split("x")[:2]) for tile in first]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
-        """The rows that were computed so, by their kernels' names.
+        """Return the rows that were computed by an algorithm, according to their kernels' names.
 
         Raises:
-            UserError: there is none.
+            UserError: if there is none.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
@@ -83,7 +83,7 @@ class PublicRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
-        """The rows of several parts of one source, one part after another."""
+        """Concatenate the rows of several parts of one source."""
         first = parts[0]
         return replace(
             first,
@@ -94,7 +94,7 @@ class PublicRows:
         )
 
     def take(self, where: Any) -> PublicRows:
-        """The rows at an index array or a mask."""
+        """Return the rows at an index array or a mask."""
         index = [int(i) for i in np.arange(len(self))[where]]
         return PublicRows(
             self.name,
@@ -110,28 +110,29 @@ class PublicRows:
 
 @dataclass(frozen=True)
 class _FileRows:
-    """A file's rows, one sequence per column, before any row is left out."""
+    """Rows of a file, one sequence per column, before any row is left out."""
 
-    devices: Sequence[str | None]  # None: the file does not say
+    devices: Sequence[str | None]  # None if the file does not say
     dtypes: Sequence[str]
-    problems: Sequence[Problem | None]  # None: not a problem of ours
+    problems: Sequence[Problem | None]  # None if it is not a problem of ours
     seconds: Sequence[float]
     implementations: Sequence[str]
     kernels: Sequence[tuple[str, ...]]
     warm: bool = False
-    name: str = ""  # the file's where empty
+    name: str = ""  # the file's name if empty
 
 
 def read_source(path: Path, machine: Machine, dtype: str | None = None) -> PublicRows:
-    """Read a table, or a folder of our results, for one machine and dtype.
+    """Read the rows of one machine and dtype from a table or a folder of our results.
 
     Args:
-        path: a file in one of the formats, recognised by its columns.
+        path: a folder, or a file in one of the formats, which is recognised by its columns.
         machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept; bf16 where there is one, else the only one.
+        dtype: the dtype whose rows are kept. The default is bf16 if there are such rows, otherwise
+            the only dtype.
 
     Raises:
-        UserError: the file is unreadable, of no known format, or has no such row.
+        UserError: if the file is unreadable, is of no known format, or has no such row.
     """
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
@@ -167,10 +168,10 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
 
 def read_public(path: Path, machine: Machine) -> FileTimings:
-    """A machine's rows of our results, or of one of the public formats, whatever their dtype.
+    """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: the file is unreadable, of no known format, or has no such row.
+        UserError: if the file is unreadable, is of no known format, or has no such row.
     """
     rows = _read(path)
     here = [
@@ -179,7 +180,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
             rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
         )
         if problem is not None
-        and seconds > 0  # which NaN is not
+        and seconds > 0  # also leaves out NaN
         and (device is None or slug_of_device(device) == machine.slug)
     ]
     if not here:
@@ -201,7 +202,7 @@ def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
-    except Exception as error:  # pandas and Arrow have many ways to say that a table is none
+    except Exception as error:  # pandas and Arrow have many errors for an invalid table
         first = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({first}).") from None
     columns = {str(column).strip() for column in frame.columns}
@@ -217,7 +218,7 @@ def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
 
 
 def _of_timings(timings: FileTimings) -> _FileRows:
-    """A CSV file's times: the library's where it has some, as in others' tables."""
+    """Convert a CSV file's times on vendor libraries, without those of hand-written kernels."""
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError("the file has no row of a vendor library, which is what is judged.")
@@ -234,7 +235,7 @@ def _of_timings(timings: FileTimings) -> _FileRows:
 
 
 def _ours(folder: Path) -> _FileRows:
-    """Bursts of the library, which is what others' tables have too."""
+    """Read bursts of the vendor library, which is what public tables have, too."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -250,10 +251,10 @@ def _ours(folder: Path) -> _FileRows:
 
 
 def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """``y = x Wᵀ`` with x (m, k) and W (n, k): our layout nt. Latency in milliseconds.
+    """Convert GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt. Latency is in ms.
 
-    Nothing is flushed between its replays. An import reads it so, as warm; here it is read as
-    the validations on record were, as cold: their errors differ by 0.1 points.
+    Nothing is flushed between the replays, so an import reads the times as warm. Here they are read
+    as cold, as in the recorded validations; the errors differ by 0.1 points.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -271,7 +272,10 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """FP32 without TF32. The output is M×K and the contraction runs over N. Milliseconds."""
+    """Convert FP32 layers without TF32. Latency is in milliseconds.
+
+    The output is M×K, and the contraction runs over N.
+    """
     sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
     return _FileRows(
         devices=frame["Device"].tolist(),
@@ -284,7 +288,10 @@ def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """FP32 forward convolutions, NCHW. The filter's size is in "Kernel_Szie", so spelt."""
+    """Convert FP32 forward convolutions in NCHW. Latency is in milliseconds.
+
+    The filter's size is in the column "Kernel_Szie", which is misspelt in the table.
+    """
     names = [
         "B",
         "Input_Channel",
@@ -309,13 +316,19 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """All kernels of a call, joined by semicolons; one name alone where there is no list."""
+    """Return the names of all kernels of a call, or the one name where there is no list.
+
+    A list is separated by semicolons.
+    """
     lists = frame["Kernels"].fillna(frame["Kernel Name"]).astype(str)
     return [tuple(name for name in text.split(";") if name) for text in lists]
 
 
 def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Column-major: its M, N, tA, tB are our n, m and the layout tB tA. Milliseconds."""
+    """Convert column-major GEMMs. Times are in milliseconds.
+
+    DeepBench's M and N are our n and m, and its tA and tB make our layout tB tA.
+    """
     dtype = _deepbench_dtype(path)
     problems = [
         Gemm(int(n), int(m), int(k), dtype, f"{tb}{ta}".lower())
@@ -339,7 +352,10 @@ _DEEPBENCH_PASSES = {
 
 
 def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Three times per row, one per pass, NCHW; ``N/A`` where a pass was not run. Milliseconds."""
+    """Convert three times per row, one per pass, in NCHW. Times are in milliseconds.
+
+    A pass that was not run has ``N/A``.
+    """
     dtype = _deepbench_dtype(path)
     problems: list[Problem | None] = []
     seconds: list[float] = []
@@ -374,7 +390,7 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """The dtype, which only the file's name says."""
+    """Return the dtype, which only the file's name contains."""
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(

@@ -1,10 +1,10 @@
-"""Tables that others measured and published in a package, each as a recording of its GPU.
+"""Public tables that a package contains, each of which becomes a recording of its GPU.
 
-``aiconfigurator-core`` carries, for each GPU, framework and version, a ``gemm_perf.parquet``: the
-mean of six CUDA-graph replays of y = x Wᵀ, nothing flushed between them (so that operands may come
-from the cache), no control of clocks. Nothing of it is imported: that would load native code. Its
-files are found by their name, since their paths have changed between versions, and whose they are
-their own columns say.
+``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. Its times
+are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays, so operands may
+come from the cache, and clocks are not controlled. The package is never imported, because that
+would load native code. Its files are found by their name, since their paths have changed between
+versions. Their own columns say which GPU, framework and version they are of.
 """
 
 from __future__ import annotations
@@ -29,24 +29,31 @@ from kernels.problem import Gemm
 PACKAGE = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
 _FILE = "gemm_perf.parquet"
-_TABLE = "gemm_perf"  # as the files beside it call it
+_TABLE = "gemm_perf"  # the table's name in the files next to it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
-_PREFERRED = list(_NAMES)  # by how well a framework's tables repeat themselves
-_ENOUGH = 0.5  # of the largest collection's rows: a smaller one knows too few shapes
+_PREFERRED = list(_NAMES)  # the framework whose tables repeat best comes first
+_ENOUGH = 0.5  # share of the largest collection's rows; a smaller one has too few shapes
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
-"""The dtypes that are read, by the tables' names, with ours."""
+"""Dtypes that are read, by their names in the tables, with our names."""
 
 
 @dataclass(frozen=True)
 class PublicTable:
     """One collection: the GEMMs of one GPU as one version of one framework ran them.
 
-    ``rows`` counts those in bf16. ``package`` is the name and version of the package that the file
-    comes with and ``licence`` its licence, both empty of a file by itself. ``complete`` says
-    whether its publishers call it so, and ``also_for`` are later versions that they declare it for,
-    in whose place they publish nothing else.
+    Attributes:
+        path: the file.
+        device: name of the GPU.
+        framework: name of the framework in the table.
+        version: version of the framework.
+        rows: number of rows in bf16.
+        package: name and version of the package that the file comes with; empty for a single file.
+        licence: licence of the package; empty for a single file.
+        complete: True if the publishers call the table complete.
+        also_for: later versions that the publishers declare it for instead of publishing another
+            table.
     """
 
     path: Path
@@ -61,20 +68,20 @@ class PublicTable:
 
     @property
     def slug(self) -> str:
-        """The machine's."""
+        """Slug of the machine."""
         return slug_of_device(self.device)
 
     @property
     def source(self) -> str:
-        """In words: ``TensorRT-LLM 1.3.0rc20``."""
+        """Framework and version in words, such as ``TensorRT-LLM 1.3.0rc20``."""
         return f"{_NAMES.get(self.framework.lower(), self.framework)} {self.version}"
 
 
 def find_tables() -> list[PublicTable]:
-    """Every table of the installed package.
+    """Find every table of the installed package.
 
     Raises:
-        UserError: the package is not installed, or has no table that can be read.
+        UserError: if the package is not installed, or has no table that can be read.
     """
     spec = importlib.util.find_spec(_MODULE)
     if spec is None or not spec.submodule_search_locations:
@@ -92,10 +99,10 @@ def find_tables() -> list[PublicTable]:
 
 
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
-    """What a file says of itself.
+    """Read what a file says about itself.
 
     Raises:
-        UserError: it cannot be read, or is no such table.
+        UserError: if the file cannot be read, or is not such a table.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -125,14 +132,14 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether the file beside a table calls it complete; a table without such a file is."""
+    """Return True if the file next to a table calls it complete, or if there is no such file."""
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
     return not isinstance(entry, dict) or entry.get("status", "complete") == "complete"
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
-    """The versions whose folders, beside a table's, hold only a pointer to it."""
+    """Return the versions whose folders, next to a table's, contain only a pointer to it."""
     pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
     here = {"table": _TABLE, "from_version": folder.name}
     reused = {version: told.get("reuse") for version, told in pointers.items()}
@@ -145,9 +152,10 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """A file beside a table; empty where there is none, or where it says nothing readable.
+    """Read a file next to a table; empty if it is missing or not readable.
 
-    PyYAML comes with the package of tables. Where a table is given by itself, neither may be there.
+    PyYAML comes with the package of tables. If a table is given as a single file, both may be
+    missing.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -161,9 +169,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
-    """The table of each machine that its recording is made of, by slug.
+    """Choose the table from which each machine's recording is made, by slug.
 
-    TensorRT-LLM's latest where it has as many shapes as others, else SGLang's, else vLLM's.
+    Among the tables with enough shapes, it is the latest one of TensorRT-LLM, otherwise of SGLang,
+    otherwise of vLLM.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
@@ -180,16 +189,16 @@ def _rank(table: PublicTable, group: Sequence[PublicTable]) -> tuple[Any, ...]:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """``1.3.0rc20`` as (1, 3, 0, 20): numbers compare as numbers."""
+    """Split ``1.3.0rc20`` into (1, 3, 0, 20), so that numbers compare as numbers."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
-    """Rows of a table: m, n, k, dtype and time_us, without those that are no time.
+    """Read rows of a table: m, n, k, dtype and time_us, without those that have no time.
 
     Args:
-        table: whose rows.
-        dtypes: which of ours; bf16 if none is given.
+        table: the table.
+        dtypes: which of our dtypes; bf16 if none is given.
     """
     columns = ["gemm_dtype", "m", "n", "k", "latency"]
     frame = pd.read_parquet(table.path, columns=columns)
@@ -199,6 +208,6 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
 
 
 def gemms_of(rows: pd.DataFrame) -> list[Gemm]:
-    """The products of rows as :func:`read_rows` returns them, y = x Wᵀ."""
+    """Return the GEMMs y = x Wᵀ of rows as :func:`read_rows` returns them."""
     sizes = zip(rows["m"], rows["n"], rows["k"], rows["dtype"], strict=True)
     return [Gemm(int(m), int(n), int(k), dtype) for m, n, k, dtype in sizes]

@@ -1,7 +1,7 @@
-"""CSV files of times that people have: a plain one, the CUTLASS profiler's, TritonBench's.
+"""Read CSV files with times: plain ones, and those of the CUTLASS profiler and of TritonBench.
 
-Each becomes a frame with columns of measurements.csv, one row per case. Rows that are no case, or
-have no time, are named and left out.
+Each becomes a frame with columns of measurements.csv, one row per case. Rows that are not a case,
+or that have no time, are reported and left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.common.errors import UserError
 from kernels.problem import DTYPE_BYTES
 
 HEADER = "m,n,k,dtype,time_us"
-"""The columns that a plain file needs for products."""
+"""Columns that a plain file needs for GEMMs."""
 
 _SIZES = ("m", "n", "k")
 _DEFAULTS = {
@@ -29,16 +29,18 @@ _TAKEN = (
     "op", "pass", *_SIZES, *CONV_SIZES, "stride", "padding", "dilation", "groups", "dtype",
     "layout", "implementation", "config", "mode", "cache", "time_us",
 )  # fmt: skip
-"""Columns that are read off a plain file; others are the user's."""
+"""Columns that are read from a plain file; other columns are the user's."""
 
 
 @dataclass(frozen=True)
 class FileTimings:
-    """Times out of a file.
+    """Times from a file.
 
-    ``rows`` has the columns that identify a case, but ``sweep`` and ``fill``, with ``time_us`` and,
-    where the file names them, ``kernel`` and ``kernels``. ``how`` says how they came about, and
-    ``cache`` where most operands came from.
+    Attributes:
+        rows: the columns that identify a case, except ``sweep`` and ``fill``, with ``time_us`` and,
+            where the file names them, ``kernel`` and ``kernels``.
+        how: how the times were measured.
+        cache: where most operands came from.
     """
 
     rows: pd.DataFrame
@@ -48,17 +50,17 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """What the user says because the file does not: the dtype and the layout of all rows."""
+    """Dtype and layout of all rows, which the user gives because the file does not have them."""
 
     dtype: str = ""
     layout: str = ""
 
 
 def read_timings(path: Path, told: FileDefaults) -> FileTimings | None:
-    """The times of a CSV file; None if it is none of the three kinds.
+    """Read the times of a CSV file; None if it is none of the three kinds.
 
     Raises:
-        UserError: it cannot be read, a column is missing, or too many rows are damaged.
+        UserError: if the file cannot be read, lacks a column, or has too many damaged rows.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -80,7 +82,10 @@ def _header(path: Path) -> str:
 
 
 def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
-    """All cells as text, stripped, the empty ones empty; ``line`` is the line's number."""
+    """Read all cells as stripped text, with the line number in the column ``line``.
+
+    Empty cells are empty text.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -96,7 +101,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
             )
     except pd.errors.ParserWarning:
         raise UserError(f"{path} has lines of more cells than its header.") from None
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+    except (ValueError, UnicodeDecodeError) as error:  # parser errors of pandas are ValueErrors
         raise UserError(f"{path} is not a CSV file ({str(error).splitlines()[0]}).") from None
     if not len(frame):
         raise UserError(f"{path} has no line below its header.")
@@ -114,7 +119,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 
 def _of_plain(path: Path, told: FileDefaults) -> FileTimings:
     frame = _read(path, lower=True)
-    # What the file lacks and the user says is as if it were there.
+    # Defaults from the user fill the cells and columns that the file lacks.
     for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
         if name in frame:
             frame[name] = frame[name].mask(frame[name] == "", word)
@@ -135,7 +140,7 @@ def _of_plain(path: Path, told: FileDefaults) -> FileTimings:
     return FileTimings(middle(rows), "as its file says", _usual(rows["cache"]))
 
 
-# --- The CUTLASS profiler's -----------------------------------------------------------------------
+# --- The CUTLASS profiler -------------------------------------------------------------------------
 
 _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")
@@ -147,10 +152,10 @@ _CUTLASS_CONV = (
 
 
 def _of_cutlass(path: Path) -> FileTimings:
-    """One row per kernel and problem, of which the fastest kernel of each provider is kept.
+    """Read one row per kernel and problem, and keep the fastest kernel of each provider.
 
-    A and B are ``bf16:row`` or ``bf16:column``; of a column-major C the transposed product is
-    computed, Cᵀ = Bᵀ Aᵀ. Runtime in milliseconds, of launches one after another.
+    A and B are ``bf16:row`` or ``bf16:column``. If C is column-major, the transposed GEMM Cᵀ = Bᵀ
+    Aᵀ is computed. Runtime is in milliseconds, for launches one after another.
     """
     frame = _read(path)
     products = "A" in frame
@@ -163,14 +168,14 @@ def _of_cutlass(path: Path) -> FileTimings:
         raise UserError(f"{path} has no passed kernel of a dense GEMM or 2-D convolution.")
     cells = _cutlass_gemms(frame) if products else _cutlass_convs(frame)
     operation = frame["Operation"]
-    # Single-precision operands are multiplied as TF32 by kernels that say so.
+    # Kernels with TF32 in their name multiply single-precision operands as TF32.
     on_tensor_cores = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
     cells["dtype"] = cells["dtype"].mask(on_tensor_cores, "tf32")
     cells["implementation"] = frame["Provider"].str.lower()
     cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
     cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
     cells["kernel"], cells["line"] = operation, frame["line"]
-    # Other dtypes are the profiler's, not ours: they are no damage.
+    # The profiler has more dtypes than we do; such rows are not damaged.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
         raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16.")
@@ -188,7 +193,7 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
     by_column = c_order == "column"
     letters = pd.DataFrame(
         {
-            # Of Cᵀ = Bᵀ Aᵀ the first operand is Bᵀ: stored as named where B is by columns.
+            # The first operand of Cᵀ = Bᵀ Aᵀ is Bᵀ, which is stored as named if B is by columns.
             "first": _letter(a_order).mask(by_column, _letter(b_order, "column")),
             "second": _letter(b_order).mask(by_column, _letter(a_order, "column")),
         }
@@ -207,14 +212,14 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _given(frame: pd.DataFrame, name: str) -> pd.Series:
-    """A column's cells, 1 where there is none."""
+    """Return a column's cells, with 1 where there is none."""
     if name not in frame:
         return pd.Series("1", index=frame.index)
     return frame[name].mask(frame[name] == "", "1")
 
 
 def _typed(column: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """``bf16:row`` as type and order."""
+    """Split ``bf16:row`` into type and order."""
     parts = column.str.partition(":")
     return parts[0], parts[2]
 
@@ -248,11 +253,11 @@ def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-# --- TritonBench's --------------------------------------------------------------------------------
+# --- TritonBench ----------------------------------------------------------------------------------
 
 _TRITONBENCH_SHAPES = {"(M, N, K)": ("m", "n", "k"), "(B, M, N, K)": ("batch", "m", "n", "k")}
 _LATENCY = "-latency"
-_ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # PyTorch's own, which is the library
+_ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # implementations of PyTorch, which call cuBLAS
 _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
 
 
@@ -262,10 +267,10 @@ def _is_tritonbench(header: str) -> bool:
 
 
 def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
-    """One row per shape, ``name-latency`` for each implementation, in milliseconds.
+    """Read one row per shape, with ``name-latency`` for each implementation, in milliseconds.
 
-    Its benchmarks flush the cache before each launch, and both operands lie as named unless it was
-    told otherwise. Neither that nor the dtype is in the file.
+    TritonBench flushes the cache before each launch, and both operands are stored as named (layout
+    nn) unless it was told otherwise. The file contains neither the layout nor the dtype.
     """
     if not told.dtype:
         raise UserError(
@@ -283,7 +288,7 @@ def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
     parts = []
     for metric in (name for name in frame.columns if name.endswith(_LATENCY)):
         name = metric.removesuffix(_LATENCY)
-        # ``0.0123 (±1.5%)`` in newer versions; an error's text where it failed, or nothing.
+        # Newer versions write ``0.0123 (±1.5%)``. A failed case has an error message or nothing.
         milliseconds = frame[metric].str.extract(_MILLISECONDS, expand=False)
         part = pd.DataFrame(
             {

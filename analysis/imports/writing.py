@@ -1,4 +1,4 @@
-"""Write other people's tables and files as recordings, which are then read like our own."""
+"""Write public tables and files as recordings, which are then read like our own."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
-    """Write a table's rows and what they are; returns the folder.
+    """Write a table's rows and where they come from; return the folder.
 
     Raises:
-        UserError: the folder cannot be made, or the disk is full.
+        UserError: if the folder cannot be made, or the disk is full.
     """
     rows = read_rows(table, *DTYPES.values())
     public = {
@@ -56,10 +56,10 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, told: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, with what the user said about it; returns the folder.
+    """Write the times of a user's file, together with the user's defaults; return the folder.
 
     Raises:
-        UserError: the folder cannot be made, or the disk is full.
+        UserError: if the folder cannot be made, or the disk is full.
     """
     public = {
         "source": path.name,
@@ -75,7 +75,7 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, told: FileDefaults) -> bool:
-    """Whether an imported recording was made of this very file, of which the same was told."""
+    """Return True if an imported recording was made from this very file and the same defaults."""
     public = read_run(folder).get("public") or {}
     return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
 
@@ -86,10 +86,10 @@ def _digest(path: Path, told: FileDefaults) -> str:
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Keep all collections of a machine, the one that its recording is made of first.
+    """Write all collections of a machine, beginning with the one that its recording is made from.
 
     Raises:
-        UserError: the folder cannot be made, or the disk is full.
+        UserError: if the folder cannot be made, or the disk is full.
     """
     parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
     folder = folder_of(results, machine.slug)
@@ -100,10 +100,10 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 
 def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
     for dtype in rows["dtype"].unique():
-        machine.peak(dtype)  # which refuses what the machine does not compute
+        machine.peak(dtype)  # raises an error for a dtype that the machine does not compute
     folder, data = folder_of(results, machine.slug), _as_parquet(rows)
     make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # until everything is written again
+    (folder / VALIDATION).unlink(missing_ok=True)  # missing until everything is written again
     write_whole(folder / MEASUREMENTS, data)
     run = {
         "schema": SCHEMA,

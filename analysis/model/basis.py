@@ -1,4 +1,4 @@
-"""What the answers about a machine rest on: its own recording, a public table, or constants."""
+"""Basis of the answers about a machine: its own recording, a public table, or constants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sweeps.cases.case import CONFIRM
 
 
 class Origin(NamedTuple):
-    """What the answers about one group rest on, as in :class:`Basis`."""
+    """Basis of the answers about one group; the fields are as in :class:`Basis`."""
 
     kind: str
     source: str
@@ -48,12 +48,17 @@ class Origin(NamedTuple):
 class Basis:
     """A machine's model, and where it comes from.
 
-    ``kind`` is ``recorded`` (measured by this project, or imported from a file of one's own),
-    ``public`` (an imported public table), ``shipped`` (constants fitted to that very machine),
-    ``generation`` (constants of other machines, some of its generation) or ``none`` (of other
-    generations only). ``folder`` is the recording's, None without one. ``warm`` says whether
-    operands come from the cache where they fit it, as in public tables. ``measured`` is the source
-    of times that were measured here, where the model comes from elsewhere.
+    ``kind`` is one of:
+
+    - ``recorded``: measured by this project, or imported from a file of the user;
+    - ``public``: an imported public table;
+    - ``shipped``: constants fitted to that very machine;
+    - ``generation``: constants of other machines, some of them of its generation;
+    - ``none``: constants of other generations only.
+
+    ``folder`` is the folder of the recording, None without one. ``warm`` is True if operands come
+    from the cache where they fit it, as in public tables. ``measured`` is the source of times that
+    were measured here while the model comes from elsewhere.
     """
 
     model: Model
@@ -64,25 +69,26 @@ class Basis:
     calibrated: bool = True
     measured: str = ""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """Origins of the groups that rest on something else than ``kind`` and ``source`` say."""
+    """Origins of the groups that rest on something other than what ``kind`` and ``source`` name."""
 
     def library(self, problem: Problem) -> str:
-        """The library that was measured with such a problem, else the vendor's for it."""
+        """Return the library that was measured with such problems, otherwise the vendor library."""
         what = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
             name, *rest = group.split()
             if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
                 return name
         if self.model.machine.kind == "cpu":
-            self.model.machine.peak(problem.dtype)  # which refuses what it does not compute
+            self.model.machine.peak(problem.dtype)  # raises an error for an unsupported dtype
             return _library_of_cpu(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
     def kind_and_source(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
-        """The kind and the source of an answer about one problem.
+        """Return the kind and the source of an answer about one problem.
 
-        Where nobody measured its operation and dtype, constants of the generation are all there is.
-        An answer by times of the problem itself rests on them, whatever the model knows.
+        If nobody measured its operation and dtype, only constants of the generation are left. An
+        answer from times of the problem itself (``measured``) rests on those times, whatever the
+        model knows.
         """
         if measured:
             return ("recorded", self.measured) if self.measured else (self.kind, self.source)
@@ -92,7 +98,7 @@ class Basis:
             return prior.kind, f"{problem.dtype} by {prior.source}"
         kind, source, _ = self._origin(group)
         if self.model.fit(group).has_like(problem) or problem.dtype == "tf32":
-            return kind, source  # an interval for tf32 is as wide as it gets
+            return kind, source  # the interval for tf32 is already as wide as it gets
         return kind, (
             f"{source}; no such alignment or layout was measured, so a factor of two either way"
         )
@@ -101,7 +107,7 @@ class Basis:
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """The problems on the library, from the cache where those that were measured are."""
+        """Put the problems on their library, with the cache as it was in the measurements."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
@@ -109,7 +115,7 @@ class Basis:
 
 
 def _library_of_cpu(problem: Problem, machine: Machine) -> str:
-    """What PyTorch calls there; where it is not installed, what it calls on most CPUs."""
+    """Return the library that PyTorch calls on this CPU or, if PyTorch is missing, on most CPUs."""
     try:
         from kernels.registry import library_for  # asks PyTorch what it was built with
     except ModuleNotFoundError:
@@ -118,14 +124,14 @@ def _library_of_cpu(problem: Problem, machine: Machine) -> str:
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:
-    """The best that there is of a machine: of its own, then others' table, then constants.
+    """Find the best basis for a machine: its own measurements, then a public table, then constants.
 
     Args:
-        machine: its slug; the machine that was measured last if None.
+        machine: slug of the machine; None for the machine that was measured last.
         results: the folder of all machines' results.
 
     Raises:
-        UserError: nobody knows the machine, or its calibration cannot be read.
+        UserError: if nobody knows the machine, or its calibration cannot be read.
     """
     return _complete(_measured_basis(machine, results))
 
@@ -143,7 +149,7 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         reason = why_unusable(folder)
         if not reason:
             return _of_recording(folder)
-        # Others' table, or constants, are better than times of something else.
+        # A public table or constants are better than the times of an unusable run.
         machine = load_run(folder)["machine"]["slug"]
         if is_complete(folder_of(results, machine)):
             return _of_recording(folder_of(results, machine))
@@ -153,10 +159,10 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _complete(basis: Basis) -> Basis:
-    """The same with priors for GEMMs of the vendor library in dtypes that were not measured.
+    """Add priors for GEMMs of the vendor library in dtypes that were not measured.
 
-    What was measured of a 16-bit dtype answers for the other one, where their peaks are equal, and
-    of bf16 for tf32: no public table has fp16 or tf32.
+    Measurements in one 16-bit dtype answer for the other one if their peaks are equal, and those in
+    bf16 answer for tf32, because no public table has fp16 or tf32.
     """
     machine, fits = basis.model.machine, dict(basis.model.fits)
     if machine.kind == "cpu":
@@ -183,10 +189,10 @@ def _complete(basis: Basis) -> Basis:
 
 
 def machine_rows(results: Path) -> list[dict[str, Any]]:
-    """A row per machine that is known or was recorded, as promised of ``machines --json``.
+    """Return a row for each machine that is known or recorded, for ``machines --json``.
 
-    Errors are fractions, of the largest group, on rows that the model had not seen; None where it
-    was not fitted.
+    Errors are fractions on held-out measurements of the largest group, and None for a machine
+    without a fit.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -207,8 +213,9 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 
 
 def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
-    """Of a machine on which questions were measured, and no sweep: the times are its own, and the
-    model what there would be without them.
+    """Return the basis of a machine on which only pad/choose queries were measured, and no sweep.
+
+    The times are its own, and the model is the one that it would have without them.
     """
     machine = Machine.from_json(run["machine"])
     published = results / machine.slug
@@ -253,14 +260,17 @@ def _of_recording(folder: Path) -> Basis:
 
 
 def _start_of(fit: Fit) -> str:
-    """What a fit rests on besides its own rows: public tables, or constants where rows are few."""
+    """Name what a fit rests on in addition to its own rows.
+
+    That is public tables or, where rows are few, constants.
+    """
     if fit.offsets:
         return fit.offsets.source
     return fit.start if fit.rows < MIN_RESIDUAL_ROWS else ""
 
 
 def for_any_software(model: Model) -> Model:
-    """A model of others' table, which is of one framework, for those who may run another."""
+    """Adapt the model of a public table, which is of one framework, to users of any framework."""
     slug = model.machine.slug
     fits = {}
     for group, fit in model.fits.items():
@@ -273,6 +283,6 @@ def for_any_software(model: Model) -> Model:
 
 
 def _of_constants(machine: Machine) -> Basis:
-    """The best prior that needs no imported table; :func:`_complete` adds its fits."""
+    """Return the best prior that needs no imported table; :func:`_complete` adds its fits."""
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

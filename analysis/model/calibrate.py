@@ -1,8 +1,8 @@
-"""Fit the time model to a machine's measurements, and say how wrong it is.
+"""Fit the time model to a machine's measurements, and measure how wrong it is.
 
-The problems are cut into folds. A fit to the others predicts each of them, so each row has a
-prediction from a fit that never saw it, and the error figures are honest. The fit that is kept
-comes from all rows.
+The problems are cut into folds, and each fold is predicted by a fit to the others. Each measurement
+thus has a prediction from a fit that never saw it, which keeps the error figures honest. The fit
+that is kept uses all measurements.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
-_FOLDS = 3  # of few rows: each more is another fit
-_FOLDS_OF_MANY = 5  # of many rows, where a fit to two thirds is worse than the one that is kept
-_TAIL = 0.05  # share of the log ratios on either side of the interval
-_MIN_WIDTH = 0.02  # no interval is narrower than the measurements' scatter
-_TWO_SIDED = 10  # errors, of which fewer tell nothing about one side
-_PRIOR_ROWS = 5  # measurements that the prior's range counts as
+_FOLDS = 3  # for few measurements; each further fold costs another fit
+_FOLDS_OF_MANY = 5  # for many, where a fit to two thirds is worse than the one that is kept
+_TAIL = 0.05  # share of the log ratios beyond each end of the interval
+_MIN_WIDTH = 0.02  # neither end of an interval is closer to 0 than the measurements' scatter
+_TWO_SIDED = 10  # errors; fewer say nothing about a single side
+_PRIOR_ROWS = 5  # number of measurements that the prior's range counts as
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model fitted to a recording, and each row's prediction by a fit that never saw it."""
+    """A model fitted to a recording, and the prediction of each case by a fit that never saw it."""
 
     model: Model
     held_back: Prediction
 
     def to_json(self) -> dict[str, Any]:
-        """calibration.json: constants, error figures and rows used, group by group."""
+        """Return the document of calibration.json.
+
+        It has the constants, the error figures and the number of rows of each group.
+        """
         return {
             "machine": self.model.machine.slug,
             "protocol": "parts of the problems, each predicted by a fit to the others",
@@ -62,11 +65,11 @@ def calibrate(
     rows: pd.DataFrame,
     priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit every group of the measured rows; all of them must be ``ok``.
+    """Fit every group of a recording's measurements.
 
     Args:
-        machine: the machine that they were measured on.
-        rows: rows of a recording, as loaded.
+        machine: the machine on which the rows were measured.
+        rows: rows of a recording, as loaded, all with the status ``ok``.
         priors: as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
@@ -83,18 +86,18 @@ def calibrate_query(
     algorithms: Sequence[str] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit every group of a query to its measured seconds.
+    """Fit every group of a query to its measured times.
 
     Args:
-        machine: the machine that they were measured on.
+        machine: the machine on which the cases were measured.
         query: the cases.
         seconds: the time of one launch of each case.
-        folds: into how many folds the problems are cut, each predicted by a fit to the rest;
-            three if None, of many rows five.
-        algorithms: how each case was computed, where known (:func:`kernels.names.conv_algorithm`).
-            Fits use it; predictions never do.
-        priors: what each group starts from; for those that it lacks, the best prior that needs no
-            imported table.
+        folds: number of folds that the problems are cut into. The default is three, or five for
+            many measurements.
+        algorithms: how each case was computed, where this is known
+            (:func:`kernels.names.conv_algorithm`). Fits use it, predictions never do.
+        priors: what each group starts from. A group without an entry starts from the best prior
+            that needs no imported table.
     """
     groups = query.groups()
     known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
@@ -103,14 +106,17 @@ def calibrate_query(
     for group in dict.fromkeys(groups):
         rows = np.flatnonzero(groups == group)
         prior = (priors or {}).get(group) or prior_without_tables(machine, group)
+        # 1. Predict each fold by a fit to the others, then fit all measurements of the group.
         number = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
         fold = np.array([_fold_of(query.problems[int(i)], number) for i in rows])
         pieces = _held_out(machine, query, seconds, known, rows, fold, prior)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], prior)
-        # Where a fold had too few rows for a residual, no held-out error tells what one is worth.
+        # If a fit to the other folds had too few rows to grow trees, no held-out error tells what
+        # trees are worth, so the group gets none.
         fewest = len(rows) - max(len(at) for at, _, _ in pieces)
         if fewest < MIN_RESIDUAL_ROWS:
             fitted = fitted._replace(residual=None)
+        # 2. Turn the held-out errors of single times and of time ratios into intervals.
         where = np.concatenate([at for at, _, _ in pieces])
         predicted = np.concatenate([guess.time for _, guess, _ in pieces])
         log_ratio = np.log(seconds[where] / predicted)
@@ -120,6 +126,7 @@ def calibrate_query(
         of_pairs = (log_ratio[small] - log_ratio[large]) / both
         problems = [query.problems[i] for i in where]
         fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs, prior)
+        # 3. Measure how the errors add up in sums of times and in changes of such sums.
         times = Times(predicted, seconds[where])
         lo, hi = (predicted * np.exp(end * spread) for end in (fit.low, fit.high))
         before, after = (Times(*(part[at] for part in times)) for at in (small, large))
@@ -136,7 +143,7 @@ def calibrate_query(
             aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
             layout=_only_layout(problems),
         )
-        # Back from the group's order to one array per fold, as the estimates are.
+        # 4. Give each held-out prediction its interval, split by fold like the estimates.
         cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
         ranges = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
         ends = (np.split(end * spread, cuts) for end in ranges)
@@ -148,7 +155,7 @@ def calibrate_query(
     return Calibration(Model(machine, fits), held_back)
 
 
-_Piece = tuple[NDArray[np.intp], Estimate, Array]  # rows, their estimate, and its spread
+_Piece = tuple[NDArray[np.intp], Estimate, Array]  # positions, estimate, spread
 
 
 def _held_out(
@@ -160,7 +167,7 @@ def _held_out(
     fold: NDArray[np.intp],
     prior: Prior,
 ) -> list[_Piece]:
-    """Each fold of a group's rows, predicted by a fit to the others."""
+    """Predict each fold of a group's cases by a fit to the other folds."""
     pieces: list[_Piece] = []
     for number in np.unique(fold):
         held_out, rest = rows[fold == number], rows[fold != number]
@@ -172,20 +179,23 @@ def _held_out(
 
 
 def _only_layout(problems: Sequence[Problem]) -> str:
-    """The layout that all problems have, if they are single products; else empty."""
+    """Return the layout that all problems have if they are single GEMMs, otherwise ""."""
     layouts = {p.layout if isinstance(p, Gemm) and p.batch == 1 else "" for p in problems}
     return layouts.pop() if len(layouts) == 1 else ""
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """The fold of a problem, the same in every sweep: its repeats never predict one another."""
+    """Return the fold of a problem.
+
+    It is the same in every sweep, so repeats of a problem never predict one another.
+    """
     return zlib.crc32(problem.spec().encode()) % folds
 
 
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, pair_errors: Array, prior: Prior
 ) -> Fit:
-    """Attach the held-back error: |predicted/measured − 1| and the 90% range of log ratios."""
+    """Add the held-out errors: |predicted/measured − 1| and the 90% range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
     pair_low, pair_high = _range(pair_errors, *_prior_pair_range(prior, high - low))
@@ -208,23 +218,24 @@ def _fit_with_errors(
 
 
 def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
-    """The prior's factors for kinds of shapes, which count as much as its range still does."""
+    """Return the prior's factors for kinds of shapes, as far as its range still counts."""
     share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {name: (below**share, above**share) for name, (below, above) in groups.items()}
 
 
 def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
-    """The prior's range of log ratios, once so many rows corrected its scale."""
+    """Return the prior's range of log ratios after ``rows`` measurements corrected its scale."""
     fit, narrowing = prior.fit, prior.spread.narrowing(rows)
     size = fit.typical_spread * narrowing
     return fit.low * size, fit.high * size
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """The range of the error of a neighbours' time ratio before any pair was seen.
+    """Return the range of the error of a time ratio of neighbours before any pair was measured.
 
-    It is the prior's: neighbours share the error of the scale. But it is never wider than if their
-    errors lay at opposite ends of the range of single times, whose width is given.
+    It is the prior's, because neighbours share the error of the scale. But it is never wider than
+    it would be if the errors of neighbours lay at opposite ends of the range of single times, which
+    is ``width`` wide.
     """
     fit, most = prior.fit, width / math.sqrt(2)
     ends = fit.pair_low * fit.typical_spread, fit.pair_high * fit.typical_spread
@@ -232,10 +243,10 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
-    """The range that one more error of the same kind stays in with 90% (split conformal).
+    """Return the range that holds one more error of the same kind in 90% of cases.
 
-    Each end is averaged with the prior's, which counts as :data:`_PRIOR_ROWS` rows, on a
-    logarithmic scale.
+    This is split conformal prediction. Each end is averaged with the prior's on a logarithmic
+    scale; the prior counts as :data:`_PRIOR_ROWS` measurements.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -243,10 +254,10 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 
 
 def _own_ends(errors: Array) -> tuple[float, float]:
-    """The k-th smallest and the k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
+    """Return the k-th smallest and k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
 
-    Fewer than ten errors tell nothing about one side: then the largest one, without its sign, is
-    taken either way.
+    Fewer than ten errors say nothing about a single side. Then the largest error, without its sign,
+    is taken for both ends.
     """
     if len(errors) < _TWO_SIDED:
         most = float(np.abs(errors).max())
@@ -257,7 +268,15 @@ def _own_ends(errors: Array) -> tuple[float, float]:
 
 
 def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float) -> Any:
-    """Ends of a range between those of so many errors and the prior's: a geometric mean."""
+    """Return the weighted geometric mean of a range from measured errors and the prior's.
+
+    Args:
+        low: lower ends from measured errors.
+        high: upper ends from measured errors.
+        rows: number of errors.
+        prior_low: lower end of the prior's range.
+        prior_high: upper end of the prior's range.
+    """
     share = rows / (rows + _PRIOR_ROWS)
 
     def blended(own: Any, prior: float) -> Any:
@@ -269,7 +288,10 @@ def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float
 def _leave_one_out_ranges(
     errors: Array, prior_low: float, prior_high: float
 ) -> tuple[Array, Array]:
-    """For each error the :func:`_range` of all others, so that no row widens its own interval."""
+    """Return for each error the :func:`_range` of all others.
+
+    Its own error is left out so that no case widens its own interval.
+    """
     n = len(errors)
     k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5%⌋: one error is left out
     if not k:
@@ -277,8 +299,8 @@ def _leave_one_out_ranges(
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
     ordered = np.sort(errors)
-    # Without an error among the k smallest, the k-th smallest of the rest is the (k+1)-th of all;
-    # without any other one it stays the k-th. The same holds from above.
+    # If the error that is left out is among the k smallest, the k-th smallest of the rest is the
+    # (k+1)-th smallest of all; otherwise it stays the k-th. The same holds for the largest.
     low = np.where(rank < k, ordered[k], ordered[k - 1])
     high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
     return _blended(low, high, n - 1, prior_low, prior_high)
@@ -287,10 +309,11 @@ def _leave_one_out_ranges(
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Error of the log of a time ratio, over pairs of :func:`neighbours`.
+    """Return the errors of log time ratios over pairs of :func:`neighbours`.
 
-    Pairs that promise less than ``min_gain`` are left out: the more is promised, the more it is
-    flattered. An error is relative to the spreads of both predictions, as if they were independent.
+    Pairs that promise a gain of less than ``min_gain`` are left out. The more a pair promises, the
+    more optimistic its prediction tends to be. Errors are multiples of the root of the sum of both
+    squared spreads, as if the two predictions were independent.
     """
     small, large = neighbours(query, predicted)
     promised = predicted[small] > (1 + min_gain) * predicted[large]
@@ -299,13 +322,16 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pairs of GEMMs of which one pads the other: positions of the small ones and the large ones.
+    """Return pairs of GEMMs of which one pads the other.
 
-    They differ in size by up to :data:`NEAR` in every dimension and in nothing else. Of all
-    measured paddings of a shape, the one that is predicted to be fastest makes the pair, because
-    advice chooses it too, and with it errors that flatter it.
+    They differ in size by up to :data:`NEAR` in every dimension, and in nothing else. Of all
+    measured paddings of a shape, the one that is predicted to be fastest makes the pair. Advice
+    chooses that padding too, and with it the errors that make it look fast.
+
+    Returns:
+        Positions of the small GEMMs and of the large ones.
     """
-    kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ in size alone
+    kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ only in size
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
             how = (query.configs[index], query.cached[index], query.sustained[index])
@@ -321,17 +347,17 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
-    """For each shape that others pad, the one of these that is predicted to be the fastest.
+    """Return for each shape that others pad the padding that is predicted to be fastest.
 
     Args:
         sizes: M, N and K of each shape, one row per shape.
         predicted: seconds of each shape.
 
     Returns:
-        Positions of the shapes, and of what pads each.
+        Positions of the padded shapes, and of the padding of each.
     """
-    # What pads a shape lies in a cube above it in log sizes, which a k-d tree finds: comparing all
-    # 35,700 rows of a public table with one another would take 20 GB.
+    # The paddings of a shape lie in a cube above it in log sizes, which a k-d tree finds. Comparing
+    # all 35,700 shapes of a public table with one another would take 20 GB.
     half = math.log(1 + NEAR) / 2
     near = KDTree(np.log(sizes)).query_ball_point(np.log(sizes) + half, half * 1.001, p=np.inf)
     small = np.repeat(np.arange(len(sizes)), [len(where) for where in near])
@@ -339,7 +365,7 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     grown = sizes[large] / sizes[small]
     pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=1) & (grown > 1).any(axis=1)
     small, large = small[pads], large[pads]
-    # By shape, and within a shape the fastest first; of equals the first one.
+    # Sort by shape and, within a shape, the fastest padding first; of equals, the first one.
     order = np.lexsort((large, predicted[large], small))
     small, large = small[order], large[order]
     first = np.flatnonzero(np.diff(small, prepend=-1))

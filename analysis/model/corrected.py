@@ -1,4 +1,4 @@
-"""The formula's estimate, corrected by what public tables and trees know beyond it."""
+"""The formula's estimate, corrected by public tables and by trees."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """The estimate of each case, and the spread of its error, which is 1 without trees.
+    """Return the estimate of each case, and the spread of its error, which is 1 without trees.
 
     Args:
-        inputs: the cases, of one group.
-        constants: those of the formula.
-        residual: trees that grew from what the machine's own rows left.
+        inputs: the cases, all of one group.
+        constants: constants of the formula.
+        residual: trees that grew from what the machine's own measurements left.
         offsets: what public tables say.
     """
     guess = inputs.estimate(constants)

@@ -1,4 +1,4 @@
-"""A group's cases as arrays: what the formula and the residual compute from."""
+"""Cases of one group as arrays, from which the formula and the residual compute."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from kernels.timemodel.estimate import (
     fastest,
 )
 
-_DESIGN_FEATURES = 5  # the first ones: sizes, time and intensity
+_DESIGN_FEATURES = 5  # the first features: sizes, time and intensity
 
 _USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One group's cases as arrays, to be estimated with one set of constants after another.
+    """Cases of one group as arrays, to be estimated with different sets of constants.
 
-    ``tiles`` has one tile per case where their configs name them; None where the library chooses.
-    ``winograd`` has the same cases by each of Winograd's algorithms, where a library has them.
-    ``known`` is the algorithm that each case was computed by, empty where that is not known.
+    Attributes:
+        tiles: the tile of each case where the configs name them; None where the vendor library
+            chooses.
+        winograd: the same cases computed by each of Winograd's algorithms, if the vendor library
+            has them.
+        known: the algorithm by which each case was computed, empty where it is not known.
     """
 
     machine: Machine
@@ -52,7 +55,7 @@ class Inputs:
     def from_query(
         cls, machine: Machine, query: Query, known: NDArray[Any] | None = None
     ) -> Inputs:
-        """Read the cases of one group off a query."""
+        """Convert the cases of a query that are of one group."""
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
@@ -67,7 +70,7 @@ class Inputs:
             rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
             tiles = Tiles(*np.array(rows, dtype=np.float64).T)
         winograd = {}
-        # Seen in fp32 alone: no public table names the kernels of a 16-bit convolution.
+        # Winograd was only seen in fp32; no public table names the kernels of a 16-bit convolution.
         library = config_type is None and machine.kind == "gpu"
         if library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:
@@ -83,7 +86,7 @@ class Inputs:
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants) -> Estimate:
-        """By the formula alone, with the known tiles and algorithms, else with the fastest."""
+        """Estimate by the formula only, with the known tiles and algorithms or else the fastest."""
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
             guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
@@ -97,7 +100,7 @@ class Inputs:
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
-        """The same cases, each on the tile and by the algorithm that an estimate found for it."""
+        """Fix each case to the tile and the algorithm that an estimate found for it."""
         shapes = self.shapes
         for name, transformed in self.winograd.items():
             shapes = shapes.where(transformed, guess.algorithm == list(ALGORITHMS).index(name))
@@ -109,25 +112,29 @@ class Inputs:
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """The features that rows to measure are spread over: sizes, time and intensity."""
+        """Return the features over which rows to measure are spread: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
         self, constants: Constants, guess: Estimate, offsets: Array | None = None
     ) -> Array:
-        """What a residual may depend on, one row per case.
+        """Return everything that a residual may depend on, one row per case.
 
-        Logs of the sizes, of the estimate and of the intensity over the ridge point; each two
-        sizes' product and ratio; what binds the estimate, and its tile, waves and efficiencies;
-        what a last wave of the usual tiles leaves idle; the powers of two that divide the sizes,
-        since a library looks at them. For a convolution also its images, their size, filter, stride
-        and alignment, what Winograd's tiles waste, and how far its algorithms are behind. With
-        others' tables also what each of them says, and the operands' share of the cache: theirs
-        may come from it, ours from memory.
+        The columns are, in this order:
+
+        - logs of the sizes, of the estimate, and of the intensity over the ridge point;
+        - logs of the product and of the ratio of every two sizes;
+        - what limits the estimate, and its tile, waves and efficiencies;
+        - what a last wave of the usual tiles leaves idle;
+        - the powers of two that divide the sizes, because libraries look at them;
+        - with public tables, what each of them says, and the size of the operands relative to the
+          cache: their operands may come from it, ours come from memory;
+        - for a convolution, its images, their size, filter, stride and alignment, how far behind
+          each algorithm is, and what Winograd's tiles waste.
 
         Args:
-            constants: those of the estimate.
-            guess: :meth:`estimate` by them.
+            constants: the constants of the estimate.
+            guess: what :meth:`estimate` returned for these constants.
             offsets: a column for each collection, as in
                 :class:`analysis.model.offsets.CollectionEstimates`.
         """
@@ -169,7 +176,10 @@ class Inputs:
 
 
 def _twos(sizes: Array) -> Array:
-    """How often two divides each size, at most eight times: no tile is a multiple of more."""
+    """Return how often two divides each size, at most eight times.
+
+    No tile is a multiple of a larger power of two.
+    """
     # x & -x is the largest power of two that divides x.
     whole = sizes.astype(np.int64)
     return np.minimum(np.log2(whole & -whole), 8.0)

@@ -1,4 +1,4 @@
-"""One group's constants, and what they are worth on rows that they had not seen."""
+"""Constants of one group, and how wrong they are on measurements that they had not seen."""
 
 from __future__ import annotations
 
@@ -18,42 +18,45 @@ from kernels.timemodel.constants import Constants
 from kernels.timemodel.estimate import Array, priced_alignment
 
 UNCALIBRATED = (-0.7, 0.7)
-"""Log ratio of measured to predicted that nine shapes in ten should keep without any measurement:
-a factor of two either way. It held at least 98 % of the rows of public tables of H100, A100 and
-V100, but 67 % of T4's and none of L4's."""
+"""Log ratio of measured to predicted time within which nine shapes in ten should lie without any
+measurement: a factor of two either way. It held at least 98% of the times in public tables of H100,
+A100 and V100, but 67% of those of T4 and none of those of L4."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Likewise of the time ratio of two neighbours, whose errors are largely the same. It holds nine in
-ten pairs of six out of nine public tables; of V100's fp16, T4's and L4's, nine in ten reach up to
-0.34 (tests/recordings/neighbours.json)."""
+"""The same range for the time ratio of two neighbouring shapes, whose errors are largely the same.
+It holds nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the range
+of nine in ten pairs reaches up to 0.34 (tests/recordings/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
-"""The same for fp32 GEMMs on a GPU with the compute capability of a measured one. More than nine in
-ten linear layers of sitar-lab/NeuSight lie within it on H100, A100 (40 and 80 GB) and V100; the
-A100 40 GB was never fitted. Other GPUs do not get it, because T4 and L4 take twice as long as
-predicted (tests/recordings/fp32-interval.json)."""
+"""The same range for fp32 GEMMs on a GPU with the compute capability of a measured one. It holds
+more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40 and 80 GB) and V100; no
+constants were ever fitted to the A100 40 GB. Other GPUs do not get this range, because T4 and L4
+take twice as long as predicted (tests/recordings/fp32-interval.json)."""
 
 NEAR = 0.125
-"""How much larger the larger of two neighbouring shapes may be, in each dimension."""
+"""Share by which the larger of two neighbouring shapes may exceed the smaller one in each
+dimension."""
 
 
 SOFTWARE_ERROR = 0.05
-"""What other software than the rows came from adds to a prediction's error, as a standard deviation
-of the log ratio. Trees agree about the very shapes that they grew from, and on some machines about
-most, but other software differs at all of them: with less, an interval holds too few rows at the
-shapes that were seen (``coverage_90_seen`` in tests/recordings/software.json)."""
+"""Standard deviation of the log ratio that another framework adds to a prediction's error. Trees
+agree about the shapes that they grew from, and on some machines about most shapes, but another
+framework differs at all of them. With a smaller value, an interval holds too few times at the
+shapes that the trees had seen (``coverage_90_seen`` in tests/recordings/software.json)."""
 
 _NORMAL = 1.645
-"""Standard deviations on either side that hold nine in ten values of a normal law."""
+"""Number of standard deviations on either side that hold nine in ten values of a normal
+distribution."""
 
 
 @dataclass(frozen=True)
 class SoftwareRange:
-    """Nine in ten log ratios of other software's times to predictions, over their spreads.
+    """Range of nine in ten log ratios of another framework's times to predictions.
 
-    A spread is the model's own error and :data:`SOFTWARE_ERROR` together: :meth:`Fit.for_software`.
-    Also of constants that are shipped, or carried over from another machine of the generation. As
-    in :class:`Fit`: ``pair_low`` and ``pair_high`` are of the time ratios of two neighbours.
+    Its ends are multiples of a prediction's spread, which combines the model's own error and
+    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). Such a range also bounds the errors of
+    constants that are shipped, or carried over from another machine of the generation. ``pair_low``
+    and ``pair_high`` bound the time ratios of two neighbouring shapes, as in :class:`Fit`.
     """
 
     low: float
@@ -62,7 +65,7 @@ class SoftwareRange:
     pair_high: float
 
     def joined(self, other: SoftwareRange) -> SoftwareRange:
-        """The range that contains both."""
+        """Return the range that contains both."""
         return SoftwareRange(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -71,7 +74,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """By name; the same names as a fit's."""
+        """Return the ends by name; a fit has the same names."""
         return asdict(self)
 
 
@@ -91,23 +94,43 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """One group's constants and what they are worth.
+    """Constants of one group, and how wrong they are.
 
-    ``offsets`` are what public tables say about the machine, and ``residual`` has the trees of what
-    is left. Whoever runs another framework than the rows came from gets times by ``shift``.
-    ``low`` and ``high`` bound nine in ten log ratios of measured to predicted, over the
-    prediction's spread, on rows that the constants had not seen; ``median``, ``mean`` and ``p95``
-    are absolute relative errors there. ``pair_low`` and ``pair_high`` bound the same for the ratio
-    of two neighbouring shapes (see :data:`NEAR`), whose errors are largely the same, over the root
-    of the sum of both spreads' squares; ``pairs`` is how many there were. ``aligned_only`` says
-    that all rows had sizes in multiples of 16 bytes: what others cost is then assumed. ``layout``
-    is that of all rows, which then are single products; empty where there are several. A spread
-    is √((``scale`` × the trees')² + ``beside``²): for those who run other software, a standard
-    deviation of the log ratio. ``sum_low`` and ``sum_high`` are by how much the interval of a sum
-    of times is wider, below and above, than their intervals make it, ``change_low`` and
-    ``change_high`` likewise after some of the times were changed for those of neighbours (see
-    :mod:`analysis.model.sum_errors`). ``groups`` has factors of both ends of the interval for kinds
-    of shapes (:mod:`analysis.model.groups`). ``start`` says what the rows were fitted on top of.
+    :meth:`spreads` combines the spread of the trees with ``scale`` and ``beside``: √((``scale`` ×
+    trees)² + ``beside``²). The ends of intervals are multiples of this spread.
+
+    Attributes:
+        constants: constants of the formula.
+        residual: trees that predict what the formula and public tables miss.
+        low: lower end of the range of nine in ten log ratios of measured to predicted time, on
+            measurements that the constants had not seen, as a multiple of the prediction's spread.
+        high: upper end of that range.
+        pair_low: lower end of the same range for the time ratio of two neighbouring shapes (see
+            :data:`NEAR`), whose errors are largely the same. It is a multiple of the root of the
+            sum of both squared spreads.
+        pair_high: upper end of that range.
+        rows: number of measurements.
+        pairs: number of pairs of neighbouring shapes among them.
+        median: median absolute relative error on held-out measurements.
+        mean: mean of these errors.
+        p95: 95th percentile of these errors.
+        aligned_only: True if all measurements had sizes in multiples of 16 bytes. The cost of other
+            sizes is then an assumption.
+        layout: layout of all measurements, which then are single GEMMs; empty if there are several.
+        scale: factor of the trees' spread. For users of another framework it makes the spread a
+            standard deviation of the log ratio.
+        beside: standard deviation that is added in quadrature for users of another framework.
+        sum_low: factor by which the interval of a sum of times is wider below than the intervals of
+            its parts make it (see :mod:`analysis.model.sum_errors`).
+        sum_high: the same factor above.
+        change_low: the same factor below, after some of the times were replaced by those of
+            neighbouring shapes.
+        change_high: that factor above.
+        offsets: what public tables say about the machine.
+        groups: factors of both ends of the interval for kinds of shapes (see
+            :mod:`analysis.model.groups`).
+        start: what the measurements were fitted on top of, in words.
+        shift: expected difference for users of another framework than the measurements come from.
     """
 
     constants: Constants
@@ -135,15 +158,15 @@ class Fit:
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
-        """Whether rows like this problem were measured: as aligned, of its layout and batch."""
+        """Return True if problems of the same alignment, layout and batch were measured."""
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
         single = isinstance(problem, Gemm) and problem.batch == 1
         return not self.layout or (single and problem.layout == self.layout)
 
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
-        """The same, for whoever runs another software than the rows came from."""
-        # A prediction's spread times this is the standard deviation of its error.
+        """Return the fit for users of another framework than the measurements come from."""
+        # The spread of a prediction times this factor is the standard deviation of its error.
         own = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
             self,
@@ -158,14 +181,14 @@ class Fit:
         return moved.widened(software)
 
     def widened(self, to: SoftwareRange) -> Fit:
-        """The same with intervals of at least a range."""
+        """Return the fit with intervals that contain at least a range."""
         return replace(
             self,
             low=min(self.low, to.low),
             high=max(self.high, to.high),
             pair_low=min(self.pair_low, to.pair_low),
             pair_high=max(self.pair_high, to.pair_high),
-            # Other software is faster or slower at many shapes at once.
+            # Another framework is faster or slower at many shapes at once, so errors do not cancel.
             sum_low=max(self.sum_low, 1.0),
             sum_high=max(self.sum_high, 1.0),
             change_low=max(self.change_low, 1.0),
@@ -174,32 +197,38 @@ class Fit:
 
     @property
     def range(self) -> SoftwareRange:
-        """The ends of its intervals."""
+        """Ends of the intervals."""
         return SoftwareRange(self.low, self.high, self.pair_low, self.pair_high)
 
     def stretched(self, factor: float) -> Fit:
-        """The same with intervals that reach so many times as far."""
+        """Return the fit with intervals that reach ``factor`` times as far."""
         names = ("low", "high", "pair_low", "pair_high")
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def spreads(self, of_trees: Array) -> Array:
-        """What intervals are multiples of, from the trees' spread, which typically is 1."""
+        """Return the spreads that intervals are multiples of.
+
+        Args:
+            of_trees: spread of the trees for each case, which typically is 1.
+        """
         return np.hypot(of_trees * self.scale, self.beside)
 
     @property
     def typical_spread(self) -> float:
-        """The spread where the trees disagree as they typically do, or where there are none."""
+        """Spread where the trees disagree as they typically do, or where there are none."""
         return math.hypot(self.scale, self.beside)
 
     def spread(self, lo: float, hi: float) -> float:
-        """The spread of a prediction, from its 90 % interval."""
+        """Return the spread of a prediction, given the ends of its 90% interval."""
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
-        """The 90 % range of a log time ratio's error: of neighbours, or of any two shapes.
+        """Return the 90% range of the error of a log time ratio.
 
-        ``spreads`` are those of the two predictions: where the residual's trees disagree, both
-        are less certain.
+        Args:
+            near: True for a ratio of two neighbouring shapes, False for one of any two shapes.
+            spreads: spreads of the two predictions. Where the residual's trees disagree, both
+                predictions are less certain.
         """
         both = math.hypot(*spreads)
         if near:
@@ -209,7 +238,7 @@ class Fit:
         return -half, half
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json."""
+        """Return the document for calibration.json."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         residual = None if self.residual is None else self.residual.to_json()
         offsets = None if self.offsets is None else self.offsets.to_json()
@@ -224,14 +253,14 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: a figure is missing or no number.
-            TypeError: there are figures that no fit has.
+            ValueError: if a figure is missing or is not a number.
+            TypeError: if there are figures that no fit has.
         """
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
         if data["low"] == data["high"]:
             raise ValueError("an interval has two ends")
-        # Older files have this figure, always 0.
+        # Older files have this figure, which is always 0.
         data = {name: value for name, value in data.items() if name != "min_spread"}
         residual = data["residual"] and Residual.from_json(data["residual"])
         offsets = data.get("offsets") and Offsets.from_json(data["offsets"])

@@ -1,4 +1,4 @@
-"""One table of measured and predicted: what plots, reports and recommendations read."""
+"""The table of measured and predicted times that plots, reports and recommendations read."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ PREDICTED = "predicted_"
 
 
 MOST_ROWS = 36_000
-"""Of one operation, dtype and implementation, that are analysed whole; public tables have fewer.
-Of more, a sample is."""
+"""Number of rows of one operation, dtype and implementation up to which all are analysed; public
+tables have fewer. Of more rows, only a sample is analysed."""
 
-_SAMPLE = 10_000  # rows: as many again make predictions hardly better
+_SAMPLE = 10_000  # rows in a sample; twice as many hardly make predictions better
 
 
 @dataclass(frozen=True)
 class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
-    The table has the columns of measurements.csv, the predictions of each row by constants that
-    had not seen it, properties of its problem (flops, least_bytes, intensity, group), and its time
-    as ratios take it (steady_log, steady_error). Of more than :data:`MOST_ROWS` rows it has some,
-    drawn by chance; ``measured`` is how many there are.
+    The table has the columns of measurements.csv, the prediction of each row by constants that had
+    not seen it, properties of its problem (flops, least_bytes, intensity, group), and its time as
+    ratios take it (steady_log, steady_error). Where a group has more than :data:`MOST_ROWS` rows,
+    the table has a random sample of them; ``measured`` is the number of all rows.
     """
 
     recording: Recording
@@ -47,7 +47,7 @@ class Analysis:
 
     @property
     def sampled(self) -> str:
-        """What is to be said if only a part of the rows is analysed; else empty."""
+        """Sentence to print if only a part of the rows is analysed, otherwise empty."""
         if len(self.table) == self.measured:
             return ""
         return (
@@ -57,19 +57,20 @@ class Analysis:
 
     @property
     def model(self) -> Model:
-        """The model fitted to all rows."""
+        """Model fitted to all rows of the table."""
         return self.calibration.model
 
     @property
     def errors(self) -> pd.Series:
-        """How far the prediction of each row is off, as a fraction of the measured time."""
+        """Absolute error of the prediction of each row, as a fraction of the measured time."""
         return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
 
 
 def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
-    """Positions of the rows that a model is fitted to, in order: all, or a sample of very many.
+    """Return the sorted positions of the rows to fit to: all, or a sample if there are very many.
 
-    Of each operation, dtype and implementation by itself, since each has a fit of its own.
+    Each operation, dtype and implementation is sampled by itself, because each has a fit of its
+    own.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
@@ -81,10 +82,10 @@ def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
 
 
 def analyse(recording: Recording) -> Analysis:
-    """Calibrate on a recording and put measured and predicted side by side.
+    """Calibrate on a recording, and join measured and predicted times in one table.
 
     Raises:
-        UserError: nothing in it has a time.
+        UserError: if nothing in the recording has a time.
     """
     rows = recording.products.reset_index(drop=True)
     measured = len(rows)
@@ -114,7 +115,10 @@ def analyse(recording: Recording) -> Analysis:
 
 
 def write_predictions(analysis: Analysis) -> None:
-    """predicted.csv (one row per analysed case) and calibration.json, beside the measurements."""
+    """Write predicted.csv and calibration.json next to the measurements.
+
+    predicted.csv has one row per analysed case.
+    """
     frame = analysis.calibration.held_back.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     columns = pd.concat([identity, frame], axis=1)

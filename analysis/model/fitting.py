@@ -1,9 +1,9 @@
 """One fit to some rows of a group: scale and constants, weights of public tables, then trees.
 
-All rests on one penalised least-squares problem. Each unknown starts at the prior's value and is
-pulled back to it in proportion to how surely the prior knows it: with one row hardly more than the
-shared scale moves, with hundreds the pull no longer counts. This is ridge regression with a
-Gaussian prior: its solution is the mode of the posterior.
+All of it rests on one penalised least-squares problem. Each unknown starts at the prior's value and
+is pulled back to it in proportion to how certain the prior is. With a single row, hardly more than
+the shared scale moves; with hundreds, the pull no longer matters. This is ridge regression with a
+Gaussian prior, and its solution is the mode of the posterior.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ from kernels.timemodel.constants import (
 )
 from kernels.timemodel.estimate import ALGORITHMS, Array
 
-_MAX_ROWS = 800  # per fit of constants: more cost seconds and move the error by 0.1 points
-_STEP = 1e-7  # of the finite differences
-_WEIGHT_SPREAD = 0.2  # standard deviation of a collection's weight about the prior's
-_MANY_ENOUGH = 40  # rows that tell how well the formula fits them
-_CLEARLY_LESS = 0.7  # of the usual misfit, below which a fit is repeated
-_LEAST_MISFIT = 0.01  # of a log ratio
-_MAD_TO_STD = 1.48  # standard deviation of a normal law over its median absolute deviation
+_MAX_ROWS = 800  # rows per fit of constants; more cost seconds and change the error by 0.1 points
+_STEP = 1e-7  # step of the finite differences
+_WEIGHT_SPREAD = 0.2  # standard deviation of a collection's weight around the prior's
+_MANY_ENOUGH = 40  # rows from which on they show how well the formula fits them
+_CLEARLY_LESS = 0.7  # share of the usual misfit below which a fit is repeated
+_LEAST_MISFIT = 0.01  # the smallest misfit, as a log ratio
+_MAD_TO_STD = 1.48  # standard deviation of normal values over their median absolute deviation
 _WEIGHTS = (-0.5, 1.5)  # bounds of a collection's weight
-_OUTLIER = 0.5  # of the misfit of the best constants; log ratios beyond it count less
+_OUTLIER = 0.5  # share of the misfit; log ratios beyond it count less than by their square
 _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
-"""For constants that are fitted to many rows and judged by themselves: hardly held."""
+"""Spread for constants that are fitted to many rows and judged on their own; it hardly holds
+them."""
 
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
-"""How each constant, on its fit scale, changes where the whole machine is slower by a factor e."""
+"""Change of each constant, on its fit scale, if the whole machine is slower by a factor of e."""
 
 
 class Fitted(NamedTuple):
-    """What came of it, as :func:`analysis.model.corrected.corrected_estimate` takes it."""
+    """Result of a fit, as :func:`analysis.model.corrected.corrected_estimate` takes it."""
 
     constants: Constants
     residual: Residual | None
@@ -77,22 +78,23 @@ def fit_group(
     prior: Prior,
     part_of: int | None = None,
 ) -> Fitted:
-    """Move a prior by some rows: constants and weights first, then trees to what they miss.
+    """Update a prior with measured rows: constants and weights, then trees for what these miss.
 
-    Trees are kept if they predict held-out rows; on top of public tables they are shrunk instead.
-    Rows computed by an algorithm that the formula does not have (an FFT) are left out of the fit of
-    the constants; the trees see them.
+    Trees are kept only if they predict held-out rows; on top of public tables they are shrunk
+    instead. Rows computed by an algorithm that the formula does not have, such as an FFT, are left
+    out of the fit of the constants, but not of the trees.
 
     Args:
-        machine: where the rows were measured.
-        query: the rows, of one group.
+        machine: the machine on which the rows were measured.
+        query: the rows, all of one group.
         seconds: their times.
-        known: the algorithm that each was computed by, empty where that is not known.
+        known: the algorithm by which each row was computed, empty where it is not known.
         prior: what the fit starts from and stays near.
         part_of: as in :func:`analysis.model.residual.fit_residual`.
     """
     if not len(seconds):
         return unmeasured(prior)
+    # 1. Draw a sample of the rows that the formula can describe.
     modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
     modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
     constants, _, offsets = unmeasured(prior)
@@ -101,6 +103,7 @@ def fit_group(
         estimates = CollectionEstimates.from_trees(
             prior.collections, Inputs.from_query(machine, query)
         )
+    # 2. Fit the constants to the sample, together with the weights of public tables.
     if len(modelled):
         inputs = Inputs.from_query(machine, query.take(modelled), known[modelled])
         regressors, sureness = np.empty((len(modelled), 0)), np.ones(len(modelled))
@@ -114,9 +117,10 @@ def fit_group(
         constants, weights = _solved(rows, constants, origin, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, is_own, weights)
+    # 3. Grow trees from what is left, unless there are too few rows or the kernel is hand-written.
     if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return Fitted(constants, None, offsets)
-    # The trees must not be told the algorithm: no prediction will know it either.
+    # The trees must not see the algorithms, because predictions will not know them either.
     inputs = Inputs.from_query(machine, query)
     guess = inputs.estimate(constants)
     left = np.log(seconds / guess.time)
@@ -129,7 +133,7 @@ def fit_group(
 
 
 def unmeasured(prior: Prior) -> Fitted:
-    """The prior itself: what answers without own measurements."""
+    """Return the prior itself, which answers without own measurements."""
     return Fitted(prior.fit.constants, None, prior.fit.offsets)
 
 
@@ -140,14 +144,14 @@ def fit_collection(
     seconds: Array,
     settings: TreeSettings = WHOLE,
 ) -> CollectionTrees:
-    """One collection: constants fitted to a sample of its rows, and trees grown from all of them.
+    """Fit constants to a sample of a collection's rows, and grow trees from all of them.
 
     Args:
-        machine: what it was measured on.
-        source: whose it is, in words.
-        gemms: the rows' products, all of one dtype.
+        machine: the machine that was measured.
+        source: framework and version of the collection, in words.
+        gemms: the GEMM of each row, all of one dtype.
         seconds: their times, with operands from the cache where they fit it.
-        settings: number of trees, and of rows in a leaf.
+        settings: number of trees, and minimum number of rows in a leaf.
     """
     query, dtype = Query.plain(gemms, LIBRARY, warm=True), gemms[0].dtype
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
@@ -159,22 +163,24 @@ def fit_collection(
 
 
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
-    """Constants within :data:`BOUNDS` that make the log ratios small; robust against outliers.
+    """Fit constants within their bounds so that the log ratios are small; robust against outliers.
 
     Args:
-        inputs: cases of one group; many, since little holds the constants to the start.
+        inputs: cases of one group. They should be many, because little holds the constants to the
+            start.
         seconds: their measured times.
-        start: where to begin.
+        start: constants to begin with.
     """
     rows = _FitRows(inputs, seconds, np.empty((len(seconds), 0)), np.ones(len(seconds)))
     return _solved(rows, start, [], _FREE)[0]
 
 
 class _FitRows(NamedTuple):
-    """What a fit is made to.
+    """Measured cases that a fit is made to.
 
-    ``regressors`` is what each collection's weight (columns) is multiplied by in each case.
-    ``sureness`` is what each case counts: less where a table's trees disagree, typically 1.
+    ``regressors`` has the factor of each collection's weight (columns) in each case (rows).
+    ``sureness`` is the weight of each case: typically 1, and less where the trees of public tables
+    disagree.
     """
 
     inputs: Inputs
@@ -183,7 +189,7 @@ class _FitRows(NamedTuple):
     sureness: Array
 
     def misfit(self, constants: Constants, weights: Sequence[float]) -> float:
-        """The standard deviation of the log ratios that a fit leaves, from their median."""
+        """Estimate the standard deviation of the log ratios that a fit leaves, by their median."""
         left = np.log(self.inputs.estimate(constants).time / self.seconds)
         left = left + self.regressors @ np.array(weights)
         return _MAD_TO_STD * float(np.median(np.abs(self.sureness * left)))
@@ -192,18 +198,18 @@ class _FitRows(NamedTuple):
 def _solved(
     rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """Constants, and the weights of public tables, that make the log ratios small together.
+    """Find the constants and weights of public tables that together make the log ratios small.
 
     Args:
-        rows: what they are fitted to.
+        rows: the measured cases.
         start: the prior's constants.
         origin: the prior's weights.
-        spread: how surely the prior knows them.
+        spread: how certain the prior is.
     """
     first = _solved_with(spread.misfit, rows, start, origin, spread)
     if len(rows.seconds) < _MANY_ENOUGH:
         return first
-    # Rows that the formula fits better than usual hold the constants less to the prior.
+    # If the formula fits the rows better than usual, the prior must hold the constants less.
     misfit = max(rows.misfit(*first), _LEAST_MISFIT)
     if misfit > _CLEARLY_LESS * spread.misfit:
         return first
@@ -215,6 +221,8 @@ def _solved_with(
 ) -> tuple[Constants, Sequence[float]]:
     """Solve once, for a given standard deviation of what the best constants leave."""
     inputs, seconds, regressors, sureness = rows
+    # 1. The unknowns are the constants on their fit scales, then the weights of public tables. The
+    #    pull is a row for each unknown that penalises its distance from the prior.
     names, count, weights = list(BOUNDS), len(BOUNDS), regressors.shape[1]
     begin = np.array([*(to_fit_scale(n, getattr(start, n)) for n in names), *origin])
     pull = misfit * linalg.block_diag(_precision_root(spread), np.eye(weights) / _WEIGHT_SPREAD)
@@ -222,6 +230,7 @@ def _solved_with(
     limits = [[to_fit_scale(name, bound) for bound in bounds[name]] for name in names]
     low, high = np.array(limits + [list(_WEIGHTS)] * weights).T
 
+    # 2. The residuals are the errors of the log times, then the pull.
     def as_constants(values: Any) -> Constants:
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
@@ -232,18 +241,18 @@ def _solved_with(
         return np.concatenate([sureness * errors, pull @ (x - begin)])
 
     def slopes(x: Array) -> Array:
-        # So small a step moves no case to another tile: the fastest tiles are searched for once,
-        # not once per constant.
+        # A step this small moves no case to another tile, so the fastest tiles are searched for
+        # once and not once per constant.
         x = x[:count]
         settled = inputs.settled(inputs.estimate(as_constants(x)))
-        # A row for each set of constants: as they are, then with one after another moved.
+        # The first row has the constants as they are; each further row moves one of them.
         moved = np.vstack([x, x + _STEP * np.eye(count)]).T[:, :, np.newaxis]
         log_time = np.log(settled.estimate(as_constants(moved)).time)
         of_constants = (log_time[1:] - log_time[0]).T / _STEP
         of_errors = sureness[:, np.newaxis] * np.hstack([of_constants, regressors])
         return np.vstack([of_errors, pull])
 
-    # The solver refuses to begin on a bound.
+    # 3. Solve. The solver refuses to begin on a bound.
     inside = np.clip(begin, low + 1e-6, high - 1e-6)
     with _one_blas_thread():
         solved = least_squares(
@@ -261,11 +270,14 @@ def _solved_with(
 
 
 def _precision_root(spread: Spread) -> NDArray[np.float64]:
-    """The matrix that makes deviations of the constants from the prior independent, each of size 1.
+    """Return the matrix that makes the constants' deviations from the prior independent.
 
-    Their covariance is that of a shared scale, along :data:`_DIRECTION`, and of a deviation of each
-    constant; this is the square root of its inverse.
+    Each independent deviation has a standard deviation of 1. The covariance of the constants'
+    deviations is that of a shared scale, along :data:`_DIRECTION`, plus that of a separate
+    deviation of each constant. The matrix is the square root of its inverse.
     """
+    # Both parts add up along the direction of the scale. Across it, each constant only has its own
+    # deviation.
     size = np.linalg.norm(_DIRECTION)
     along = np.outer(_DIRECTION, _DIRECTION) / size**2
     of_scale = 1 / np.hypot(spread.constants, size * spread.scale)
@@ -274,10 +286,10 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:
-    """Within it BLAS uses one thread.
+    """Return a context within which BLAS uses one thread.
 
-    Each step of a fit decomposes a matrix of about ten columns. Several threads do that no sooner
-    than one, and far later where they wait for one of them because another process has its core.
+    Each step of a fit decomposes a matrix of few columns. Several threads are no faster at that
+    than one, and much slower if they wait for a thread whose core another process has.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return nullcontext()

@@ -1,9 +1,9 @@
-"""Extremely randomised trees: grown by scikit-learn, kept as two arrays, evaluated in NumPy.
+"""Extremely randomised trees, grown by scikit-learn, kept as two arrays and evaluated in NumPy.
 
-Every tree is grown from all rows. A node tries one random cut of each feature, or of a part of
-them, and keeps the one that leaves the least squared error (Geurts, Ernst & Wehenkel, Extremely
-randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes longer than a prediction,
-so code that only predicts never imports it.
+Every tree is grown from all rows. A node tries one random cut of each feature, or of a random share
+of the features, and keeps the cut that leaves the least squared error (Geurts, Ernst & Wehenkel,
+Extremely randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes longer than a
+prediction, so code that only predicts never imports it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.timemodel.estimate import Array
 
-_CHUNK = 1024  # rows: their nodes in all trees stay in a cache
-_MANY_ROWS = 5000  # that take seconds to grow trees from
-_MIN_DEPTH = 6  # levels above which hardly any row has reached a leaf
-_LEAF = -1  # in place of a feature
-_MAX_FEATURES = 127  # the largest number of one signed byte
+_CHUNK = 1024  # rows at a time, so that their nodes in all trees stay in a cache
+_MANY_ROWS = 5000  # rows from which on growing takes seconds and is worth several cores
+_MIN_DEPTH = 6  # the level down to which hardly any row has reached a leaf
+_LEAF = -1  # takes the place of the feature's number in a leaf
+_MAX_FEATURES = 127  # the largest value of the signed byte that holds a feature's number
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees, one after another in arrays with one element per node.
+    """Trees, stored one after another in arrays with one element per node.
 
     Nodes are in preorder: a node, its left subtree, its right subtree. Every inner node has two
-    children, so ``feature`` alone (inner node or leaf) determines the shape of every tree.
+    children, so ``feature``, which tells inner nodes from leaves, determines the shape of every
+    tree.
 
-    ``width`` is how many features a row has. ``feature`` is the one that a node looks at, −1 in a
-    leaf. ``number`` is the cut above which a row goes right; in a leaf, the value.
+    ``width`` is the number of features of a row. ``feature`` is the number of the feature that a
+    node tests, −1 in a leaf. ``number`` is the cut above which a row goes right or, in a leaf, the
+    value.
     """
 
     width: int
@@ -47,23 +49,23 @@ class Forest:
     def grown(
         cls, features: Array, values: Array, trees: int, leaf: int, share: float = 1.0
     ) -> Self:
-        """Grow trees; the same rows always grow the same trees.
+        """Grow trees. The same rows always grow the same trees.
 
         Args:
             features: one row per measurement.
             values: the value to predict for each row.
-            trees: how many trees.
-            leaf: the minimum number of rows in a leaf.
-            share: of the features, how many each node tries, drawn anew for each.
+            trees: number of trees.
+            leaf: minimum number of rows in a leaf.
+            share: share of the features that a node tries; every node draws its own.
 
         Raises:
-            ValueError: the rows have more than 127 features, or one that is not finite.
+            ValueError: if the rows have more than 127 features, or a feature that is not finite.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
         if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
             raise ValueError(f"trees grow from rows of up to {_MAX_FEATURES} features")
-        # Handing a few rows to other cores takes longer than to grow their trees.
+        # With few rows, handing work to other cores takes longer than growing the trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
             trees,
@@ -79,15 +81,15 @@ class Forest:
         return cls(features.shape[1], feature, number)
 
     def scaled(self, factor: float) -> Self:
-        """The same trees with all values multiplied by a factor."""
+        """Return the same trees with the values of all leaves multiplied by a factor."""
         number = np.where(self.feature == _LEAF, self.number * np.float32(factor), self.number)
         return replace(self, number=number.astype(np.float32))
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """The mean and the standard deviation of the trees' values, for each row.
+        """Return the mean and the standard deviation of the trees' values for each row.
 
         Raises:
-            UserError: the rows have other features than those that the trees grew from.
+            UserError: if the rows do not have as many features as those that the trees grew from.
         """
         if features.shape[1] != self.width:
             raise UserError(
@@ -103,18 +105,20 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """The leaf of every row (columns) in every tree (rows)."""
+        """Return the leaf, as a node number, of every row (columns) in every tree (rows)."""
         count, width = rows.shape
-        # A leaf tests feature 0, which is harmless: both of its children are the leaf itself.
+        # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0, which
+        #    is harmless, because both of its children are the leaf itself.
         cells, tested = rows.ravel(), np.maximum(self.feature, 0)
         node = np.repeat(self._roots, count)
         offset = np.tile(np.arange(count) * width, len(self._roots))
         leaves, active, depth = np.empty_like(node), np.arange(len(node)), 0
+        # 2. Move all pairs down one level at a time until each has arrived in a leaf.
         while len(active):
             right = cells.take(offset + tested.take(node)) > self.number.take(node)
             child = self._children.take(2 * node + right)
             depth += 1
-            # Dropping the pairs that have arrived costs more than it saves on the first levels.
+            # On the first levels, dropping the pairs that have arrived costs more than it saves.
             if depth > _MIN_DEPTH:
                 arrived = child == node
                 leaves[active[arrived]] = node[arrived]
@@ -125,34 +129,34 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """How many announced subtrees have not begun, before each node and after the last one.
+        """Number of announced subtrees not yet begun, before each node and after the last one.
 
-        An inner node is one subtree that begins and announces two: +1. A leaf begins one and
-        announces none: −1. A root is not announced, so each whole tree sums to −1, and the count
-        before tree t (from 0) is −t.
+        An inner node begins one subtree and announces two, which adds 1. A leaf begins one and
+        announces none, which subtracts 1. A root is not announced, so each complete tree sums to
+        −1, and the count before tree t (from 0) is −t.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """The first node of each tree: where the count reaches a new minimum."""
+        """First node of each tree, which is where the count reaches a new minimum."""
         before = self._open_subtrees[:-1]
-        # Within a tree the count never falls below its value at the root; only the leaf that ends
-        # the tree takes it one lower, which the next root is the first to see.
+        # Within a tree the count never falls below its value at the root. Only the leaf that ends
+        # the tree takes it one lower, and the next root is the first node to see that.
         minimum = np.minimum.accumulate(before)
         return np.flatnonzero(np.diff(minimum, prepend=1) < 0)
 
     @cached_property
     def _children(self) -> NDArray[np.intp]:
-        """The left and the right child of each node, interleaved; a leaf is its own children.
+        """Left and right child of each node, interleaved; a leaf is its own left and right child.
 
         The left child is the next node. An inner node raises the count by one and its left subtree
         lowers it by one, so the right child is the next node with the same count before it.
         """
         before = self._open_subtrees[:-1]
-        # A stable sort by count keeps nodes of equal count in their order, so that each node's
-        # successor in it is the next node of the same count. Leaves get a wrong one, unused.
+        # A stable sort by count keeps nodes of equal count in their order, so each node's successor
+        # in it is the next node of the same count. Leaves get a wrong successor, which is not used.
         # NumPy sorts 16-bit integers by radix, which is faster than comparing them.
         short = np.abs(before).max(initial=0) <= np.iinfo(np.int16).max
         order = np.argsort(before.astype(np.int16) if short else before, kind="stable")
@@ -163,7 +167,11 @@ class Forest:
         return np.ascontiguousarray(pairs.T).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json: arrays as base64 of little-endian bytes, a fifth of the text."""
+        """Return the document for calibration.json.
+
+        The arrays are base64 of little-endian bytes, a fifth of the text that lists of numbers
+        would take.
+        """
         feature, number = self.feature.astype("i1"), self.number.astype("<f4")
         texts = (base64.b64encode(part.tobytes()).decode() for part in (feature, number))
         return {"width": self.width, **dict(zip(("feature", "number"), texts, strict=True))}
@@ -173,7 +181,8 @@ class Forest:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: the arrays are no trees; a recording may come from a stranger.
+            ValueError: if the arrays do not form trees. A recording may come from a stranger, so
+                this is checked.
         """
         feature, number = (
             np.frombuffer(base64.b64decode(data[name], validate=True), kind)
@@ -186,18 +195,18 @@ class Forest:
             raise ValueError("a tree looks at a feature that no row has")
         if not np.isfinite(number).all():
             raise ValueError("a tree has a cut or a value that is not a number")
-        # Whole trees end on a new minimum of the count. In an unfinished one an inner node has no
-        # right child.
+        # Complete trees end on a new minimum of the count. In an incomplete one, an inner node
+        # lacks its right child.
         if forest._open_subtrees[-1] >= forest._open_subtrees[:-1].min():
             raise ValueError("the last tree lacks a branch")
         return forest
 
 
 def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Feature and number of each node of scikit-learn's tree, whose nodes are in preorder.
+    """Return the feature and the number of each node of a scikit-learn tree, in its preorder.
 
-    Its cuts are float64, the features float32: a cut rounded down to float32 separates the same
-    rows, because no float32 lies between the two.
+    The tree's cuts are float64 and the features float32. A cut rounded down to float32 separates
+    the same rows, because no float32 lies between the two.
     """
     leaf = tree.children_left < 0
     cut = tree.threshold.astype(np.float32)

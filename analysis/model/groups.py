@@ -1,8 +1,9 @@
-"""Kinds of shapes whose predictions are surer or less sure than others', and by how much.
+"""Kinds of shapes whose predictions are more or less certain than others, and by how much.
 
-Nine in ten of all shapes lie inside an interval, but not nine in ten of each kind: few public rows
-have a small N, and none a misaligned one. So the ends of an interval are widened or narrowed by
-kind, as the errors of held-out collections ask for (group-conditional conformal intervals).
+Nine in ten of all shapes lie inside an interval, but not nine in ten of each kind: few shapes of
+public tables have a small N, and none has a misaligned one. Both ends of an interval are therefore
+widened or narrowed by kind, as the errors of held-out collections require (group-conditional
+conformal intervals).
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from kernels.problem import WIDE_BYTES, Problem
 from kernels.timemodel.estimate import Array, priced_alignment
 
 NARROW_N = 32
-"""An N below this is smaller than that of any public table's aligned GEMM."""
+"""Shapes with an N below this are narrow. No aligned GEMM of a public table has so small an N."""
 
 VOCABULARY_N = 32_768
-"""An N from this on is a vocabulary's."""
+"""Shapes with an N from this value on are projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""An M below this is a decode step's: the smallest tile is not filled."""
+"""Shapes with an M below this belong to decode steps; they do not fill the smallest tile."""
 
-_PRIOR_WIDER = 0.5  # collections that the pooled width counts as where a kind asks for more
-_PRIOR_NARROWER = 4.0  # likewise where it asks for less; a third framework may differ more
-_FEWEST = 20  # rows of a kind, below which a collection tells nothing about it
-_BOUNDS = (0.5, 4.0)  # of a factor
+_PRIOR_WIDER = 0.5  # collections that the pooled width counts as if a kind needs more
+_PRIOR_NARROWER = 4.0  # the same if it needs less; a third framework may differ more
+_FEWEST = 20  # shapes of a kind; a collection with fewer says nothing about it
+_BOUNDS = (0.5, 4.0)  # bounds of a factor
 _TAIL = 0.05
 
 
 def shape_group(problem: Problem) -> str:
-    """The kind of a shape by its N, and by whether M is small, such as ``aligned, few M``."""
+    """Name the kind of a shape by its N and by whether M is small, such as ``aligned, few M``."""
     gemm = problem.implied_gemm
     if priced_alignment(problem) < WIDE_BYTES:
         kind = "misaligned"
@@ -45,8 +46,10 @@ def shape_group(problem: Problem) -> str:
 
 
 class GroupErrors(NamedTuple):
-    """One collection's log ratios as multiples of the interval's half on their side, negative
-    below the prediction, and the kind of each shape.
+    """Errors of one collection, and the kind of each shape.
+
+    ``relative`` has the log ratios as multiples of the half of the interval on their side. They are
+    negative where the measured time is below the prediction.
     """
 
     relative: Array
@@ -54,13 +57,13 @@ class GroupErrors(NamedTuple):
 
 
 def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, float]]:
-    """The factors of an interval's two ends for each kind of shape that collections have.
+    """Compute the factors of an interval's two ends for each kind of shape in some collections.
 
-    Each collection counts the same. A wider interval is believed sooner than a narrower one: in
-    leave-one-out over the public tables, that holds all GPUs and nearly all kinds above 80%.
+    Each collection counts the same. A wider interval is believed sooner than a narrower one. In a
+    leave-one-out test over the public tables, this keeps all GPUs and nearly all kinds above 80%.
 
     Args:
-        collections: errors of predictions that had not seen them.
+        collections: errors of predictions that had not seen the collections.
     """
     factors = {}
     for group in sorted({str(name) for one in collections for name in np.unique(one.groups)}):
@@ -82,7 +85,7 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
 def factors_of(
     problems: Sequence[Problem], factors: Mapping[str, tuple[float, float]]
 ) -> tuple[Array, Array]:
-    """The factors of the lower and of the upper end for each problem; 1 where none is known."""
+    """Return the factors of the lower and the upper end for each problem, 1 where none is known."""
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))
     pairs = np.array([factors.get(shape_group(p), (1.0, 1.0)) for p in problems])

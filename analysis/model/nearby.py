@@ -1,4 +1,4 @@
-"""Public collections of a machine and of its siblings, as priors for its own measurements."""
+"""Public collections of a machine and of its siblings, used as priors for its own measurements."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from kernels.problem import Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
-"""The dtype of the collections that tell about a dtype; both 16-bit types share their units."""
+"""Dtype of the collections that are used for each dtype. Both 16-bit dtypes run on the same units,
+so bf16 is used for fp16."""
 
-_MOST_ROWS = 10_000  # own measurements, beyond which public tables say nothing new
+_MOST_ROWS = 10_000  # own measurements; beyond this number, public tables say nothing new
 _MOST_SIBLINGS = 3
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Public rows of one machine and dtype; ``seconds`` has one element for each GEMM."""
+    """Public measurements of one machine and dtype; ``seconds`` has one element for each GEMM."""
 
     machine: Machine
     source: str
@@ -43,13 +44,18 @@ class Collection:
 
     @classmethod
     def from_rows(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
-        """From rows of a table."""
+        """Convert rows as :func:`analysis.imports.tables.read_rows` returns them."""
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
     def without(
         self, shapes: NDArray[np.int64], levels: Sequence[NDArray[np.int64]] = ()
     ) -> Collection:
-        """Without some shapes, and without any that has one of some values of M, of N or of K."""
+        """Return the collection without some shapes and without all shapes that have certain sizes.
+
+        Args:
+            shapes: M, N and K (columns) of the shapes to leave out.
+            levels: the values of M, of N and of K whose shapes are left out.
+        """
         sizes = sizes_of(self.gemms)
         gone = set(map(tuple, shapes.tolist()))
         known = np.array([tuple(size) not in gone for size in sizes.tolist()], dtype=bool)
@@ -59,14 +65,16 @@ class Collection:
         return replace(self, gemms=gemms, seconds=self.seconds[known])
 
     def fitted(self, settings: TreeSettings) -> CollectionTrees:
-        """Its constants and trees."""
+        """Fit constants to the collection and grow its trees."""
         return fit_collection(self.machine, self.source, self.gemms, self.seconds, settings)
 
 
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
-    """Collections near a machine: its own first, with finer trees than siblings' next to them.
+    """Fit the collections near a machine, its own first.
 
-    Those that are left with hardly any rows are left out.
+    The machine's own collections and those that answer without own measurements
+    (:func:`analysis.model.prior.leaders`) get finer trees than the others. Collections with fewer
+    than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
     """
     known = [each for each in collections if len(each.gemms) >= MIN_ROWS]
     known.sort(key=lambda each: each.machine.slug != machine.slug)
@@ -84,14 +92,14 @@ def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
 
 
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
-    """The prior of each group of a recording that imported public tables tell about.
+    """Build a prior for each group of a recording that imported public tables say something about.
 
-    The tables are of the machine itself and of its generation's others. None has seen a shape of
-    the recording. A published recording must not depend on what was imported, and public tables
-    say the same with and without it.
+    The tables are those of the machine itself and of its siblings. Shapes of the recording are left
+    out of them, so that no prior has seen such a shape. Published recordings and imported public
+    tables get no priors, because they must not depend on what else was imported.
 
     Args:
-        recording: whose machine; its folder says where imports lie.
+        recording: the recording; its folder tells where imports are.
         rows: the rows that the model will be fitted to.
     """
     if (
@@ -100,7 +108,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         or recording.is_public_table
     ):
         return {}
-    if not can_grow():  # a node without scikit-learn predicts by the formula alone
+    if not can_grow():  # without scikit-learn, a node predicts by the formula only
         return {}
     results = recording.folder.parent
     if results.name == PLACE:
@@ -122,7 +130,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
 
 
 def _near(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
-    """The machine's collections, then its siblings'."""
+    """Yield the collections of the machine, then those of at most three siblings."""
     siblings = [
         other
         for other in known_machines().values()
@@ -137,7 +145,7 @@ def _near(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
 def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection]:
     try:
         parts = read_collections(folder_of(results, machine.slug))
-    except UserError as error:  # one machine's damaged file must not keep others from calibrating
+    except UserError as error:  # a damaged file must not keep the other machines from calibrating
         note(str(error))
         return []
     of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in parts.items()}

@@ -1,15 +1,19 @@
-"""What public tables say about a machine before it was measured much: log ratios as offsets.
+"""Offsets: log ratios that public tables predict for a machine with few measurements.
 
-For each collection of a machine, or of a sibling of its generation, trees learn by how much its
-times differ from the formula. Own measurements then need to tell only what is left: constants and
-the collections' weights are fitted together, and trees grow from the rest
-(:func:`analysis.model.fitting.fit_group`). A collection of the machine itself has one weight for
-each kind of limit, because one framework's table may say most about launches, another's about
-memory. A collection of a sibling has a single weight: together with the sibling's other collections
-it says what a framework changes. The trees must not have seen the shapes of the own measurements:
-they know those shapes better than others, and everything that is fitted would rely on that. Pooling
-the rows of all machines with their facts as features, Gaussian processes and boosted trees were
-tried and did worse.
+For each collection of a machine, or of a sibling of its generation, trees learn how much its times
+differ from the formula. Own measurements then only need to show what is left: constants and the
+weights of collections are fitted together, and trees grow from the rest
+(:func:`analysis.model.fitting.fit_group`).
+
+A collection of the machine itself has one weight for each kind of limit, because one framework's
+table may say most about launches and another's most about memory. A collection of a sibling has a
+single weight; together with the sibling's other collections it shows what a framework changes.
+
+The trees must not have seen the shapes of the own measurements. They know those shapes better than
+others, and everything that is fitted would rely on that.
+
+Three alternatives were tried and did worse: pooling the rows of all machines with their facts as
+features, Gaussian processes, and boosted trees.
 """
 
 from __future__ import annotations
@@ -32,16 +36,16 @@ from kernels.timemodel.constants import Constants, scaled_constants
 from kernels.timemodel.estimate import Array, Estimate
 
 LIBRARY = "cublas"
-"""The library that all collections are of."""
+"""Library with which all collections were measured."""
 
-_USUAL = 0.02  # of a log ratio, by which trees disagree about shapes like those they grew from
-_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # of limits: fixed, SMs, memory
-_SHARPNESS = 4  # the power of a limit's time by which its kind counts, so that the largest rules
+_USUAL = 0.02  # log ratio by which trees disagree about shapes like those they grew from
+_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # kinds of limits
+_SHARPNESS = 4  # exponent of the times that weigh the kinds, so that the largest dominates
 
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """How many trees grow from a collection's rows, and the minimum number of rows in a leaf."""
+    """Number of trees that grow from a collection, and minimum number of rows in a leaf."""
 
     trees: int
     leaf_rows: int
@@ -49,7 +53,7 @@ class TreeSettings:
 
 WHOLE = TreeSettings(64, 2)
 COARSE = TreeSettings(16, 4)
-"""Settings for siblings' tables next to the machine's own: they are many, with small weights."""
+"""Settings for siblings' tables next to the machine's own; they are many and have small weights."""
 
 _FIGURES = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -59,10 +63,10 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class CollectionTrees:
-    """One collection of one machine and dtype: fitted constants, and trees grown from all its rows.
+    """Fitted constants of one collection of one machine and dtype, and trees grown from its rows.
 
-    ``source`` names framework and version, ``rows`` is the number of rows that the trees grew from.
-    Operands came from the cache where they fit it.
+    ``source`` names the framework and its version. ``rows`` is the number of rows, from all of
+    which the trees grew. Operands came from the cache where they fit it.
     """
 
     machine: Machine
@@ -74,11 +78,11 @@ class CollectionTrees:
 
     @property
     def name(self) -> str:
-        """In words: ``vLLM 0.24.0 of nvidia-h200``."""
+        """Name in words, such as ``vLLM 0.24.0 of nvidia-h200``."""
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
-        """Its constants, as they are on another machine of the generation by the datasheets."""
+        """Return the constants scaled to another machine of the generation by both datasheets."""
         return scaled_constants(self.constants, self.machine, machine, dtype)
 
     @classmethod
@@ -94,12 +98,12 @@ class CollectionTrees:
         """Grow the trees of a collection.
 
         Args:
-            machine: what it was measured on.
-            source: whose it is, in words.
-            gemms: the rows' GEMMs, all of one dtype.
+            machine: the machine that was measured.
+            source: framework and version of the collection, in words.
+            gemms: the GEMM of each row, all of one dtype.
             seconds: their times.
             c: constants that were fitted to them.
-            settings: number of trees, and of rows in a leaf.
+            settings: number of trees, and minimum number of rows in a leaf.
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(c)
@@ -108,11 +112,14 @@ class CollectionTrees:
         return cls(machine, source, gemms[0].dtype, len(gemms), c, trees)
 
     def log_ratios(self, gemms: Sequence[Gemm]) -> tuple[Array, Array]:
-        """Log of measured time over the formula's, as the collection predicts it for some shapes,
-        and the standard deviation of its trees there, which is larger for unfamiliar shapes.
+        """Predict the log of measured time over the formula's time for some shapes.
 
         Args:
-            gemms: of any dtype and layout: they are looked up by their sizes.
+            gemms: GEMMs of any dtype and layout; they are looked up by their sizes.
+
+        Returns:
+            The log ratios, and the standard deviation of the trees, which is larger for unfamiliar
+            shapes.
         """
         asked = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
         inputs = Inputs.from_query(self.machine, Query.plain(asked, LIBRARY, warm=True))
@@ -120,7 +127,7 @@ class CollectionTrees:
         return self.trees.predict(inputs.features(self.constants, guess))
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json."""
+        """Return the document for calibration.json."""
         return {
             "source": self.source,
             "dtype": self.dtype,
@@ -135,7 +142,8 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: something is missing, or no number; UserError is one.
+            ValueError: if something is missing or is not a number. A UserError is a ValueError,
+                too.
         """
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
@@ -152,10 +160,12 @@ class CollectionTrees:
 class CollectionEstimates(NamedTuple):
     """Predictions of several collections for some cases of a machine.
 
-    ``columns`` has the log of the time that each collection (columns) gives each case (rows), over
-    the formula's by the first collection's constants; ``deviations`` by how much its trees disagree
-    about it. ``shares`` says how much each kind of limit (columns) counts in each case: its time to
-    the fourth power, so that they sum to one.
+    Attributes:
+        columns: log of the time that each collection (columns) predicts for each case (rows), over
+            the time of the formula with the first collection's constants.
+        deviations: how much the trees of each collection disagree about each case.
+        shares: weight of each kind of limit (columns) in each case (rows). It is proportional to
+            the fourth power of the limit's time, and the weights of a case sum to one.
     """
 
     columns: Array
@@ -164,7 +174,7 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """Predict GEMMs by each collection: by its formula, and by what its trees add."""
+        """Predict GEMMs by each collection: by its formula, plus what its trees add."""
 
         def formula(one: CollectionTrees) -> Estimate:
             return inputs.estimate(one.constants_on(inputs.machine, inputs.dtype))
@@ -182,15 +192,15 @@ class CollectionEstimates(NamedTuple):
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
     def take(self, where: NDArray[np.intp]) -> Self:
-        """The same of some of the cases."""
+        """Return the estimates of some of the cases."""
         return type(self)(*(part[where] for part in self))
 
     def regressors(self, own: Sequence[bool]) -> Array:
-        """What each weight is multiplied by in each case (rows).
+        """Return the factor of each weight (columns) in each case (rows).
 
         Args:
-            own: of each collection, whether it is of the machine itself, with a weight for each
-                kind of limit, or has one weight.
+            own: for each collection, True if it is of the machine itself. It then has a weight for
+                each kind of limit, otherwise a single weight.
         """
         each = self.columns.T[:, :, None]
         return np.hstack([c * self.shares if o else c for c, o in zip(each, own, strict=True)])
@@ -198,10 +208,10 @@ class CollectionEstimates(NamedTuple):
 
 @dataclass(frozen=True)
 class Offsets:
-    """What several collections say together: the weighted sum of their log ratios.
+    """Weighted sum of the log ratios that several collections predict.
 
-    ``weights`` has, for each collection, one for each kind of limit: what is the same however long
-    a case takes, what the SMs do, and the memory.
+    ``weights`` has for each collection one weight per kind of limit: fixed costs, the work of the
+    SMs, and memory.
     """
 
     collections: tuple[CollectionTrees, ...]
@@ -235,36 +245,36 @@ class Offsets:
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def together(self, estimates: CollectionEstimates) -> Array:
-        """The offset of each case."""
+        """Return the offset of each case."""
         return np.sum(estimates.columns * self._weights_at(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:
-        """How far it may be off, as the trees of each collection disagree; at least 1.
+        """Return how far each offset may be off, by the disagreement of each collection's trees.
 
-        In units of :data:`_USUAL`.
+        The spread is in units of :data:`_USUAL` and at least 1.
         """
         weighted = estimates.deviations * self._weights_at(estimates)
         return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL)
 
     def _weights_at(self, estimates: CollectionEstimates) -> Array:
-        """Each collection's weight (columns) in each case (rows)."""
+        """Return each collection's weight (columns) in each case (rows)."""
         return estimates.shares @ np.array(self.weights).T
 
     @property
     def source(self) -> str:
-        """Whose collections they are, in words: by name, or how many there are of each machine."""
+        """Collections in words: by name, or how many there are of each machine."""
         if len(self.collections) <= 2:
             return " and ".join(one.name for one in self.collections)
         machines = Counter(one.machine.slug for one in self.collections)
         return "public tables: " + ", ".join(f"{n} of {slug}" for slug, n in machines.items())
 
     def named_weights(self) -> dict[str, list[float]]:
-        """The weights by whose collection each is."""
+        """Return the weights by the name of each collection."""
         pairs = zip(self.collections, self.weights, strict=True)
         return {one.name: list(w) for one, w in pairs}
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json."""
+        """Return the document for calibration.json."""
         return {
             "weights": [list(each) for each in self.weights],
             "collections": [one.to_json() for one in self.collections],
@@ -275,7 +285,8 @@ class Offsets:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: something is missing, or no number; or there is not one weight each.
+            ValueError: if something is missing or is not a number, or if there is not one weight
+                for each collection and kind of limit.
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)

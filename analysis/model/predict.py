@@ -1,8 +1,8 @@
 """The time model: the estimate's formula with constants that were calibrated on measurements.
 
-Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each
-group has its own constants, error figures and interval. A group without measurements is answered by
-its prior (:mod:`analysis.model.prior`).
+Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each group
+has its own constants, error figures and interval. The prior answers for a group without
+measurements (:mod:`analysis.model.prior`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kernels.timemodel.estimate import ALGORITHMS, LIMITS, Array, Estimate
 
 @dataclass(frozen=True)
 class Model:
-    """A machine and the fits of its groups; a group without a fit has its prior's."""
+    """A machine and the fits of its groups; a group without a fit uses that of its prior."""
 
     machine: Machine
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
     def fit(self, group: str) -> Fit:
-        """The fit of a group."""
+        """Return the fit of a group."""
         if group in self.fits:
             return self.fits[group]
         return prior_without_tables(self.machine, group).fit
@@ -42,7 +42,7 @@ class Model:
         """Predict every case of a query.
 
         Raises:
-            UserError: the machine does not compute a dtype.
+            UserError: if the machine does not compute a dtype.
         """
         groups = query.groups()
         parts = []
@@ -54,7 +54,8 @@ class Model:
             guess = replace(guess, time=fit.shift.applied(guess.time))
             spread = fit.spreads(spread)
             like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
-            # Of what nobody measured, nothing is known better than without any measurement.
+            # A shape unlike all measured ones has at least the interval that it would have without
+            # any measurement.
             below, above = factors_of(inputs.problems, fit.groups)
             low, high = fit.low * spread * below, fit.high * spread * above
             low = np.where(like, low, np.minimum(low, UNCALIBRATED[0]))
@@ -64,13 +65,16 @@ class Model:
 
 
 def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
-    """The model that a calibration.json describes."""
+    """Read the model from the document of a calibration.json."""
     return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
 
 
 @dataclass(frozen=True)
 class PartialPrediction:
-    """The estimate of some of a query's cases, and the 90 % range of its log ratios."""
+    """Estimates of some of a query's cases, and the 90% range of their log ratios.
+
+    ``where`` has the positions of these cases.
+    """
 
     where: NDArray[np.intp]
     estimate: Estimate
@@ -80,7 +84,7 @@ class PartialPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times in seconds with their 90 % interval, and the estimate that they come from."""
+    """Times in seconds with their 90% intervals, and the estimate that they come from."""
 
     estimate: Estimate
     lo: Array
@@ -99,7 +103,7 @@ class Prediction:
         return cls(Estimate(**columns), lo, hi)
 
     def frame(self) -> pd.DataFrame:
-        """Columns as in predicted.csv: times in microseconds, the limit, tiles and traffic."""
+        """Return the columns of predicted.csv: times in microseconds, limit, tiles and traffic."""
         e = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
         micro = {name: getattr(e, name) * 1e6 for name in LIMITS}
@@ -129,14 +133,14 @@ LIMIT_WORDS = {
     "latency": "limited by the latency of each step along K",
     "memory": "limited by memory bandwidth",
 }
-"""What each of :data:`kernels.timemodel.estimate.LIMITS` means to a reader."""
+"""Words for each of :data:`kernels.timemodel.estimate.LIMITS`."""
 
 
 _CORES = {"gpu": "SMs", "cpu": "cores"}
 
 
 def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
-    """One line in words for a row of :meth:`Prediction.frame`, on a kind of machine."""
+    """Describe a row of :meth:`Prediction.frame` in one line, for a kind of machine."""
     limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
     side = ALGORITHMS[row["algorithm"]]
     by = f"Winograd over {side}x{side} outputs, " if side else ""

@@ -1,18 +1,22 @@
-"""What is known about a machine before any of its own measurements, and how sure that is.
+"""Priors: knowledge about a machine before any of its own measurements, and how certain it is.
 
-An estimate starts from the best prior there is: the machine's own public table, else the constants
-that are shipped for it, else a sibling's constants scaled by the two datasheets, else the mean of
-the constants of all generations, scaled likewise. Each kind of prior has two learned spreads: by
-how much the machine as a whole is faster or slower (``scale``), and by how much single shapes still
-are once that is corrected (``shape``). Own measurements move the estimate away from the prior only
-as far as they outweigh these spreads: the scale first, because it is the least certain and shared
-by all measurements; then single constants; then the weights of public tables; then trees
-(:mod:`analysis.model.fitting`). The 90% interval is the prior's, narrowed as the scale becomes
-known, and is replaced by that of own held-out errors as these become many
-(:mod:`analysis.model.calibrate`).
+An estimate starts from the best prior there is, in this order:
 
-A sibling is near enough only where both datasheets differ no more than those of the pairs of
-measured GPUs that its interval was learned from.
+1. the machine's own public table;
+2. the constants that are shipped for it;
+3. the constants of a sibling, scaled by the two datasheets;
+4. the mean of the constants of all generations, scaled in the same way.
+
+Each kind of prior has two learned spreads: how much faster or slower the machine as a whole may be
+(``scale``), and how far off single shapes may still be once that is corrected (``shape``). Own
+measurements move the estimate away from the prior only as far as they outweigh these spreads. They
+first move the scale, because it is the least certain and all measurements share it; then single
+constants; then the weights of public tables; then trees (:mod:`analysis.model.fitting`). The 90%
+interval is the prior's, narrowed as the scale becomes known. The more own held-out errors there
+are, the more their interval replaces it (:mod:`analysis.model.calibrate`).
+
+A sibling is near enough only if both datasheets differ by no more than those of the pairs of
+measured GPUs from which its interval was learned.
 """
 
 from __future__ import annotations
@@ -47,24 +51,24 @@ from kernels.timemodel.constants import (
 )
 
 DTYPE = "bf16"
-"""The dtype that priors are learned from; public tables say too little about others, or nothing."""
+"""Dtype that priors are learned from; public tables say too little about others, or nothing."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
-"""Its GEMMs by the vendor library, as a model's fits are named."""
+"""Group of bf16 GEMMs by the vendor library, named as in the fits of a model."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The two 16-bit dtypes, which share their units."""
+"""The two 16-bit dtypes, which run on the same units."""
 
 _TWIN_WIDER = 1.1
-"""Factor by which an interval is wider in the other 16-bit dtype. bf16's shipped constants predict
-fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times) with a mean error of 5.7%,
-and the 90% interval holds 97% of them (tests/recordings/every-m.jsonl)."""
+"""Factor by which an interval is wider in the other 16-bit dtype. The shipped bf16 constants
+predict fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times) with a mean error of
+5.7%, and the 90% interval holds 97% of them (tests/recordings/every-m.jsonl)."""
 
 _GROWTH = 0.75
-"""Across generations, an SM reads and writes as much more as this power of its arithmetic. With 1,
-GPUs for graphics, whose arithmetic is halved in 16 bits, are predicted too slow. It was chosen by
-predicting the public tables of each generation from the constants of the others."""
-_TREES_MISFIT = 0.05  # what public tables of the machine leave, as a log ratio
+"""Exponent by which an SM's reads and writes grow with its arithmetic across generations. With 1,
+graphics GPUs, whose arithmetic is halved in 16 bits, are predicted to be too slow. The value was
+chosen by predicting the public tables of each generation from the constants of the others."""
+_TREES_MISFIT = 0.05  # misfit, as a log ratio, where the prior is a public table of the machine
 _NORMAL = 1.645  # standard deviations on either side that hold nine in ten normal values
 _FACTOR_OF_TWO = "a factor of two either way"
 _FP32_WORDS = "−10% to +42%, as on GPUs like it"
@@ -72,11 +76,13 @@ _FP32_WORDS = "−10% to +42%, as on GPUs like it"
 
 @dataclass(frozen=True)
 class Spread:
-    """How far a prior may be off: standard deviations of log(measured / predicted).
+    """Uncertainty of a prior, as standard deviations of log(measured / predicted).
 
-    ``scale`` is the error that all shapes of a machine share, ``shape`` that of a single shape once
-    the shared one is corrected. A part of the latter comes from ``constants``, the error of each
-    constant once the scale is corrected; ``misfit`` is what the best constants still leave.
+    Attributes:
+        scale: error that all shapes of a machine share.
+        shape: error of a single shape once the shared one is corrected.
+        constants: error of each constant once the scale is corrected, a part of ``shape``.
+        misfit: error that the best constants still leave.
     """
 
     scale: float
@@ -85,33 +91,38 @@ class Spread:
     misfit: float = 0.1
 
     def after(self, rows: int) -> float:
-        """The standard deviation of one shape's error once some rows corrected the scale."""
+        """Return the standard deviation of one shape's error once some rows corrected the scale."""
         return math.hypot(self.shape, 1 / math.sqrt(1 / self.scale**2 + rows / self.shape**2))
 
     def narrowing(self, rows: int) -> float:
-        """The factor by which some rows narrow the prior's interval, at most 1."""
+        """Return the factor, at most 1, by which some rows narrow the prior's interval."""
         return self.after(rows) / self.after(0)
 
     @classmethod
     def from_shipped(cls, kind: str) -> Spread:
-        """The learned spread of one kind of prior: public, shipped, sibling or generation."""
+        """Read the learned spread of one kind of prior: public, shipped, sibling or generation."""
         learned = shipped_fits()["spreads"][kind]
         return cls(**learned, misfit=_TREES_MISFIT if kind == "public" else cls.misfit)
 
 
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
-"""Where nothing was learned: together, as wide as :data:`analysis.model.fit.UNCALIBRATED`. The
-constants are hardly held: those of a CPU are only a starting point."""
+"""Spread where nothing was learned. Its parts together are as wide as
+:data:`analysis.model.fit.UNCALIBRATED`. The constants are hardly held, because those of a CPU are
+only a starting point."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What answers for a group without own measurements, and what own measurements start from.
+    """Answer for a group without own measurements, and the start of a fit to own measurements.
 
-    ``kind`` is ``public``, ``shipped``, ``generation`` or ``none``. ``fit`` has the intervals of an
-    answer without own measurements. ``collections`` are public tables whose weights own
-    measurements move; ``leading`` has the positions of those that answer without any. ``warm`` says
-    whether ``fit`` is of operands that come from the cache where they fit it.
+    Attributes:
+        fit: constants, with the intervals of an answer without own measurements.
+        kind: ``public``, ``shipped``, ``generation`` or ``none``.
+        source: where the prior comes from, in words.
+        spread: how far the prior may be off.
+        warm: True if ``fit`` is of operands that come from the cache where they fit it.
+        collections: public tables whose weights own measurements move.
+        leading: positions of the collections that answer without own measurements.
     """
 
     fit: Fit
@@ -124,39 +135,40 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Only constants, of unknown origin."""
+        """Make a prior of constants of unknown origin."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
     def is_own(self, machine: Machine) -> list[bool]:
-        """Whether each collection is of the machine itself."""
+        """Return for each collection whether it is of the machine itself."""
         return [one.machine.slug == machine.slug for one in self.collections]
 
     @property
     def weights(self) -> list[float]:
-        """The weight of each collection without own measurements."""
+        """Weight of each collection without own measurements."""
         share = 1 / max(len(self.leading), 1)
         return [share * (i in self.leading) for i in range(len(self.collections))]
 
 
 _TREES_ERROR = 0.04
-"""Standard deviation of a public table's log ratios to its own model, typically."""
+"""Typical standard deviation of a public table's log ratios to its own model."""
 
 
 def prior_from_tables(
     machine: Machine, dtype: str, collections: Sequence[CollectionTrees], query: Query
 ) -> Prior:
-    """Public tables of the machine itself or of its siblings, whose trees have not seen a query.
+    """Build a prior from public tables of a machine or of its siblings.
 
-    Without own measurements the machine's first collection answers, else the first one of each
-    sibling together. The interval is the learned one of other frameworks; that was learned from
-    tables whose own error is known, which here is assumed to be typical.
+    The trees of the tables must not have seen the shapes of the query. Without own measurements,
+    the machine's first collection answers; if it has none, the first collections of its siblings
+    answer with equal weights. The interval is the one that was learned from other frameworks. It
+    was learned from tables whose own error is known; here a typical error is assumed.
 
     Args:
-        machine: the one that is asked about.
-        dtype: of the answers; the collections may be of the other 16-bit dtype.
-        collections: the most trusted first.
-        query: shapes at which the trees' typical disagreement is taken.
+        machine: the machine to predict.
+        dtype: dtype of the answers; the collections may be of the other 16-bit dtype.
+        collections: the collections, the most trusted first.
+        query: shapes over which the typical disagreement of the trees is taken.
     """
     leading = leaders(machine, [one.machine for one in collections])
     prior = Prior(
@@ -188,13 +200,13 @@ def prior_from_tables(
 
 
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
-    """Positions of the collections that answer without own measurements.
+    """Return the positions of the collections that answer without own measurements.
 
-    That is the first of the machine itself, else the first of each sibling.
+    These are the first one of the machine itself or, if it has none, the first one of each sibling.
 
     Args:
-        machine: the one that is asked about.
-        machines: whose each collection is.
+        machine: the machine to predict.
+        machines: the machine of each collection.
     """
     slugs = [each.slug for each in machines]
     if machine.slug in slugs:
@@ -203,10 +215,11 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """How far frameworks lie apart on a machine, in spreads: as on all, or more if they do there.
+    """Return how far frameworks differ on a machine, as a range in spreads.
 
-    It was learned from bf16. Each framework quantises for fp8 in its own way: of that, no more is
-    known than of a machine without any measurement, even where the model's own error is nothing.
+    It is the range of all machines, widened if frameworks differ more on this one. It was learned
+    from bf16. Each framework quantises for fp8 in its own way, so for fp8 the range is that of a
+    machine without any measurement, even where the model's own error is zero.
     """
     if dtype == "fp8":
         pair = (end / math.sqrt(2) for end in UNCALIBRATED_PAIR)
@@ -218,27 +231,27 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
-    """What kinds of shapes multiply an interval by (:mod:`analysis.model.groups`).
+    """Return the factors of an interval by kind of shape (:mod:`analysis.model.groups`).
 
     Args:
-        kind: of the prior, ``public`` or ``shipped``.
-        generation: of the machine.
+        kind: kind of the prior, ``public`` or ``shipped``.
+        generation: generation of the machine.
     """
     found = shipped_fits()["groups"][kind].get(generation, {})
     return {name: (low, high) for name, (low, high) in found.items()}
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """What other software's times are expected to be on a machine, by those of its table."""
+    """Return the expected difference between a machine's table and other frameworks."""
     shipped = shipped_fits()["machines"].get(slug, {"groups": {}})
     return Fit.from_json(shipped["groups"][group]).shift if group in shipped["groups"] else Shift()
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
-    """How far a framework's earlier version is from its later one: the floor of predictions.
+    """Say how far a framework's earlier version is from its later one: the floor of predictions.
 
     Args:
-        slug: only on this machine; on all that were measured with two versions if None.
+        slug: the machine; None for all machines that were measured with two versions.
     """
     return [
         f"Floor on {one['machine']}: the times of {one['earlier']} predict those of {one['later']} "
@@ -249,10 +262,10 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 
 
 def prior_without_tables(machine: Machine, group: str) -> Prior:
-    """The best prior that needs no imported table.
+    """Return the best prior that needs no imported table.
 
     Args:
-        machine: the one that is asked about.
+        machine: the machine to predict.
         group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
     """
     known = _measured_prior(machine, group) or _twin_prior(machine, group)
@@ -260,7 +273,11 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
-    """Shipped constants, a sibling's, or the mean of all generations'; None if there are none."""
+    """Return a prior of shipped constants, of a sibling's, or of the mean of all generations.
+
+    Returns:
+        The first of these that exists; None if there is none.
+    """
     shipped = shipped_fits()
     here = shipped["machines"].get(machine.slug)
     if here and group in here["groups"]:
@@ -296,7 +313,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
-    """The prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants."""
+    """Return the prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants."""
     what, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
@@ -306,7 +323,11 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
-    """What is known about one dtype, for another one; None where their peaks differ."""
+    """Transfer what is known about one dtype to another one.
+
+    tf32 takes the constants of the other dtype at its own peak. Any other dtype takes the whole
+    prior with wider intervals, or None where the two peaks differ.
+    """
     if dtype == "tf32":
         source = (
             f"{known.source}; tf32 by the constants of {twin} at its own peak, {_FACTOR_OF_TWO}"
@@ -320,7 +341,10 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
 
 
 def _default(machine: Machine, group: str) -> Prior:
-    """The constants of the machine's generation, whose interval is a factor of two."""
+    """Return the constants of the machine's generation, with an interval of a factor of two.
+
+    The interval is narrower for fp32 GEMMs on GPUs like a measured one (:func:`is_fp32_known`).
+    """
     dtype = group.rpartition(" ")[2]
     sure = is_fp32_known(machine, group)
     low, high = FP32_LIKE if sure else UNCALIBRATED
@@ -334,8 +358,9 @@ def _default(machine: Machine, group: str) -> Prior:
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Whether a group is of GEMMs in fp32, and a GPU of the machine's compute capability was
-    measured: of one generation, GPUs for graphics have twice the lanes for fp32.
+    """Return True if a group is of fp32 GEMMs on a compute capability that was measured.
+
+    The generation does not suffice: within one, graphics GPUs have twice as many fp32 lanes.
     """
     what, _, dtype = group.rpartition(" ")
     origin = measured_on(machine.generation, dtype)
@@ -345,24 +370,24 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """The ordered pairs of machines of one generation: where constants come from, where they go."""
+    """Return the ordered pairs of machines of one generation: source and target of constants."""
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
     return [(there, here) for there, here in pairs if there.generation == here.generation]
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
-    """The measured machine whose constants suit another one of its generation, if there is one.
+    """Return the measured machine whose constants suit another one of its generation, if any.
 
-    Neither its peak nor its bandwidth may differ by a larger factor than in some pair of measured
-    machines of one generation. Of several, it is the one whose two factors multiply to the least.
-    So an L4 or an RTX 4090 takes nothing from an L40S, nor an H20 from an H200: nobody has shown
-    that constants carry so far. What a datasheet does not say, such as the lower power limit of a
-    card on PCIe, this cannot see.
+    Neither peak nor bandwidth may differ by a larger factor than in some pair of measured machines
+    of one generation. If several machines qualify, the one is taken whose two factors have the
+    smallest product. An L4 or an RTX 4090 therefore takes nothing from an L40S, and an H20 takes
+    nothing from an H200, because nobody has shown that constants carry over that far. The function
+    cannot see what a datasheet does not say, such as the lower power limit of a card on PCIe.
 
     Args:
-        machine: the one that constants are wanted for.
-        measured: slugs of machines that have some.
+        machine: the machine that needs constants.
+        measured: slugs of the machines that have constants.
     """
     slugs = list(measured)
     reach = [_apart(there, here) for there, here in sibling_pairs(slugs)]
@@ -380,16 +405,16 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
 
 
 def _apart(one: Machine, other: Machine) -> tuple[float, float]:
-    """By which factors two machines' peaks and bandwidths differ, as logs without a sign."""
+    """Return the factors by which two machines' peaks and bandwidths differ, as absolute logs."""
     peaks = math.log(one.peak(DTYPE) / other.peak(DTYPE))
     return abs(peaks), abs(math.log(one.bandwidth / other.bandwidth))
 
 
 def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange) -> Fit:
-    """The fit of one machine for another one that was not measured.
+    """Carry the fit of one machine over to another one that was not measured.
 
-    Its interval is the one that was learned from pairs, or the fit's own where that is wider:
-    elsewhere constants are no surer than where they were fitted.
+    Its interval is the one learned from pairs of machines, or the fit's own where that is wider:
+    constants are no more certain on another machine than on the one they were fitted to.
     """
     constants = scaled_constants(fit.constants, there, here, DTYPE)
     unseen = replace(
@@ -399,15 +424,15 @@ def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange)
 
 
 def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRange) -> Fit:
-    """The mean of measured machines' constants, for one of a generation that nobody measured.
+    """Average the constants of measured machines for a generation that nobody measured.
 
-    Each is scaled by the two datasheets, and every generation counts the same. One machine's
-    constants alone, such as those of the nearest generation, are further off.
+    Each machine's constants are scaled by the two datasheets, and every generation counts the same.
+    The constants of a single machine, such as one of the nearest generation, are further off.
 
     Args:
         known: constants by the slug of the machine that they were fitted on.
-        here: the machine that they are wanted for.
-        learned: the range of such predictions' errors.
+        here: the machine that needs constants.
+        learned: the range of the errors of such predictions.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in known.items():

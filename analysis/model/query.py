@@ -1,4 +1,4 @@
-"""The cases to predict: problems, and how each is computed and timed."""
+"""Cases to predict: problems, and how each of them is computed and timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from kernels.problem import Conv, Problem
 
 @dataclass(frozen=True)
 class Query:
-    """The cases to predict: problems, and how each is computed and timed."""
+    """Cases to predict: problems, and how each of them is computed and timed.
+
+    ``cached`` is True where operands come from the cache if they fit it. ``sustained`` is True
+    where launches follow each other without pauses.
+    """
 
     problems: Sequence[Problem]
     implementations: Sequence[str]
@@ -26,9 +30,9 @@ class Query:
 
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
-        """Problems on one implementation, its default config, in bursts.
+        """Take problems on one implementation, with its default config, timed in bursts.
 
-        Operands come from memory or, ``warm``, from the cache where they fit it.
+        Operands come from memory or, if ``warm``, from the cache where they fit it.
         """
         return cls.with_implementations(problems, [implementation] * len(problems), warm)
 
@@ -36,13 +40,13 @@ class Query:
     def with_implementations(
         cls, problems: Sequence[Problem], implementations: Sequence[str], warm: bool = False
     ) -> Query:
-        """As :meth:`plain`, each problem on its implementation."""
+        """Take each problem on its own implementation, otherwise as in :meth:`plain`."""
         n = len(problems)
         return cls(problems, implementations, [""] * n, [warm] * n, [False] * n)
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> Query:
-        """The cases of measured rows."""
+        """Read the cases of measured rows."""
         return cls(
             problems_of(rows),
             rows["implementation"].tolist(),
@@ -52,17 +56,17 @@ class Query:
         )
 
     def groups(self) -> NDArray[Any]:
-        """The group of each case."""
+        """Return the name of each case's group."""
         pairs = zip(self.implementations, self.problems, strict=True)
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
     def take(self, where: NDArray[np.intp]) -> Query:
-        """The cases at some positions."""
+        """Return the cases at some positions."""
         columns = ([getattr(self, f.name)[i] for i in where] for f in fields(self))
         return Query(*columns)
 
 
 def group_of(implementation: str, problem: Problem) -> str:
-    """``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
+    """Name the group of a problem, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
     what = problem.pass_ if isinstance(problem, Conv) else problem.op
     return f"{implementation} {what} {problem.dtype}"

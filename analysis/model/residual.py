@@ -1,8 +1,8 @@
-"""What the formula misses: trees that predict the log of measured over predicted time.
+"""Residual of the formula: trees that predict the log of measured over predicted time.
 
-A library's choice of kernel jumps from one shape to the next, by a few features at a time and not
-always the same ones: trees follow that. Where they disagree, their prediction is less certain. They
-are kept only where they predict rows that they have not seen better than noise would.
+A library's choice of kernel jumps from one shape to the next, depending on a few features that are
+not always the same. Trees can follow such jumps. Where the trees disagree, their prediction is less
+certain. They are kept only if they predict held-out rows better than noise would.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from analysis.model.forest import Forest
 from kernels.timemodel.estimate import Array
 
 MIN_ROWS = 48
-"""With fewer rows there are no trees: they say too little about where the formula is wrong."""
+"""Number of rows below which no trees grow: they would say too little about where the formula is
+wrong."""
 
 MANY_ROWS = 10_000
-"""With more rows a part is enough to judge trees by, and none is an outlier: what looks like one,
-as a weight whose size is a power of two and lies well in a cache, has neighbours that agree."""
+"""Number of rows above which a part of them is enough to judge trees by, and none is an outlier.
+What looks like an outlier, such as a weight whose size is a power of two and lies well in a cache,
+has neighbours that agree with it."""
 
-_MIN_CORRELATION = 2.0  # in standard errors of a correlation: pure noise passes once in 40
-_MAD_TO_STD = 1.4826  # standard deviation of a normal law over its median absolute deviation
-_MAX_DEVIATIONS = 4.0  # robust standard deviations, beyond which a row is an outlier
-_LARGE = 0.05  # an error of a log ratio that counts less than by its square
+_MIN_CORRELATION = 2.0  # standard errors of a correlation; pure noise passes once in 40
+_MAD_TO_STD = 1.4826  # standard deviation of normal values over their median absolute deviation
+_MAX_DEVIATIONS = 4.0  # robust standard deviations beyond which a row is an outlier
+_LARGE = 0.05  # log-ratio error from which on errors count less than by their square
 _FOLDS = 5  # each row is held out once; a fold's forest has a fifth of the trees
-_TREES = 64  # twice as many take a hundredth off the error
-_TREES_OF_A_PART = 48  # of many rows: cross-validation grows them once for each fold
-_FEATURES_OF_MANY = 0.6  # that a node tries: half of the time, for hundredths of the error
+_TREES = 64  # twice as many reduce the error by a hundredth
+_TREES_OF_A_PART = 48  # for a fold of many rows, because each fold grows its own trees
+_FEATURES_OF_MANY = 0.6  # share that a node tries: halves the time, costs hundredths of the error
 _MIN_LEAF_ROWS = 2  # a leaf of one row would reproduce all of its noise
-_MIN_SPREAD = 0.005  # of a log ratio: no machine repeats itself more closely
+_MIN_SPREAD = 0.005  # log ratio; no machine repeats itself more closely
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Trees, and by how much they disagree: standard deviations of the log ratio.
+    """Trees, and how much they disagree, as standard deviations of the log ratio.
 
-    ``seen`` is the median disagreement about the rows that they grew from, added in quadrature to
-    every row's own; ``unseen`` the median of that sum over held-out rows.
+    ``seen`` is the median disagreement about rows that the trees grew from. It is added in
+    quadrature to the disagreement about each row. ``unseen`` is the median of that sum over
+    held-out rows.
     """
 
     trees: Forest
@@ -50,15 +53,16 @@ class Residual:
     unseen: float
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Log of measured over predicted time, and its spread, for each row of features.
+        """Predict the log of measured over predicted time, and its spread, for each row.
 
-        The spread is the trees' disagreement over its median for held-out rows: typically 1.
+        The spread is the trees' disagreement over its median for held-out rows, so it is typically
+        1.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen
 
     def to_json(self) -> dict[str, Any]:
-        """For calibration.json."""
+        """Return the document for calibration.json."""
         return {"trees": self.trees.to_json(), "seen": self.seen, "unseen": self.unseen}
 
     @classmethod
@@ -66,7 +70,7 @@ class Residual:
         """Inverse of :meth:`to_json`; older files have the rows to grow the trees from instead.
 
         Raises:
-            ValueError: a disagreement is no positive number, or the arrays are no trees.
+            ValueError: if a disagreement is not a positive number, or the arrays do not form trees.
         """
         seen, unseen = data["seen"], data["unseen"]
         if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
@@ -78,31 +82,32 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Whether scikit-learn is installed, which growing needs; predicting does without."""
+    """Return True if scikit-learn is installed; growing trees needs it, predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 def fit_residual(
     features: Array, log_ratios: Array, shrunk: bool = False, part_of: int | None = None
 ) -> Residual | None:
-    """Grow the trees.
+    """Grow the trees, and return them if they are worth keeping.
 
-    None where there are too few rows, where scikit-learn is missing, or where the trees predict
-    held-out rows no better than noise.
+    The result is None if there are too few rows, if scikit-learn is missing, or if the trees
+    predict held-out rows no better than noise.
 
     Args:
         features: one row per measured shape.
         log_ratios: logs of measured over predicted time.
-        shrunk: multiply what the trees say by how much of it held-out rows show, instead of
-            keeping all of it or none. Of what is left on top of others' tables, a few hundred rows
-            show little enough that the choice between the two would be a matter of luck.
-        part_of: how many rows there are in all, if these are those outside of one fold. Whether
-            they are many is decided by all of them: else a fold's errors would be those of other
-            trees than the ones that are kept.
+        shrunk: multiply the trees' predictions by the share of them that held-out rows confirm,
+            instead of keeping all of them or none. On top of public tables, a few hundred rows
+            confirm so little that the choice between all and none would be a matter of luck.
+        part_of: the number of all rows, if these are the ones outside of one fold. Whether there
+            are many is decided by all of them. Otherwise the errors of a fold would be those of
+            other trees than the ones that are kept.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
         return None
+    # 1. Predict held-out rows.
     trees = _TREES if shrunk else _TREES // _FOLDS
     kept, share_of_features = _TREES, 1.0
     some = np.arange(count)
@@ -113,13 +118,15 @@ def fit_residual(
         forest = _grow(features[rest], log_ratios[rest], trees, share_of_features)
         predicted, deviation = forest.predict(features[some])
     else:
-        # Outliers are judged by a first cross-validation; the second one is not pulled by them.
+        # A first cross-validation finds outliers, which then cannot pull the second one.
         log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios, trees)[0])
         predicted, deviation = _predict_held_out(features, log_ratios, trees)
+    # 2. Decide whether to keep the trees, and how much of what they say.
     judged = log_ratios[some]
     shown = _share_shown(predicted, judged) if shrunk else 1.0
     if shown <= 0 or not (shrunk or _beats_noise(predicted, judged)):
         return None
+    # 3. Grow the trees that are kept from all rows.
     forest = _grow(features, log_ratios, kept, share_of_features).scaled(shown)
     deviation = shown * deviation
     seen = max(float(np.median(forest.predict(features[some])[1])), _MIN_SPREAD)
@@ -128,7 +135,7 @@ def fit_residual(
 
 
 def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[Array, Array]:
-    """Each row's prediction by trees that grew from the other folds, and their disagreement."""
+    """Predict each row by trees that grew from the other folds; also return their disagreement."""
     fold = np.random.default_rng(0).permutation(len(log_ratios)) % _FOLDS
     predicted, deviation = np.empty(len(log_ratios)), np.empty(len(log_ratios))
     for number in range(_FOLDS):
@@ -139,12 +146,12 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
 
 
 def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
-    """Whether held-out predictions correlate with the truth more than noise would.
+    """Return True if held-out predictions correlate with the truth more than noise would.
 
-    Comparing squared errors would be more direct, but over a few hundred rows with outliers it is
-    too noisy: it rejected trees that took a seventh off the error on all other rows.
+    Comparing squared errors would be more direct, but it is too noisy over a few hundred rows with
+    outliers: it rejected trees that reduced the error on all other rows by a seventh.
     """
-    # Without the floor, constant predictions would divide by nothing.
+    # Without the floor, constant predictions, whose covariance and scale are 0, would pass.
     scale = max(float(np.std(predicted) * np.std(log_ratios)), _MIN_SPREAD**2)
     covariance = np.mean((predicted - predicted.mean()) * log_ratios)
     # A correlation of n independent pairs has a standard error of 1/√n.
@@ -152,9 +159,10 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
 
 
 def _share_shown(predicted: Array, log_ratios: Array) -> float:
-    """The factor from 0 to 1 that brings held-out predictions closest to the truth.
+    """Return the factor from 0 to 1 that brings held-out predictions closest to the truth.
 
-    Least squares without a constant term, in which a large error counts as its size.
+    It is a least-squares fit without a constant term, in which a large error counts by its size and
+    not by its square.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE)
     shown, whole = (float(np.sum(weight * predicted * x)) for x in (log_ratios, predicted))
@@ -162,10 +170,10 @@ def _share_shown(predicted: Array, log_ratios: Array) -> float:
 
 
 def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
-    """Clip rows far from both the median and their out-of-fold prediction.
+    """Clip rows that are far from both the median and their held-out prediction.
 
-    A row far from the median alone may be right: its neighbours in the features say so, through
-    the prediction.
+    A row that is only far from the median may be right, because rows with similar features confirm
+    it through the prediction.
     """
     median = np.median(log_ratios)
     limit = _MAX_DEVIATIONS * _robust_deviation(log_ratios - median)
@@ -175,7 +183,7 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """The standard deviation as estimated from the median absolute error."""
+    """Estimate the standard deviation from the median absolute error."""
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 

@@ -1,8 +1,9 @@
-"""By how much other software is faster or slower than the one that a table was measured with.
+"""Expected difference between the times of a table's framework and those of another framework.
 
-Of a machine itself that is unknown until somebody measures it. But frameworks differ in much the
-same way on its siblings, GPUs of its generation: in what a launch costs them, in the values that
-operands have, and so in clocks. So their tables say what to expect, by how long a product takes.
+For the machine itself this is unknown until somebody measures it. But frameworks differ in much the
+same way on its siblings, the GPUs of its generation: in the cost of a launch and in the values of
+operands, and therefore in clocks. The siblings' tables therefore tell what to expect, depending on
+how long a GEMM takes.
 """
 
 from __future__ import annotations
@@ -18,46 +19,48 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-_DOUBT = 3.0  # as if so many more siblings had shown no difference: of one, a quarter is believed
+_DOUBT = 3.0  # counts as so many siblings without a difference: of one, a quarter is believed
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
 
 class CollectionPair(NamedTuple):
-    """Two collections of one machine: seconds of shapes in its table, and the log of the other
-    collection's over them.
+    """Two collections of one machine, at the shapes that both have.
+
+    ``seconds`` are the times in the machine's table. ``log_ratios`` are the logs of the other
+    collection's times over them.
     """
 
     seconds: Array
     log_ratios: Array
 
     def between(self, low: float, high: float) -> CollectionPair:
-        """Of those shapes that take so many microseconds."""
+        """Return the shapes that take from ``low`` to below ``high`` microseconds in the table."""
         rows = (low <= self.seconds * 1e6) & (self.seconds * 1e6 < high)
         return CollectionPair(self.seconds[rows], self.log_ratios[rows])
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Expected log ratio of other software's time to a table's; without knots, none.
+    """Expected log ratio of another framework's time to a table's; without knots it is zero.
 
-    It is linear in the log of the table's seconds between knots, and constant beyond them.
+    The ratio is linear in the log of the table's seconds between knots, and constant beyond them.
     """
 
     log_seconds: tuple[float, ...] = ()
     log_ratios: tuple[float, ...] = ()
 
     def applied(self, seconds: Array) -> Array:
-        """Seconds on other software, from seconds as the table has or predicts them."""
+        """Return the seconds on another framework, given those that the table has or predicts."""
         if not self.log_seconds:
             return seconds
         return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """From what siblings show; the fewer there are, the less of it is believed.
+        """Learn a shift from siblings. The fewer there are, the less of what they show is believed.
 
         Args:
-            siblings: of each, its other collections.
+            siblings: for each sibling, its table paired with each of its other collections.
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):
@@ -68,7 +71,7 @@ class Shift:
         return cls(*zip(*knots, strict=True)) if knots else cls()
 
     def to_json(self) -> dict[str, Any]:
-        """For kernels/timemodel/shipped.json."""
+        """Return the document for kernels/timemodel/shipped.json."""
         return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
 
     @classmethod
@@ -76,7 +79,7 @@ class Shift:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: a knot lacks a number, or knots are not in order.
+            ValueError: if a knot lacks a number, or the knots are not in order.
         """
         if fault := misfit(data, _SHAPE):
             raise ValueError(fault)
@@ -89,9 +92,10 @@ class Shift:
 
 
 def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
-    """The median log of seconds in one range of times, and the log ratio that is believed there.
+    """Return the median log of the seconds in one range of times, and the log ratio believed there.
 
-    That is a median in which every sibling weighs as much, and every collection of one.
+    The ratio is a weighted median. Every sibling has the same weight in it, and so has every
+    collection of a sibling. Only a part of it is believed, which grows with the number of siblings.
     """
     weights = [
         np.full(len(part.seconds), 1 / len(parts) / len(part.seconds))

@@ -1,1 +1,1 @@
-"""What was measured: our own recordings, others' tables, and how both are read and written."""
+"""Recordings: our own measurements and imported ones, and how both are read and written."""

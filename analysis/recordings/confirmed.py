@@ -1,4 +1,4 @@
-"""Pairs of cases that were timed anew after one of them was chosen: confirmed.csv of each run."""
+"""Pairs of cases that were re-timed after one of them was chosen, from each run's confirmed.csv."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ from kernels.operation import as_problem
 from sweeps.cases.case import Case, Way
 from sweeps.store import CONFIRMED_COLUMNS
 
-_ASSUMED = 0.01  # standard deviation of a log time between processes, if none was measured
-_LEAST_BLOCKS = 4  # of a process: their mean is without the smallest and the largest
+_ASSUMED = 0.01  # the standard deviation of a log time between processes if none was measured
+_LEAST_BLOCKS = 4  # the fewest blocks of a process; their mean leaves out both extremes
 _REMEDY = f"Move it away; {target('sweep', 'confirm')} measures the pairs again."
-_AS_CASES = 2  # as many cases timed again as that counts for
+_AS_CASES = 2  # the number of re-timed cases that the assumption counts as
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ways whose samples alternated, A B B A, in processes that had not seen them before.
+    """Two ways, each a problem and its implementation, whose samples alternated (A B B A).
 
-    ``log_ratios`` are the logarithms of the first one's time over the second's: of each process,
-    those of its blocks. ``between`` is the standard deviation by which a log time differs between
-    processes, as the run found by timing other ``cases`` again.
+    The processes of the samples had not timed them before.
+
+    Attributes:
+        before: the first way.
+        after: the second way.
+        log_ratios: logarithms of the first way's time over the second's: for each process, one for
+            each of its blocks.
+        between: standard deviation by which a log time differs between processes, as the run found
+            by timing other cases again.
+        cases: number of those cases.
     """
 
     before: Way
@@ -39,10 +46,10 @@ class Pair:
 
 
 def confirmed_pairs(recording: Recording) -> list[Pair]:
-    """The pairs of all runs of a recording; of the same pair in several, that of the best run.
+    """Return the pairs of all runs of a recording; of a pair in several runs, that of the best run.
 
     Raises:
-        UserError: a file is not what a run writes.
+        UserError: if a file is not what a run writes.
     """
     pairs: dict[tuple[Way, Way], Pair] = {}
     for part in recording.parts:
@@ -52,7 +59,7 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
         except UserError:
             if own:
                 raise
-            continue  # of an older run, which others make up for
+            continue  # an older run's file may be damaged, because other runs make up for it
         between = _between(part.run.get("repeats"))
         for (before, after), processes in read.items():
             # Hand-written kernels change with the checkout.
@@ -62,8 +69,13 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 
 
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
-    """By how much a log time differs between processes beyond what all cases share, and by how many
-    cases that is known: as measured, and where that was by few cases, with what is assumed.
+    """Return how much a log time differs between processes beyond the change that all cases share.
+
+    The measured value is combined with an assumed one, which matters where few cases were timed
+    again.
+
+    Returns:
+        The standard deviation, and the number of cases that it is known from.
     """
     cases, squares = _AS_CASES, _AS_CASES * _ASSUMED**2
     if repeats:
@@ -89,14 +101,14 @@ def _read(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
     for pair, sound in zip(found, table.faults.sound, strict=True):
         if pair is not None and sound:
             pairs.setdefault(pair[0], []).append(pair[1])
-    # What a claim rests on is more than one process.
+    # A claim must rest on more than one process.
     return {ways: processes for ways, processes in pairs.items() if len(processes) > 1}
 
 
 def _pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Way, Way], tuple[float, ...]] | None:
-    """The ways of a line, and the log ratio of each block of its process; None if damaged."""
+    """Parse the ways of a line, and the log ratio of each block of its process; None if damaged."""
     try:
         ways = _way(planned[row["case"]]), _way(planned[row["against"]])
         ratios = tuple(float(text) for text in row["log_ratios"].split())

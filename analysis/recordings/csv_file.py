@@ -1,7 +1,7 @@
-"""A CSV table, read strictly: cells as their columns say, damaged lines named and left out.
+"""Read a CSV table strictly: cells as their columns require, damaged lines reported and left out.
 
-A file may be cut, edited by hand or merged. One bad cell costs its row, which is named, and not the
-table. Where too many rows are bad, something else is wrong, and nothing should be concluded.
+A file may be cut off, edited by hand or merged. One bad cell costs its row, which is reported, but
+not the table. If too many rows are bad, something else is wrong, and nothing should be concluded.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from kernels.cli import note
 from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
-"""Share of a file's lines: if more are damaged, something else is wrong with it."""
+"""Largest share of a file's lines that may be damaged; beyond it, something else is wrong."""
 
 FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
-"""Pandas' type of each kind of column."""
+"""Pandas type of each kind of column."""
 
 _KIND_WORDS = {"whole": "a whole number", "real": "a number", "flag": "true or false"}
 _ARROW_TYPES = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
-_NAMED = 5  # damaged lines, each in a sentence
-_REPLACED = "\ufffd"  # what decoding puts where bytes are not UTF-8
+_NAMED = 5  # damaged lines that are reported one by one
+_REPLACED = "\ufffd"  # the character that decoding puts in place of bytes that are not UTF-8
 
 
 class Faults:
-    """What is wrong with the rows of a table; of each row, the first fault that was found."""
+    """Faults in the rows of a table; only the first fault found in a row is kept."""
 
     def __init__(self, path: Path, lines: Any, remedy: str) -> None:
-        """
+        """Start without faults.
+
         Args:
             path: the file, for messages.
-            lines: the line number of each row.
-            remedy: a sentence that says what to do where too many rows are damaged.
+            lines: line number of each row.
+            remedy: sentence that says what to do if too many rows are damaged.
         """
         self._path = path
         self._lines = np.asarray(lines, dtype=np.intp)
@@ -51,10 +52,10 @@ class Faults:
         self._why = np.full(len(self._lines), "", dtype=object)
 
     def tell(self, wrong: Any, why: Any) -> None:
-        """Give a fault to rows that have none yet.
+        """Record a fault of rows that have none yet.
 
         Args:
-            wrong: a mask of rows.
+            wrong: mask of the rows.
             why: the fault, or one for each row.
         """
         where = np.asarray(wrong, dtype=bool) & self.sound
@@ -63,17 +64,19 @@ class Faults:
 
     @property
     def sound(self) -> NDArray[np.bool_]:
-        """Which rows have no fault."""
+        """Mask of the rows without a fault."""
         return np.asarray(self._why == "", dtype=bool)
 
     def leave_out(self) -> tuple[str, ...]:
-        """Say on stderr which lines are left out, once however often the file is read.
+        """Report on stderr which lines are left out.
+
+        Each line is reported only once, even if the file is read several times.
 
         Returns:
-            A sentence for each of them.
+            A sentence for each of these lines.
 
         Raises:
-            UserError: more than one line and a tenth of them are damaged, or all.
+            UserError: if all lines are damaged, or more than a tenth of them and more than one.
         """
         bad = dict(zip(self._lines[~self.sound].tolist(), self._why[~self.sound], strict=True))
         count = len(set(self._lines.tolist()))
@@ -99,17 +102,18 @@ class Faults:
 
 @dataclass(frozen=True)
 class CsvTable:
-    """The rows of a file, in its order, and what is wrong with some of them.
+    """Rows of a file, in its order, and the faults of some of them.
 
-    ``rows`` has a column for each that was asked for: text, nullable whole numbers, floats (NaN
-    where a cell is empty) or flags. A cell that is not of its kind is empty, and its row at fault.
+    ``rows`` has a column for each that was requested: text, nullable whole numbers, floats (NaN
+    where a cell is empty) or flags. A cell that is not of its column's kind is empty, and its row
+    has a fault.
     """
 
     rows: pd.DataFrame
     faults: Faults
 
     def sound_rows(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
-        """The rows without a fault, and what :meth:`Faults.leave_out` says of the others."""
+        """Return the rows without a fault, and the sentences of :meth:`Faults.leave_out`."""
         sentences = self.faults.leave_out()
         rows = self.rows[self.faults.sound] if sentences else self.rows
         return rows.reset_index(drop=True), sentences
@@ -123,17 +127,17 @@ def read_csv(
     Args:
         path: the file.
         kinds: ``text``, ``whole``, ``real`` or ``flag``, by column; other columns are ignored.
-        remedy: a sentence that says what to do where too many rows are damaged.
+        remedy: sentence that says what to do if too many rows are damaged.
         optional: columns that may be missing, because older files lack them.
 
     Raises:
-        UserError: the file cannot be read, or lacks a column.
+        UserError: if the file cannot be read, or lacks a column.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    # A carriage return ends a line only in front of a line feed.
+    # A carriage return ends a line only if a line feed follows.
     text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
     header, *lines = text.split("\n")
     names = header.split(",")
@@ -156,15 +160,16 @@ def read_csv(
 def _cells(
     header: str, lines: Sequence[str], wanted: Iterable[str]
 ) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
-    """The cells of some columns as text, and which lines have as many cells as the header.
+    """Return the cells of some columns as text, and a mask of the lines that are complete.
 
-    A line that has not, or in which a quotation is not closed, has empty cells.
+    A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
+    bytes that are not UTF-8. Its cells are empty.
     """
     whole = np.array([line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool)
     skipped: set[int] = set()
 
     def skip(row: Any) -> str:
-        skipped.add(row.number - 2)  # rows count from 1, the header's included
+        skipped.add(row.number - 2)  # Arrow counts rows from 1, including the header
         return "skip"
 
     names = [name for name in wanted if name in header.split(",")]
@@ -181,7 +186,7 @@ def _cells(
         ),
     )
     whole[[kept[i] for i in skipped]] = False
-    # The place of each line's cells in the table; of a line that has none, an empty cell after it.
+    # Incomplete lines take their cells from an empty cell that is appended to the table.
     places = np.full(len(lines), len(table))
     places[whole] = np.arange(len(table))
     cells = {}
@@ -194,7 +199,7 @@ def _cells(
 
 
 def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
-    """A column's values, and which of its cells are not of its kind."""
+    """Return a column's values, and a mask of the cells that are not of the column's kind."""
     text = pa.array(cells, pa.string())
     wrong = np.zeros(len(text), dtype=bool)
     if kind == "text":
@@ -212,7 +217,7 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
 
 
 def _casts(text: pa.Array, kind: str) -> bool:
-    """Whether all cells are of a kind."""
+    """Return True if all cells are of a kind."""
     if kind == "flag":
         words = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
         return bool(compute.all(words).as_py())

@@ -1,8 +1,8 @@
-"""Recordings that were imported from other people's tables and files.
+"""Recordings that were imported from public tables and from files.
 
-They lie under ``results/public/<machine>/``. The times stand in measurements.parquet; run.json says
-whose they are and how they were measured. collections.parquet has all tables of that machine which
-a package holds.
+They lie under ``results/public/<machine>/``. measurements.parquet has the times, and run.json says
+where they come from and how they were measured. collections.parquet has all tables of the machine
+that a package contains.
 """
 
 from __future__ import annotations
@@ -24,45 +24,47 @@ PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
 COLLECTIONS = "collections.parquet"
 FILE = "file"
-"""In place of a framework: the times are of a file of the user's."""
+"""Name that stands in place of a framework if the times are from a file of the user."""
 
-VALIDATION = "validation.json"  # written last: where it is, an import is complete
+VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
-"""The tables' replays flush nothing, so that operands which fit the cache come from it."""
+"""Cache state of public tables. Their replays flush nothing, so operands that fit the cache come
+from it."""
 
 OTHERS_PROTOCOL = 0
-"""In place of a version of ours: no row of such a recording was measured by it."""
+"""Protocol version of imported recordings; our protocol measured none of their rows."""
 _SAME = {
     "op": "gemm", "batch": 1, "dtype": "bf16", "layout": "nt", "implementation": "cublas",
     "config": "", "mode": "burst", "cache": CACHE, "fill": "", "status": "ok", "sweep": PLACE,
     "schema": SCHEMA,
 }  # fmt: skip
-"""What holds of each row unless the recording's own columns say otherwise."""
+"""Value of each column unless the recording's own columns have another."""
 
 _PANDAS = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 
 
 def folder_of(results: Path, slug: str) -> Path:
-    """Where a machine's imported table lies."""
+    """Return the folder of a machine's imported table."""
     return results / PLACE / slug
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a table was imported to the end; its folder is not looked at before."""
+    """Return True if an import was finished; until then, its folder is ignored."""
     return (folder / "run.json").exists() and (folder / VALIDATION).exists()
 
 
 def is_of_file(folder: Path) -> bool:
-    """Whether an imported recording is of a file of the user's, and of no package's table."""
+    """Return True if an imported recording is of a user's file and not of a package's table."""
     if not (folder / "run.json").exists():
         return False
     return (read_run(folder).get("public") or {}).get("framework") == FILE
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """The rows of each collection of a machine by its source, in their order; none without any.
+    """Read the rows of each collection of a machine, by its source and in their order.
 
-    They are as :func:`analysis.imports.tables.read_rows` returns them.
+    They are as :func:`analysis.imports.tables.read_rows` returns them. Without any collection, the
+    result is empty.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -85,7 +87,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Whether each row is a product with a time."""
+    """Return for each row whether it has valid sizes and a time."""
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
     whole: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
@@ -100,10 +102,10 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
 
 
 def read_imported(folder: Path) -> pd.DataFrame:
-    """The rows with all columns of measurements.csv; what the table does not tell is missing.
+    """Read the rows with all columns of measurements.csv; values that the table lacks are missing.
 
     Raises:
-        UserError: the file cannot be read, or lacks a column.
+        UserError: if the file cannot be read, or lacks a column.
     """
     path = folder / MEASUREMENTS
     try:
@@ -116,7 +118,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
         raise _unsound(path, sound)
     values = {**_SAME, **told}
     flops = 2.0 * told["m"] * told["n"] * told["k"] * told.get("batch", 1)
-    if "op" in told:  # a convolution's batch is its images, which its M contains
+    if "op" in told:  # the batch of a convolution is its images, which its M includes
         flops = flops.where(told["op"] == "gemm", np.nan)
     values["tflops"] = flops / told["time_us"] / 1e6
     columns = {

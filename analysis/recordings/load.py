@@ -37,12 +37,12 @@ _DISTURBED = {
     "unusable": "  ·  unusable run: no conclusions possible",
 }
 PRODUCTS = ("gemm", "conv")
-"""Operations that the model knows."""
+"""Operations that the model can predict."""
 
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run that rows are of: its folder, and its run.json."""
+    """A run that rows come from: its folder, and its run.json."""
 
     folder: Path
     run: Mapping[str, Any]
@@ -50,9 +50,9 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run as it was recorded, or several of one machine and one software.
+    """A run as it was recorded, or several runs of one machine with the same software versions.
 
-    ``run`` is the run.json of the one that it is mostly of, ``damaged`` has a sentence for each
+    ``run`` is the run.json of the run that most rows come from. ``damaged`` has a sentence for each
     line that was left out.
     """
 
@@ -62,30 +62,30 @@ class Recording:
     rows: pd.DataFrame
     damaged: tuple[str, ...] = ()
     parts: tuple[SourceRun, ...] = ()
-    """The runs that the rows are of, the best first; empty for others' tables."""
+    """Runs that the rows come from, the best first; empty for imported recordings."""
 
     @property
     def health(self) -> Mapping[str, Any]:
-        """The verdict on the run that it is mostly of, and its reasons; empty where not judged."""
+        """Verdict on the run that most rows come from, with its reasons; empty if not judged."""
         return self.run.get("health") or {}
 
     @property
     def unusable(self) -> bool:
-        """Whether nothing should be advised from it."""
+        """True if nothing should be advised from the recording."""
         return self.health.get("verdict") == UNUSABLE
 
     @property
     def ok(self) -> pd.DataFrame:
-        """The rows that have times."""
+        """Rows that have times."""
         return self.rows[self.rows["status"] == "ok"]
 
     @property
     def products(self) -> pd.DataFrame:
-        """Of those, the GEMMs and convolutions: what the model, plots and tables are about.
+        """GEMMs and convolutions with times, which the model, plots and tables are about.
 
-        Left out are those with one operand in the cache, and those whose operands lie at odd
-        addresses or in padded rows: the model has no term for either, and fitting it to them would
-        spoil its predictions of ordinary products.
+        Cases with one operand in the cache are left out, and so are cases whose operands are at odd
+        addresses or in padded rows. The model has no term for either, and a fit to them would spoil
+        its predictions of ordinary cases.
         """
         rows = self.ok
         ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
@@ -93,36 +93,37 @@ class Recording:
 
     @property
     def public(self) -> bool:
-        """Whether it was imported: a table of others, or a file of the user's."""
+        """True if the recording was imported, from a public table or a file of the user."""
         return "public" in self.run
 
     @property
     def is_public_table(self) -> bool:
-        """Whether it is a table that others published: whoever asks may run other software."""
+        """True if the recording is a public table, so that users may run another framework."""
         return self.public and self.run["public"]["framework"] != FILE
 
     @property
     def cache(self) -> str:
-        """How most of its cases are timed: from memory, but others' tables from a warm cache."""
+        """Cache state of most cases: cold for our own runs, usually warm for public tables."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
     def source(self) -> str:
-        """Whose table it is; empty for our own measurements."""
+        """Source of a public table; empty for our own measurements."""
         of = self.run.get("public")
         return ", ".join(filter(None, (of["source"], of["package"]))) if of else ""
 
     def caption(self, dates: Sequence[str] = ()) -> str:
-        """Machine, versions and date, for below a plot, and whether the run was disturbed.
+        """Return machine, versions, date and a warning if the run was disturbed, for below a plot.
 
-        ``dates`` are those to name; the run's own if empty.
+        Args:
+            dates: the dates to name. If it is empty, the run's own.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
-        # A merged recording's own run is of the moment of merging.
+        # The run of a merged recording is named after the time of merging.
         own = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
         date = " and ".join(dates) or " to ".join(dict.fromkeys((own[0], own[-1])))
         disturbed = _DISTURBED.get(self.health.get("verdict", ""), "")
@@ -130,12 +131,17 @@ class Recording:
 
 
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
-    """The folder of a machine's recording: its local run, a published one, an imported table.
+    """Find the folder of a machine's recording.
 
-    Without a name: the machine that was measured last.
+    It is that of the machine's local run, of a published run or of an imported table, in this
+    order.
+
+    Args:
+        machine: name of the machine; None for the machine that was measured last.
+        results: the folder of all machines' results.
 
     Raises:
-        UserError: there is none.
+        UserError: if there is none.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
     if machine is None:
@@ -155,10 +161,10 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """The folder of a recording that is named by its folder, or by its machine.
+    """Find the folder of a recording that is given by its folder or by its machine.
 
     Raises:
-        UserError: there is none.
+        UserError: if there is none.
     """
     if place is not None:
         folder = Path(place)
@@ -170,47 +176,55 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 
 
 def recorded_machines(results: Path) -> set[str]:
-    """The slugs of all machines that :func:`find_recording` knows: own runs, imported tables."""
+    """Return the slugs of all machines that :func:`find_recording` can find.
+
+    They have runs of their own or imported tables.
+    """
     folders = [path.parent for path in results.glob("*/run.json")]
     folders += [path for path in folder_of(results, "*").parent.glob("*") if is_complete(path)]
     return {folder.name.removesuffix("-local") for folder in folders}
 
 
 def slug_at(results: Path, word: str) -> str:
-    """The slug that a word means among the machines that are known or were recorded.
+    """Return the slug that a word means among the machines that are known or were recorded.
 
-    A CPU's whole slug may be one that nobody has recorded yet.
+    The complete slug of a CPU may be one that nobody has recorded yet.
 
     Raises:
-        UserError: it means none, or several.
+        UserError: if the word means no machine, or several.
     """
     unknown = [word] if word.startswith("cpu-") else []
     return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results)), *unknown])
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without the hand-written kernels."""
+    """Leave out the rows of hand-written kernels."""
     return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
 
 
 def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Short batches with pauses, operands from memory: how most cases are timed."""
+    """Return the cases timed in short batches with pauses, which is how most cases are timed.
+
+    Args:
+        rows: rows of a recording.
+        cache: where operands come from; ``cold`` is from memory.
+    """
     return rows[(rows["cache"] == cache) & (rows["mode"] == "burst")]
 
 
 def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
-    """Whether each row's operands are dense and at aligned addresses."""
+    """Return for each row whether its operands are dense and at aligned addresses."""
     return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
 
 
 def load(folder: Path) -> Recording:
     """Read a folder of results.
 
-    A line that cannot be read, or says what cannot be, is left out and named. Rows of another
-    schema, protocol or run are refused: such numbers do not compare.
+    A line that cannot be read or has impossible values is left out and reported. Rows of another
+    schema, protocol or run are refused, because such numbers cannot be compared.
 
     Raises:
-        UserError: a file is missing or unreadable, or rows do not belong together.
+        UserError: if a file is missing or unreadable, or rows do not belong together.
     """
     run = load_run(folder)
     if "public" in run:
@@ -221,10 +235,10 @@ def load(folder: Path) -> Recording:
 
 
 def load_run(folder: Path) -> dict[str, Any]:
-    """The run.json of a folder, if it is of the schema and protocol that this code reads.
+    """Read the run.json of a folder, and check that this code reads its schema and protocol.
 
     Raises:
-        UserError: it is unreadable, or of another version.
+        UserError: if the file is unreadable, or of another version.
     """
     run: dict[str, Any] = printable(read_run(folder))
     try:
@@ -241,7 +255,7 @@ def load_run(folder: Path) -> dict[str, Any]:
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
-    """What each row timed."""
+    """Return the workload that each row timed."""
     names = [
         "op",
         "pass",
@@ -267,17 +281,17 @@ def workloads_of(rows: pd.DataFrame) -> list[Workload]:
 
 
 def problems_of(rows: pd.DataFrame) -> list[Problem]:
-    """The problem of each row; all must be GEMMs or convolutions."""
+    """Return the problem of each row; all rows must be GEMMs or convolutions."""
     return [as_problem(workload) for workload in workloads_of(rows)]
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The names of all kernels of each row's launch; empty where none was seen."""
+    """Return the names of all kernels of each row's launch; empty where none was seen."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
-    """How each problem was computed, as its kernels' names say; empty for a GEMM."""
+    """Return how each convolution was computed, from its kernels' names; empty for a GEMM."""
     pairs = zip(problems, kernels, strict=True)
     return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]

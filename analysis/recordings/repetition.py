@@ -1,13 +1,15 @@
-"""What a second run would find: intervals of a repetition, wider than those of a median.
+"""Intervals of a repetition: what a second run would find. They are wider than those of a median.
 
 The interval of a median holds the median over the run. A second run has noise of its own, as large
-as the first's, and another process, whose memory lies elsewhere. By how much medians differ between
-processes was measured at the end of a run, by timing some of its cases again (``repeats`` in
-run.json). Comparisons, advice and rules are about what holds again, so they take the wider one.
+as the first run's, and runs in another process, whose memory lies elsewhere. The difference of
+medians between processes was measured at the end of a run by timing some of its cases again
+(``repeats`` in run.json). Comparisons, advice and rules claim what will hold again, so they use the
+wider interval.
 
-Ratios of cases of one run do not feel what the machine did meanwhile, which is nearly the same for
-all samples of a round: advice compares two cases by the rounds that both were sampled in; rules,
-which compare many, take times that are put right for the machine's speed in each round.
+Ratios of cases of one run are not affected by changes of the machine during the run, which are
+nearly the same for all samples of a round. Advice therefore compares two cases by the rounds in
+which both were sampled. Rules compare many cases, so they use times that are corrected for the
+machine's speed in each round.
 """
 
 from __future__ import annotations
@@ -30,31 +32,36 @@ from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS
 from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
-_TENTHS = 2.563  # standard deviations between the first and the last tenth of a normal deviate
+_TENTHS = 2.563  # standard deviations between the first and the last decile of normal values
 
 _REMEDY = "Move it away; ratios are then computed from the intervals of the times."
 
-_MIN_IN_ROUND = 6  # cases of a round, for which their median says how fast the machine was
+_MIN_IN_ROUND = 6  # cases of a round from which on their median shows how fast the machine was
 
 SINGLE_HALF = 0.051
-"""Half of the 95 % interval of the logarithm of a single time, of which no scatter is recorded.
+"""Half of the 95% interval of the logarithm of a single time, for which no scatter is recorded.
 
 Two collections of one H100's GEMMs by the same program (AIConfigurator's TensorRT-LLM 1.3.0rc10 and
-rc20, bf16, 35,700 shapes, each time the mean of six replays) differ by 7.2 % or less in 95 of 100
-shapes: √2 times as much as either does from its expectation."""
+rc20, bf16, 35,700 shapes, each time the mean of six replays) differ by 7.2% or less in 95 of 100
+shapes. That is √2 times as much as either of them differs from its expectation."""
 
 Rounds = Mapping[tuple[str, int], float]
-"""Seconds of a case's samples, by where they were taken (run, worker and GPU) and the round."""
+"""Seconds of a case's samples, by place (run, worker and GPU) and round."""
 
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """A measured time and the interval of its median, in seconds; NaN ends under six samples.
+    """A measured time and the interval of its median, in seconds.
 
-    ``rounds`` are its samples where they are recorded. ``between`` is the standard deviation of the
-    logarithm by which medians of its run differ from those of another process, ``between_cases``
-    what is left of it without the change that all cases share. ``run`` tells where it was measured:
-    in which run, by which worker and on which GPU.
+    Attributes:
+        time: the median.
+        lo: lower end of the interval; NaN below six samples.
+        hi: upper end of the interval; NaN below six samples.
+        rounds: the samples, where they are recorded.
+        between: standard deviation of the logarithm by which medians of this run differ from those
+            of another process.
+        between_cases: what is left of ``between`` without the change that all cases share.
+        run: where the time was measured: in which run, by which worker and on which GPU.
     """
 
     time: float
@@ -67,27 +74,27 @@ class MeasuredTime:
 
     @classmethod
     def single(cls, seconds: float, run: str = "") -> MeasuredTime:
-        """A time of which no scatter is recorded, with the interval that such times have."""
+        """Make a time without a recorded scatter, with the interval that such times have."""
         apart = math.exp(SINGLE_HALF)
         return cls(seconds, seconds / apart, seconds * apart, run=run)
 
     @property
     def width(self) -> float:
-        """Of the interval; infinite where there is none."""
+        """Width of the interval; infinite if there is none."""
         return math.inf if math.isnan(self.lo) else self.hi - self.lo
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """The 95 % interval of the median that a second run finds; NaN under six samples."""
+        """95% interval of the median that a second run finds; NaN below six samples."""
         below, above = (repeated(half, Z95 * self.between) for half in _log_halves(self))
         return self.time * math.exp(-below), self.time * math.exp(above)
 
 
 def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
-    """The time of one case over that of another, with the 95 % interval of a repetition.
+    """Return the time of one case over that of another, with the 95% interval of a repetition.
 
-    A change of speed that all cases share between two processes does not widen it. None where no
-    interval is known, and for times of two runs, which are never compared.
+    A change of speed that all cases share between two processes does not widen it. The result is
+    None if no interval is known, and for times of two runs, which are never compared.
     """
     if one.run != other.run:
         return None
@@ -95,7 +102,7 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     if len(common) >= CHECKPOINTS[0]:
         logs = [math.log(one.rounds[r] / other.rounds[r]) for r in common]
         middle, interval = median(logs), median_interval(logs)
-        assert interval is not None  # at least six
+        assert interval is not None  # there are at least six
         below, above = middle - interval[0], interval[1] - middle
     else:
         if math.isnan(one.lo + other.lo):
@@ -109,47 +116,47 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 
 
 def repeated(own: Any, between: Any) -> Any:
-    """What is uncertain of a second run's value, given the first's: numbers or arrays.
+    """Return the uncertainty of a second run's value, given the first run's: numbers or arrays.
 
     Args:
-        own: how uncertain a single run's value is; the second's is as uncertain as the first's.
-        between: how much values of two processes differ besides, in the same measure.
+        own: uncertainty of a single run's value; it is the same in both runs.
+        between: further difference between values of two processes, in the same measure.
     """
     return np.hypot(math.sqrt(2) * own, between)
 
 
 def _log_halves(of: MeasuredTime) -> tuple[float, float]:
-    """How far the interval reaches below and above the time, as logarithms."""
+    """Return how far the interval reaches below and above the time, as logarithms."""
     return math.log(of.time / of.lo), math.log(of.hi / of.time)
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """Standard deviation of log medians between processes, for each run."""
+    """Return the standard deviation of log medians between processes, for each run."""
     return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
-    """The same without the change that all cases share, which ratios within a run do not feel."""
+    """Return the same without the change that all cases share, which cancels in ratios of a run."""
     return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
 
 
 def _between(run: Mapping[str, Any], name: str) -> float:
-    """As it was measured; where nothing was timed again, a guess: half of the canary's deviation.
+    """Return the measured deviation or, if no case was timed again, half of the canary's deviation.
 
-    A run that recorded neither is taken to repeat as its intervals say.
+    A run that recorded neither is assumed to repeat as its intervals say.
     """
     if repeats := run.get("repeats"):
-        # Older recordings do not tell the two apart.
+        # Older recordings do not distinguish the two.
         return float(repeats.get(name, repeats["between"]))
     canary = run.get("canary")
     return 0.5 * float(canary["spread"]) / _TENTHS if canary else 0.0
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """The samples of each case, by the run and the case's id; none where they are not recorded.
+    """Return the samples of each case, by its run and id; empty if they are not recorded.
 
     Raises:
-        UserError: a file is not what a run writes.
+        UserError: if a file is not what a run writes.
     """
     return {
         (part.run["run"], case): rounds
@@ -161,11 +168,11 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
 def steady_times(
     rows: pd.DataFrame, recording: Recording
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The logarithm of each row's time in seconds, put right for the machine's speed in each round
-    where its samples are recorded, and its standard error in a ratio of a repetition.
+    """Return the corrected log of each row's time in seconds, and its standard error.
 
-    The error is NaN where a time has no interval. How fast the machine was in a round is the median
-    of a sample over its case's median, over the cases sampled in it.
+    Where the samples are recorded, the time is corrected for the machine's speed in each round,
+    which is the median of a sample over its case's median over all cases sampled in that round. The
+    error is that of a repetition in a ratio; it is NaN where a time has no interval.
     """
     ends = [
         np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
@@ -185,16 +192,23 @@ def steady_times(
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """The rows with what :func:`steady_times` says of them, as ``steady_log`` and
-    ``steady_error``: what :func:`steady_ratio` needs.
+    """Add the columns ``steady_log`` and ``steady_error``, which :func:`steady_ratio` needs.
+
+    They have what :func:`steady_times` returns.
     """
     log, error = steady_times(rows, recording)
     return rows.assign(steady_log=log, steady_error=error)
 
 
 def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Series]:
-    """``ratio`` of the times of rows in two tables, one beside the other, with ``ratio_lo`` and
-    ``ratio_hi``, the 95 % interval of a repetition. ``before`` may be a single row.
+    """Return ratios of times, before over after, with the 95% interval of a repetition.
+
+    Args:
+        before: rows as :func:`with_steady_times` returns them, or a single one.
+        after: rows that match them.
+
+    Returns:
+        The columns ``ratio``, ``ratio_lo`` and ``ratio_hi``.
     """
     log = before["steady_log"] - after["steady_log"]
     error = Z95 * np.hypot(before["steady_error"], after["steady_error"])
@@ -206,7 +220,10 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 
 
 def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
-    """The machine's log time in each round, relative to the others; 0 in one of few cases."""
+    """Return the machine's log time in each round relative to the others.
+
+    It is 0 for a round of few cases.
+    """
     rests: dict[Any, list[float]] = defaultdict(list)
     for logs in cases:
         middle = median(list(logs.values()))
@@ -216,18 +233,18 @@ def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[A
 
 
 def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """The run and the case's id of each row."""
+    """Return the run and the case id of each row."""
     identity = rows[["run", *IDENTITY]].astype(object)
     records = identity.where(identity.notna(), "").to_dict("records")
     return [(row["run"], Case.from_columns(row).id) for row in records]
 
 
 def places_of(rows: pd.DataFrame) -> pd.Series:
-    """Where each row was measured: its run, worker and GPU, as far as the rows tell."""
+    """Return where each row was measured: its run, worker and GPU, as far as the rows tell."""
     places = pd.Series("", index=rows.index)
     for name in ("run", "worker", "gpu"):
         if name in rows:
-            # What is missing stays missing when it becomes text, and equals nothing.
+            # A missing value would stay missing as text, and would not equal another one.
             places = places + " " + rows[name].astype("string").fillna("").astype(str)
     return places
 
@@ -250,8 +267,8 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 
 def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
-    """The samples of a line; None if it is damaged."""
-    # Every worker counts its own rounds, and may have gone on with another GPU.
+    """Parse the samples of a line; None if the line is damaged."""
+    # Every worker counts its own rounds, and may have continued on another GPU.
     place = f"{run} {row['worker']} {row['gpu']}"
     try:
         pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)

@@ -1,4 +1,4 @@
-"""The rows of a measurements.csv, checked for what cannot be."""
+"""Read the rows of a measurements.csv, and leave out those with impossible values."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from sweeps.schema import COLUMNS, IDENTITY, SCHEMA, problem_of
 STATUSES = ("ok", "wrong", "oom", "unsupported", "error")
 
 _REMEDY = "Restore the file, or move the folder away and measure again."
-_LONGEST = 1e12  # microseconds, eleven days
+_LONGEST = 1e12  # microseconds; eleven days
 _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
 _WIDEST = max(DTYPE_BYTES.values())
 _RATES = ("tflops", "gbps")
-_LEVELS = ("rel_error", "sm_mhz", "power_w")  # at least 0 where they are known
+_LEVELS = ("rel_error", "sm_mhz", "power_w")  # columns of values that cannot be below 0
 
 
 def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The rows of a measurements.csv, and a sentence for each line that is left out.
+    """Read the rows of a measurements.csv, with a sentence for each line that is left out.
 
-    The sentences are said on stderr, too.
+    The sentences are printed to stderr, too.
 
     Args:
         path: the file.
-        run: the name of the run that its rows are of.
+        run: name of the run that the rows must belong to.
 
     Raises:
-        UserError: it cannot be read, is of another version or of other runs, or too much of it is
-            damaged.
+        UserError: if the file cannot be read, is of another version or of other runs, or is too
+            badly damaged.
     """
     table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
     _check_origin(table.rows[table.faults.sound], path, run)
@@ -53,7 +53,10 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
-    """Refuse a file that is mostly of something else; single rows of something else are damaged."""
+    """Refuse a file most of which belongs to something else.
+
+    Single rows of another schema or run only count as damaged.
+    """
     if frame.empty:
         return
     schemas = frame["schema"].dropna()
@@ -69,7 +72,7 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
 
 
 def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Find what of each row cannot be."""
+    """Record what is impossible about each row."""
     faults.tell((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
     faults.tell((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
@@ -83,7 +86,7 @@ def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
-    """Times are above 0, inside their intervals, and of one sample at least."""
+    """Check that times are above 0, inside their intervals, and taken from at least one sample."""
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
     columns = ("time_us", "time_lo_us", "time_hi_us", *_RATES, *_LEVELS, "temp_c")
     value = {name: frame[name].to_numpy(dtype=float, na_value=np.nan) for name in columns}
@@ -97,7 +100,7 @@ def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
         )
         for name in _RATES:
             tell(ok & ~(np.isnan(value[name]) | _within(value[name], 0)), f"{name} is not a rate")
-        for name in _LEVELS:  # of a wrong kernel the error may be as large as a float can be
+        for name in _LEVELS:  # a wrong kernel's error may be as large as a float can be
             tell(
                 ~(np.isnan(value[name]) | ((value[name] >= 0) & np.isfinite(value[name]))),
                 f"{name} is below 0 or infinite",
@@ -114,14 +117,14 @@ def _within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
 
 
 def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
-    """Sizes make a problem. GEMMs, which are most rows, are looked at together."""
+    """Check that sizes make a problem. GEMMs, which are most rows, are checked together."""
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
     sound = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
     sound &= batch * (m * n + n * k + m * k) * _WIDEST <= LARGEST_BYTES
     sound &= frame["layout"].isin(GEMM_LAYOUTS).to_numpy(dtype=bool)
     simple = sound & (frame["op"] == "gemm").to_numpy(dtype=bool)
-    # A listing is the same in all rows of a kernel, so each is read once.
+    # All rows of a kernel have the same listing, so each different one is read once.
     listings = frame["kernels"].fillna("")
     listed = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
     faults.tell(listed != "", listed.to_numpy(dtype=object))

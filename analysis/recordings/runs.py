@@ -1,11 +1,17 @@
-"""All runs of one machine and one software as one recording: each case from the best that has it.
+"""All runs of one machine with the same software versions, combined into one recording.
 
-A run that is set aside is not forgotten: a later one may be shorter, or disturbed. Of two times of
-a case, one with an interval counts before one without; then that of the quieter run, then one that
-has converged, then the newer. What the folder's own run found to be wrong stays wrong, and
-hand-written kernels, which change with the checkout, are its own alone. An unusable run counts only
-where there is no other, and then nothing is advised. A run that is not as fast as the best one is
-left out: it is of another machine of that name, or of one in another state.
+Each case is taken from the best run that has it. A run that was set aside is still used, because a
+later one may be shorter or disturbed. Between two times of a case, these rules decide in order:
+
+1. a time with an interval is better than one without;
+2. a time from a quieter run is better;
+3. a time that has converged is better;
+4. the newer time is better.
+
+A case whose results were wrong in the folder's own run stays wrong. Hand-written kernels change
+with the checkout, so they are only taken from the folder's own run. An unusable run counts only if
+there is no other, and then no advice is given. A run that is not as fast as the best one is left
+out, because it is of another machine with the same name or of a machine in another state.
 """
 
 from __future__ import annotations
@@ -26,18 +32,18 @@ from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 
 _LARGE_ERROR = 0.15
-_AS_FAST = 0.10  # by which times of one machine may differ between two runs, in the median
+_AS_FAST = 0.10  # median difference up to which two runs are of one machine in one state
 _MIN_COMMON = 6
 _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
 
 
 def load_runs(folder: Path) -> Recording:
-    """A folder's run together with the machine's other runs of the same software.
+    """Load a folder's run together with the machine's other runs with the same software versions.
 
-    Others' tables are of one run. Another run that cannot be read is left out.
+    Public tables consist of a single run. Another run that cannot be read is left out.
 
     Raises:
-        UserError: the folder's own run cannot be read.
+        UserError: if the folder's own run cannot be read.
     """
     own = load(folder)
     if own.public:
@@ -54,8 +60,9 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(own: Recording) -> list[Recording]:
-    """A run and the machine's others of the same software, one by one: the quietest first, of those
-    the newest; without those that are unusable.
+    """Return a run and its machine's other runs with the same versions, except unusable ones.
+
+    The quietest run comes first; of equally quiet runs, the newest.
     """
     usable = [r for r in (own, *_others(own)) if not r.unusable]
     usable.sort(key=lambda r: r.run["run"], reverse=True)
@@ -64,7 +71,7 @@ def usable_runs(own: Recording) -> list[Recording]:
 
 
 def why_unusable(folder: Path) -> str:
-    """Why nothing should be advised from a folder's runs; empty if something can."""
+    """Say why nothing should be advised from a folder's runs; empty if advice is possible."""
     health = load_run(folder).get("health") or {}
     if health.get("verdict") != UNUSABLE or not load_runs(folder).unusable:
         return ""
@@ -72,10 +79,10 @@ def why_unusable(folder: Path) -> str:
 
 
 def _as_fast(one: Recording, other: Recording) -> bool:
-    """Whether two runs are of one machine in one state, by the cases that both timed.
+    """Return True if two runs are of one machine in one state, judged by the cases that both timed.
 
-    Machines of one name may differ, as virtual ones do. Where too few cases are in both, it is by
-    the canary, and two runs without one are taken to be.
+    Machines of one name may differ, as virtual ones do. If too few cases are in both runs, the
+    canary GEMM decides. Two runs without a canary count as the same.
     """
     keys = [_identities(r.ok) for r in (one, other)]
     times = [
@@ -91,13 +98,13 @@ def _as_fast(one: Recording, other: Recording) -> bool:
 
 
 def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """What identifies each row's case, with an empty text where a column does not apply."""
+    """Return what identifies each row's case, with an empty text where a column does not apply."""
     identity = rows[list(IDENTITY)].astype(object)
     return list(identity.where(identity.notna(), "").itertuples(index=False, name=None))
 
 
 def _others(own: Recording) -> Iterator[Recording]:
-    """The machine's other runs of the same software: set aside, published, or local."""
+    """Yield the machine's other runs with the same versions: set aside, published or local."""
     slug = own.machine.slug
     places = [own.folder.with_name(name) for name in (slug, f"{slug}-local")]
     folders = [path for place in places for path in (place, *place.glob("runs/*"))]
@@ -114,7 +121,7 @@ def _others(own: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
-    """Each case once, from the best run that has a time of it, in the runs' order."""
+    """Return each case once, from the best run that has a time of it, in the order of the runs."""
     ages = {r.run["run"]: age for age, r in enumerate(recordings)}
     parts = [r.rows if r is own else library_rows(r.rows) for r in recordings]
     rows = pd.concat(parts, ignore_index=True)
@@ -136,16 +143,18 @@ def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
 
 
 def _noise(run: Mapping[str, Any]) -> int:
-    """The place of a run's verdict; a run that was never judged counts as noisy."""
+    """Return the rank of a run's verdict; a run that was never judged counts as noisy."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 
 
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
-    """How far its times can be trusted, and which runs they are of; for the head of a report.
+    """Say how far the times can be trusted and which runs they are from, for the head of a report.
 
-    ``error`` is the median error of predictions of rows that the model had not seen: where it is
-    large, times do not follow the shapes.
+    Args:
+        recording: the recording.
+        error: median error of predictions on held-out rows. Where it is large, times do not follow
+            the shapes.
     """
     lines = []
     if not recording.health and not recording.public:
@@ -180,6 +189,6 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
 
 
 def health_reasons(recording: Recording) -> list[str]:
-    """What made a run noisy or unusable and likely causes, a sentence each; for a report's end."""
+    """Say in sentences what made a run noisy or unusable, with likely causes."""
     reasons = recording.health.get("reasons", ())
     return [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]

@@ -1,4 +1,4 @@
-"""A table of records as CSV and JSON, side by side."""
+"""Write a table of records both as CSV and as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sweeps.store import write_csv, write_json
 
 
 def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``name.json`` and ``name.csv``; None is null in the one and empty in the other.
+    """Write ``name.json`` and ``name.csv``; None is null in the first and empty in the second.
 
-    The table has the columns of all records: a GEMM has other sizes than a convolution.
+    The table has the columns of all records, because a GEMM has other sizes than a convolution.
     """
     write_json(folder / f"{name}.json", list(records))
     columns = list(dict.fromkeys(name for record in records for name in record))

@@ -1,1 +1,1 @@
-"""Slices of a recording that plots, findings and the page show: series and cliffs along M."""
+"""Slices of a recording that plots, findings and the page show: series, and cliffs along M."""

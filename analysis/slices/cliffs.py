@@ -1,4 +1,4 @@
-"""Steps: neighbouring sizes of which one takes much more, or much less, than the other."""
+"""Cliffs: neighbouring sizes of which one takes much more, or much less, time than the other."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pandas as pd
 from analysis.recordings.repetition import steady_ratio
 from analysis.slices.series import DIMENSIONS
 
-_NEAR = 1.02  # two sizes are neighbours up to this ratio
-_SMALLEST = 16  # or one apart, from this size on: below it, one more is much more to compute
-_REPEATED = 0.5  # of a step's logarithm that another collection must show to repeat it
+_NEAR = 1.02  # two sizes are neighbours up to this ratio,
+_SMALLEST = 16  # or if they are one apart; below this size, one more is much more work
+_REPEATED = 0.5  # share of a cliff's logarithm that another collection must show to repeat it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 
 
 def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
-    """Each pair of neighbouring sizes of GEMMs that are otherwise the same.
+    """Return each pair of neighbouring sizes of GEMMs that are otherwise the same.
 
     Args:
-        rows: of measurements.csv, with times; of the columns that tell cases apart, those it has.
+        rows: rows of measurements.csv with times. Columns that tell cases apart may be missing.
         along: the dimension, m, n or k.
 
     Returns:
         The rows' columns for the smaller size, with ``after`` (the larger size), ``after_us``,
-        ``ratio`` (of the times, larger over smaller size) and ``certain``: whether the interval of
-        a repetition (:func:`analysis.recordings.repetition.steady_ratio`), where the rows have one,
-        is on one side of 1.
+        ``ratio`` (of the times, larger size over smaller size) and ``certain``. The latter is True
+        if the interval of a repetition (:func:`analysis.recordings.repetition.steady_ratio`) is on
+        one side of 1, or if the rows have no interval.
     """
     fixed = [name for name in DIMENSIONS if name != along]
     keys = [*fixed, *(name for name in _SAME if name in rows)]
@@ -50,17 +50,18 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 
 
 def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The steps along M that another collection shows, too: the same way, and half as large.
+    """Return the cliffs along M that another collection repeats.
 
-    The largest steps of one collection are partly luck; another one's times are other luck.
+    It must show a cliff in the same direction that is at least half as large. The largest cliffs of
+    one collection are partly due to chance, which differs in another collection.
 
     Args:
-        steps: of :func:`steps_of`.
+        steps: rows of :func:`steps_of`.
         others: other collections of the same machine by their names, with m, n, k, dtype, time_us.
 
     Returns:
-        The steps with ``again``, the ratio that a collection shows, and ``by``, its name: of
-        several the one that shows least, among those that repeat it.
+        The cliffs with ``again``, the ratio in another collection, and ``by``, its name. If several
+        collections repeat a cliff, it is the one in which the cliff is smallest.
     """
     found = []
     for name, rows in others.items():
@@ -84,17 +85,17 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
 
 
 def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The largest steps up and the largest steps down, those beyond their intervals."""
+    """Return the largest cliffs upwards and downwards that are beyond their intervals."""
     certain = steps[steps["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
 
 def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
-    """The largest step up beyond its interval, with the dimension that it is along; or None.
+    """Return the largest cliff upwards beyond its interval, with its dimension; None without any.
 
     Args:
-        lines: for each dimension the rows to look at, as :func:`steps_of` takes them.
+        lines: for each dimension the rows to search, as :func:`steps_of` takes them.
     """
     found = []
     for along, rows in lines.items():

@@ -1,4 +1,4 @@
-"""Slices of the table of measured and predicted, each the answer to one question of a sweep."""
+"""Slices of the table of measured and predicted times; each answers one question of a sweep."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
-"""Share of the best speed, from which on a size counts as large enough."""
+"""Share of the best speed from which on a size counts as large enough."""
 ENDS = ["tflops_lo", "tflops_hi"]
 _STEADY = ["steady_log", "steady_error"]
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
-    """The library's square products: size, dtype, measured and predicted TFLOP/s.
+    """Return size, dtype, measured and predicted TFLOP/s of square GEMMs on the vendor library.
 
-    ``tflops_lo`` and ``tflops_hi`` are of the interval of the time.
+    ``tflops_lo`` and ``tflops_hi`` belong to the interval of the time.
     """
     rows = _with_ends(library_rows(table[table["sweep"] == "square"]))
     return rows.sort_values("m")[["m", "dtype", "tflops", *ENDS, "predicted_tflops"]]
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """With the speeds of both ends of each time's interval; without any where it has none."""
+    """Add the speeds of both ends of each time's interval; missing where a time has none."""
     speeds = [rows["flops"] / rows[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
     return rows.assign(**dict(zip(ENDS, speeds, strict=True)))
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """The size from which on all sizes reach :data:`NEARLY` of the best speed; None: not one does.
+    """Return the smallest size from which on all sizes reach :data:`NEARLY` of the best speed.
 
     Args:
-        group: rows of :func:`square_series` of one dtype.
-        speeds: the column to judge by; an end of the interval says how sure the size is.
+        group: rows of :func:`square_series` in one dtype.
+        speeds: the column to judge by; an end of the interval shows how certain the size is.
+
+    Returns:
+        The size; None if the largest size does not reach that speed.
     """
     slow = group[group[speeds].fillna(group["tflops"]) < NEARLY * group["tflops"].max()]
     fast = group[group["m"] > slow["m"].max()] if len(slow) else group
@@ -44,7 +47,7 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each of m, n and k that the steps sweep varies: its densest line of cases."""
+    """Return the densest line of cases along each of m, n and k that the steps sweep varies."""
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
     for along in DIMENSIONS:
@@ -56,10 +59,11 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """How far each dimension is off its base, and TFLOP/s relative to no offset.
+    """Return TFLOP/s by how far each dimension is off its base, relative to no offset.
 
-    Columns: along (m, n or k), base, offset, dtype, relative, relative_lo, relative_hi: the
-    interval of a repetition.
+    Returns:
+        The columns along (m, n or k), base, offset, dtype, relative, relative_lo and relative_hi.
+        The last two are the interval of a repetition.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     pieces = []
@@ -89,7 +93,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Speeds relative to that of a row, which relative to itself is 1 without any doubt."""
+    """Return speeds relative to that of one row; relative to itself, that row has exactly 1."""
     work = rows["flops"] / base["flops"]
     itself = rows.index == base.name
     return {
@@ -99,7 +103,7 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Forward convolutions with as many channels in as out, over their number."""
+    """Return forward convolutions with as many input as output channels, sorted by their number."""
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
     columns = ["c", "h", "w", "r", "batch", "dtype", "tflops", *ENDS, "predicted_tflops"]
@@ -107,9 +111,10 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
-    """NHWC's speed over NCHW's, pair by pair of the same convolution, with the interval.
+    """Return NHWC's speed over NCHW's for pairs of the same convolution, with the interval.
 
-    Columns: label, dtype, pass, ratio, ratio_lo, ratio_hi.
+    Returns:
+        The columns label, dtype, pass, ratio, ratio_lo and ratio_hi.
     """
     rows = table[table["sweep"] == "conv-layouts"]
     same = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
@@ -132,23 +137,33 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
-    """NHWC's speed over NCHW's, geometric mean, and in how many pairs it is clearly faster, slower.
+    """Summarise NHWC's speed over NCHW's.
 
     Args:
-        pairs: of :func:`layout_series`, at least one.
+        pairs: at least one row of :func:`layout_series`.
+
+    Returns:
+        The geometric mean, and the numbers of pairs in which NHWC is clearly faster and clearly
+        slower.
     """
     faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
     return geometric_mean(pairs["ratio"]), faster, slower
 
 
 def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Each measured case once: intensity (FLOP/byte), measured and predicted TFLOP/s, dtype."""
+    """Return each measured case once, with its intensity and its measured and predicted TFLOP/s.
+
+    The intensity is in FLOP/byte.
+    """
     rows = _with_ends(bursts(table))
     return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "dtype", "op"]]
 
 
 def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Measured (with its interval) and predicted time in µs, limit, group, and relative error."""
+    """Return measured time with its interval, predicted time, limit, group and relative error.
+
+    Times are in µs.
+    """
     names = {
         "time_us": "measured",
         "time_lo_us": "low",

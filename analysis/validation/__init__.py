@@ -1,1 +1,1 @@
-"""How good the model is on rows that it has not seen, and what its advice is worth."""
+"""Measure how good the model is on held-out rows, and what its advice is worth."""

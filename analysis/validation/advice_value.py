@@ -1,11 +1,14 @@
-"""What following the advice is worth: on rows of a table that the model has not seen.
+"""Measure what following the advice is worth on held-out rows of a table.
 
-*Choose*: in random neighbourhoods, all measured shapes within ±15 % of one of them in every
-dimension, how far is the recommended shape's speed from the best in hindsight? *Pad*: over shapes
-with a measured neighbour that contains them, what does following the advice gain, how often does it
-cost, and what share of the shapes that could gain does it move? The product's rule moves where that
-is likely to pay. It is compared with its best guess, which moves wherever a gain of at least
-``MIN_GAIN`` is predicted, and with the given shape, the biggest and the best in hindsight.
+*Choose* takes random neighbourhoods: all measured shapes within ±15% of one of them in every
+dimension. It measures how far the recommended shape's speed is from the best in hindsight.
+
+*Pad* takes shapes with a measured neighbour that contains them. It measures how much following the
+advice gains, how often it costs time, and what share is changed of the shapes that could gain.
+
+Rooftile's rule changes a shape if that is likely to pay. It is compared with four others: the best
+guess, which changes a shape whenever a gain of at least ``MIN_GAIN`` is predicted; the original
+shape; the biggest shape; and the best one in hindsight.
 """
 
 from __future__ import annotations
@@ -31,17 +34,21 @@ from kernels.timemodel.estimate import Array
 _MIN_FLOPS = 1e9
 _REACH = 0.15
 _MIN_MEMBERS = 4
-_OPPORTUNITY = 0.05  # a shape whose best padding gains this much could have gained
+_OPPORTUNITY = 0.05  # gain of the best padding from which on a shape counts as one that could gain
 DRAWS = 4000
-"""Neighbourhoods, and paddings: the mean gain of a few hundred depends mostly on the draw."""
+"""Number of neighbourhoods, and of paddings. The mean gain of a few hundred depends mostly on the
+draw."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """What one way to pad is worth; gains are fractions.
+    """Worth of one way to pad; gains are fractions.
 
-    ``gain`` is the mean over all shapes, moved or not, ``loss_p95`` the 95th percentile of the
-    loss, and ``found`` the share moved of those that could gain 5 %.
+    Attributes:
+        moved: number of shapes that were padded.
+        gain: mean gain over all shapes, padded or not.
+        loss_p95: 95th percentile of the loss.
+        found: share padded of the shapes that could gain 5%.
     """
 
     moved: int
@@ -52,12 +59,16 @@ class Padding:
 
 @dataclass(frozen=True)
 class AdviceValue:
-    """Means over draws; gains and regrets are fractions.
+    """Worth of the advice as means over draws; gains and regrets are fractions.
 
-    ``regret`` maps a way to choose to its mean regret, ``padding`` a way to pad to its worth.
-    ``hindsight`` is the mean gain of the best padding there is, and ``overclaimed`` the share of
-    the advice's moves, to pad or to choose, that gained less than the lower end of what was
-    claimed.
+    Attributes:
+        neighbourhoods: number of neighbourhoods.
+        regret: mean regret of each way to choose.
+        pads: number of shapes to pad.
+        padding: worth of each way to pad.
+        hindsight: mean gain of the best padding there is.
+        overclaimed: share of the advised changes, to pad or to choose, that gained less than the
+            lower end of the claimed gain.
     """
 
     neighbourhoods: int
@@ -68,20 +79,21 @@ class AdviceValue:
     overclaimed: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the value as a document for JSON."""
         return asdict(self)
 
 
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
-    """Judge the advice on a validation's held-back rows above 1e9 FLOP.
+    """Judge the advice on a validation's held-out rows above 1e9 FLOP.
 
     Args:
-        validation: the held-back rows; its seed draws the neighbourhoods.
-        draws: how many of each kind.
+        validation: the held-out rows; its seed draws the neighbourhoods.
+        draws: number of draws of each kind.
 
     Raises:
-        UserError: no row has enough neighbours.
+        UserError: if no row has enough neighbours.
     """
+    # 1. Draw shapes with enough neighbours to choose from, and shapes with a padding.
     rows = _HeldOutRows(validation)
     rng = np.random.default_rng(validation.seed)
     order = [int(i) for i in rng.permutation(len(rows.flops))]
@@ -92,6 +104,7 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice."
         )
+    # 2. Choose: compare the speed of each pick with the best speed in its neighbourhood.
     regrets: dict[str, list[float]] = {}
     claims: list[tuple[float, float]] = []
     for i in around:
@@ -110,6 +123,7 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
         if taken != i:
             before, after = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
             claims.append((claimed, after / before - 1))
+    # 3. Pad: compare the time of each padding with that of the original shape.
     possible: list[float] = []  # the gain of the best padding in hindsight
     moves: dict[str, list[int]] = {"advice": [], "best_guess": []}
     for i in below:
@@ -147,10 +161,12 @@ def _padding(
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """What measuring the model's best guesses beside the shape as asked is worth; fractions.
+    """Worth of measuring the model's best guesses together with the original shape, as fractions.
 
-    ``choose_regret`` is the mean regret of the fastest by those measurements, ``pad_gain`` the mean
-    gain over all shapes of the best of them, ``pad_loss_p95`` the 95th percentile of the loss.
+    Attributes:
+        choose_regret: mean regret of the shape that is fastest in those measurements.
+        pad_gain: mean gain over all shapes of the best padding in those measurements.
+        pad_loss_p95: 95th percentile of the loss.
     """
 
     choose_regret: float
@@ -163,21 +179,21 @@ def judge_measured(
 ) -> dict[int, MeasuredValue]:
     """Judge advice for which the best guesses are measured first, in a second table of the grid.
 
-    ``again`` stands for the measurement and the validation's own table for the truth, so that a
-    choice does not gain by the noise that it was made by. A shape is left unless another measures
-    at least :data:`MIN_GAIN` better.
+    The second table stands for the measurement, and the validation's own table for the truth, so
+    that a choice does not profit from the noise that it is based on. A shape is kept unless another
+    one is measured to be better by at least :data:`MIN_GAIN`.
 
     Args:
-        validation: the held-back rows, their predictions, and the seed of the draws.
-        again: the same problems, measured once more.
-        counts: how many of the best guesses are measured.
-        draws: how many shapes of each question.
+        validation: the held-out rows, their predictions, and the seed of the draws.
+        again: the same problems, measured a second time.
+        counts: numbers of best guesses to measure.
+        draws: number of shapes to choose for, and to pad.
 
     Returns:
-        For each count, what it is worth.
+        The worth for each count.
 
     Raises:
-        UserError: no row has enough neighbours that were measured twice.
+        UserError: if no row has enough neighbours that were measured twice.
     """
     rows = _HeldOutRows(validation)
     measured = rows.times_in(again)
@@ -213,13 +229,13 @@ def judge_measured(
 
 
 def _best_measured(asked: int, candidates: Sequence[int], speed: Array) -> int:
-    """The candidate that measures fastest, if it is worth changing the shape as asked."""
+    """Return the candidate that measures fastest, if it is worth changing the original shape."""
     best = max((asked, *candidates), key=lambda j: float(speed[j]))
     return best if speed[best] / speed[asked] - 1 >= MIN_GAIN else asked
 
 
 class _HeldOutRows:
-    """The held-back rows that count, as arrays, and their neighbourhoods."""
+    """Held-out rows that are large enough, as arrays, and their neighbourhoods."""
 
     def __init__(self, validation: Validation) -> None:
         flops = np.array([float(problem.flops) for problem in validation.tested.problems])
@@ -234,17 +250,20 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Seconds of each row's problem in another table; NaN where that has none."""
+        """Return the seconds of each row's problem in another table; NaN where it has none."""
         known = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([known.get(problem, np.nan) for problem in self._problems])
 
     def near(self, i: int, less: float) -> list[int]:
-        """Rows that differ from row i in size alone, by ``less`` to 15 % per size; i included."""
+        """Return the rows that differ from row i only in size, by ``less`` to 15% per size.
+
+        Row i is one of them.
+        """
         return [int(j) for j in self._index.near(self._problems[i], less, _REACH)]
 
     def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
-        """The row that the product's rule takes instead of row i, and its lower end of the gain."""
-        order = [i, *(j for j in members if j != i)]  # the given shape is the first option
+        """Return the row that the advice takes instead of row i, and the lower end of its gain."""
+        order = [i, *(j for j in members if j != i)]  # the original shape is the first option
         problem = self._problems[i]
         choices = weigh(
             problem,

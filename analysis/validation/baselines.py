@@ -1,4 +1,7 @@
-"""Simpler predictors to beat: the datasheet, constants by hand and fitted, the formula alone."""
+"""Baselines: simpler predictors that the model must beat.
+
+They are the datasheet, constants set by hand, fitted constants, and the formula without trees.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,13 @@ from kernels.timemodel.estimate import Array
 def baseline_errors(
     model: Model, calibrated: PublicRows, tested: PublicRows, query: Query
 ) -> dict[str, Errors | None]:
-    """Errors of simpler predictors on the rows tested, also given as a query.
+    """Return the errors of simpler predictors on the tested rows; None where one does not apply.
 
-    None where a predictor does not apply.
+    Args:
+        model: the model to compare with.
+        calibrated: the rows that the model was calibrated on.
+        tested: the rows to predict.
+        query: the tested rows as a query.
     """
     machine = model.machine
     physics = Model(machine, {g: replace(f, residual=None) for g, f in model.fits.items()})
@@ -47,7 +54,7 @@ def _where_finite(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Seconds at the datasheet's peak, and at its bandwidth."""
+    """Return the seconds at the datasheet's peak, and those at its bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth
@@ -56,7 +63,11 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Shares of peak and bandwidth, launch, and the exponent that joins the two, fitted."""
+    """Fit a law of four constants, and return it.
+
+    They are the shares of peak and bandwidth, the time of a launch, and the exponent that joins the
+    times of both.
+    """
 
     def law(x: Array, floors: tuple[Array, Array]) -> Array:
         peak, bandwidth, launch, power = np.exp(x)

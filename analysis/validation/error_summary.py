@@ -1,4 +1,4 @@
-"""How wrong predicted times are."""
+"""Summaries of how wrong predicted times are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.timemodel.estimate import Array
 
 @dataclass(frozen=True)
 class Errors:
-    """|predicted / measured − 1|, as fractions; None where there is no row."""
+    """Summary of |predicted / measured − 1|, as fractions; None if there is no row."""
 
     rows: int
     median: float | None
@@ -20,7 +20,7 @@ class Errors:
 
     @classmethod
     def from_times(cls, predicted: Array, measured: Array) -> Errors:
-        """Of predicted and measured seconds."""
+        """Compare predicted with measured seconds."""
         if not len(measured):
             return cls(0, None, None, None)
         error = np.abs(predicted / measured - 1)

@@ -1,7 +1,7 @@
-"""Judge the model on measurements that it has not seen, its own or others'.
+"""Judge the model on held-out measurements, its own or those of public tables.
 
-Calibration rows are chosen without looking at any time; everything reported is about other rows.
-Constants that were fitted on the machine under test are never used, not even as a start.
+Calibration rows are chosen without looking at any time, and everything reported is about other
+rows. Constants that were fitted on the machine under test are never used, not even as a start.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from kernels.timemodel.constants import foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 FOLDS = 5
-_WITHHELD_SHARE = 0.3  # of the values of M, of N and of K, with the hold-out "levels"
-_MAX_CALIBRATED_M = 2304  # with the hold-out "beyond"
+_WITHHELD_SHARE = 0.3  # share of the values of M, of N and of K, with the hold-out "levels"
+_MAX_CALIBRATED_M = 2304  # the largest M to calibrate on, with the hold-out "beyond"
 _LARGE_FLOPS = 1e11
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation's result; ``tested`` are the rows that were held back, ``prediction`` theirs.
+    """Result of a validation.
 
-    ``prior`` says whose tables it was calibrated on top of.
+    ``tested`` are the held-out rows, and ``prediction`` is their prediction. ``prior`` names the
+    public tables that the calibration started from.
     """
 
     machine: Machine
@@ -57,12 +58,12 @@ class Validation:
 
     @property
     def errors(self) -> Errors:
-        """Over all held-back rows."""
+        """Errors over all held-out rows."""
         return Errors.from_times(self.prediction.estimate.time, self.tested.seconds)
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by the algorithm that the kernels' names tell; empty where none does."""
+        """Errors by the algorithm in the kernels' names; empty if no name contains one."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -72,7 +73,7 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of the rows with a tile in a kernel's name that were predicted to have it."""
+        """Share of the rows with a tile in a kernel's name for which that tile was predicted."""
         e = self.prediction.estimate
         ours = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
         same = [a == b for a, b in zip(ours, self.tested.tiles, strict=True) if b]
@@ -80,7 +81,7 @@ class Validation:
 
     @property
     def coverage(self) -> float:
-        """Share of held-back rows inside their 90 % interval."""
+        """Share of held-out rows inside their 90% interval."""
         inside = (self.prediction.lo <= self.tested.seconds) & (
             self.tested.seconds <= self.prediction.hi
         )
@@ -88,19 +89,20 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """How wrong time ratios of neighbouring shapes are predicted: how many pairs there are, of
-        which one pads the other by little, and the 90 % range of the log ratios' errors.
+        """Errors of predicted time ratios of neighbouring shapes, of which one pads the other.
+
+        The keys are the number of pairs, and the ends of the 90% range of the errors of log ratios.
         """
         predicted, tested = self.prediction.estimate.time, self.tested
         log_ratio = np.log(tested.seconds / predicted)
-        alone = np.full(len(tested), math.sqrt(0.5))  # so that an error is not divided by anything
+        alone = np.full(len(tested), math.sqrt(0.5))  # so that each pair's error is divided by 1
         query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
         errors = pair_errors(query, predicted, log_ratio, alone)
         low, high = np.quantile(errors, [0.05, 0.95]) if len(errors) else (None, None)
         return {"pairs": len(errors), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``analysis validate --json``."""
+        """Return the document of ``analysis validate --json``."""
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
@@ -144,22 +146,23 @@ def validate(
     holdout: str = "rows",
     constants: str | None = None,
 ) -> Validation:
-    """Calibrate on some rows and judge on others.
+    """Calibrate on some rows, and judge the model on others.
 
     Args:
         source: the measured rows.
-        machine: their machine.
-        calibrate: how many rows to calibrate on; None for all that the hold-out leaves, 0 for
-            constants of another machine alone.
-        seed: breaks ties in the choice of rows, and chooses the levels that are withheld.
-        holdout: ``rows``: all rows not calibrated on are tested. ``levels``: 30 % of the values of
-            M, of N and of K are withheld; rows with none of them may be calibrated on, rows with
-            three are tested. ``beyond``: calibrated on M up to 2304, tested above. ``folds``: each
-            fifth of all rows is predicted by a fit to the other four.
+        machine: the machine on which they were measured.
+        calibrate: number of rows to calibrate on. None stands for all that the hold-out leaves, 0
+            for constants of another machine only.
+        seed: seed that breaks ties in the choice of rows, and chooses the levels that are withheld.
+        holdout: which rows are tested. ``rows``: all rows not calibrated on. ``levels``: 30% of the
+            values of M, of N and of K are withheld; rows with none of them may be calibrated on,
+            rows with three of them are tested. ``beyond``: M up to 2304 may be calibrated on,
+            larger M is tested. ``folds``: each fifth of all rows is predicted by a fit to the other
+            four.
         constants: the machine to take constants from; the nearest other one if None.
 
     Raises:
-        UserError: there are too few rows, or no constants of another machine.
+        UserError: if there are too few rows, or no constants of another machine.
     """
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
@@ -190,10 +193,10 @@ def validate(
     if not len(tested):
         raise UserError(f"{source.name} has no row left to test; calibrate on fewer.")
     held_back = source.take(tested)
-    # With folds, calibration itself predicted each row by a fit to the others.
+    # With folds, the calibration itself predicted each row by a fit to the other folds.
     prediction = learned.held_back if holdout == "folds" else model.predict(query.take(tested))
     baselines = baseline_errors(model, source.take(chosen), held_back, query.take(tested))
-    if holdout == "folds":  # the fitted baselines have seen the rows that are tested
+    if holdout == "folds":  # the fitted baselines have seen the tested rows
         baselines |= {"physics": None, "four_fitted": None}
     return Validation(
         machine=machine,
@@ -210,7 +213,7 @@ def validate(
 
 
 def _spread(machine: Machine, dtype: str) -> Spread:
-    """How far another machine's constants may be off, where that was learned."""
+    """Return how far another machine's constants may be off, as learned or as assumed."""
     learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if learned else UNKNOWN
 
@@ -218,7 +221,7 @@ def _spread(machine: Machine, dtype: str) -> Spread:
 def split_rows(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows that may be calibrated on, and rows that may be tested."""
+    """Return the rows that may be calibrated on, and the rows that may be tested."""
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):
         return rows, rows

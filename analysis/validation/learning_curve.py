@@ -1,4 +1,4 @@
-"""How much calibration helps, and how much it can: the learning curve and the noise floor."""
+"""Measure how much calibration helps (the learning curve) and can help (the noise floor)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Errors on the rows that one kind of hold-out leaves, after calibrating on ``count``."""
+    """Errors on the rows that one kind of hold-out leaves, after calibrating on ``count`` rows."""
 
     holdout: str
     count: int
@@ -30,30 +30,30 @@ class CurvePoint:
 def learning_curve(
     source: PublicRows, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
 ) -> list[CurvePoint]:
-    """Both kinds of hold-out at every count that the source has rows for.
+    """Validate with both kinds of hold-out at every count for which the source has enough rows.
 
     Args:
         source: the measured rows.
-        machine: their machine.
+        machine: the machine on which they were measured.
         seed: as in :func:`analysis.validation.holdout.validate`.
-        counts: of calibration rows.
+        counts: numbers of calibration rows.
     """
     points = []
     for holdout in _HOLDOUTS:
         for count in counts:
             try:
                 validation = validate(source, machine, count, seed, holdout)
-            except UserError:  # fewer rows than that: the curve ends here
+            except UserError:  # there are fewer rows, so the curve ends here
                 break
             points.append(CurvePoint(holdout, count, validation.errors))
     return points
 
 
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
-    """The error of a perfect model: the difference of two collections of a grid, over √2.
+    """Return the error of a perfect model: the difference of two collections of a grid, over √2.
 
     Raises:
-        UserError: the two have no problem in common.
+        UserError: if the two have no problem in common.
     """
     again = dict(zip(second.problems, second.seconds, strict=True))
     pairs = [

@@ -1,9 +1,9 @@
-"""Judge what others' tables are worth to a machine of which few rows were measured.
+"""Judge what public tables are worth for a machine with few measurements.
 
-A collection that was not used plays the machine: some of its rows are measured, and the rest judge.
-No prior has seen a shape that is tested (nor, of withheld levels, any shape with one), since the
-shapes that people ask about are mostly in nobody's table; nor a shape that is calibrated on, which
-it would know better than those.
+A collection that is not used otherwise plays the machine. Some of its rows are measured, and the
+rest judge. No prior has seen a tested shape or, with withheld levels, any shape with one of these
+levels, because the shapes that people ask about are mostly in no table. No prior has seen a shape
+that is calibrated on either, because it would know such shapes better than the tested ones.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _HOLDOUTS = ("rows", "levels", "folds")
 
 
 def named_collections(names: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """The collections that ``--prior`` names.
+    """Return the collections that ``--prior`` names.
 
     Args:
-        names: files, or slugs, with commas between. A slug means all tables that the package has of
-            that machine, the one that its recording would be made of first.
-        judged: the file that is judged, which no prior may be.
-        machine: its machine.
-        dtype: whose rows are wanted.
+        names: files or slugs, separated by commas. A slug stands for all tables that the package
+            has of that machine, beginning with the one that its recording would be made from.
+        judged: the file that is judged, which must not be a prior.
+        machine: the machine of that file.
+        dtype: dtype of the rows.
 
     Raises:
-        UserError: a name is none of a collection, or of what is judged.
+        UserError: if a name is not that of a collection, or is that of the judged file.
     """
     each = (_named(name.strip(), judged, machine, dtype) for name in names.split(","))
     return list(itertools.chain.from_iterable(each))
@@ -93,21 +93,22 @@ def validate_with_prior(
     seed: int = 0,
     holdout: str = "rows",
 ) -> Validation:
-    """Calibrate on some rows on top of others' tables, and judge on rows that neither has seen.
+    """Calibrate on some rows on top of public tables, and judge on rows that neither has seen.
 
     Args:
-        source: the rows that play the machine's own.
-        machine: their machine.
-        named: others' collections. Calibration uses them if they help; without a row the machine's
-            first one answers, or the first of each sibling.
-        calibrate: how many rows are measured; 0 for none, None for all that the hold-out leaves.
-        seed: breaks ties in the choice of rows, and chooses what is withheld.
-        holdout: ``rows``: a fifth of the shapes is withheld. ``levels``: as in
+        source: the rows that play the machine's own measurements.
+        machine: the machine on which they were measured.
+        named: the public collections. Calibration uses them if they help. Without calibration, the
+            first one of the machine answers, or else the first one of each sibling.
+        calibrate: number of rows that are measured; 0 for none, None for all that the hold-out
+            leaves.
+        seed: seed that breaks ties in the choice of rows, and chooses what is withheld.
+        holdout: what is withheld. ``rows``: a fifth of the shapes. ``levels``: as in
             :func:`analysis.validation.holdout.validate`. ``folds``: each fifth in turn, so that all
             rows are tested.
 
     Raises:
-        UserError: there are too few rows, or the hold-out is none of these.
+        UserError: if there are too few rows, or the hold-out is none of these.
     """
     if holdout not in _HOLDOUTS:
         raise UserError(f"with --prior, --holdout takes {', '.join(_HOLDOUTS)}, not {holdout!r}.")
@@ -187,17 +188,17 @@ def _validate_once(
 def _split(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows that may be calibrated on, and rows that are tested."""
+    """Return the rows that may be calibrated on, and the rows that are tested."""
     if holdout == "levels":
         return split_rows(source, holdout, seed)
-    # By the shape alone, so that what is withheld is the same in every table.
+    # Only the shape decides, so the same shapes are withheld in every table.
     shapes = (f"{m},{n},{k}".encode() for m, n, k in sizes_of(source.problems))
     withheld = np.array([zlib.crc32(shape) % FOLDS == seed % FOLDS for shape in shapes])
     return np.flatnonzero(~withheld), np.flatnonzero(withheld)
 
 
 def _together(judged: Sequence[Validation], seed: int) -> Validation:
-    """Validations of the fifths of one source as one; its model is the first one's."""
+    """Combine the validations of the fifths of one source; the model is that of the first one."""
     counts = np.cumsum([0, *(len(each.tested) for each in judged)])
     parts = []
     for each, begin in zip(judged, counts, strict=False):

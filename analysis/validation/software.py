@@ -1,8 +1,8 @@
-"""How other software differs from the answers that rest on one framework's table.
+"""Judge by other frameworks' tables the answers that rest on one framework's table.
 
-A table is of one framework and one version of cuBLAS. Whoever asks runs another: its heuristics
-choose other kernels, and its operands have other values. So an imported table's answers are judged
-by the other collections of its machine.
+A table comes from one framework and one version of cuBLAS. Users run others: their heuristics
+choose other kernels, and their operands have other values. The answers from an imported table are
+therefore judged by the other collections of its machine.
 """
 
 from __future__ import annotations
@@ -40,22 +40,28 @@ from kernels.machine import known_machine
 from kernels.timemodel.estimate import Array
 from sweeps.store import write_json
 
-_PROMISED = 0.1  # the gain of a pair: advice that is certain of any promises about that much
+_PROMISED = 0.1  # the least gain that pairs promise; certain advice promises about that much
 _SIZES = ["m", "n", "k"]
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class CollectionErrors:
-    """How one collection's times differ from predictions that had not seen it.
+    """Differences of one collection's times from predictions that had not seen it.
 
-    ``log_ratios`` are of measured over predicted time, ``spreads`` the predictions' own,
-    ``pair_errors`` those of the time ratios of neighbouring shapes (see
-    :func:`analysis.model.calibrate.pair_errors`) that promise a gain, ``groups`` the kind of each
-    shape. ``repeated`` are the errors of the table's own time of the very shape, if it has one.
-    ``seen`` has the log ratios and spreads of predictions by the model that answers, which was
-    fitted to all shapes. ``origin`` is the machine whose constants predict, empty if it is the
-    collection's own.
+    Attributes:
+        slug: the machine of the collection.
+        source: framework and version of the collection.
+        errors: summary of the errors.
+        log_ratios: logs of measured over predicted time.
+        spreads: spreads of the predictions.
+        pair_errors: errors of the time ratios of neighbouring shapes that promise a gain (see
+            :func:`analysis.model.calibrate.pair_errors`).
+        groups: kind of each shape.
+        repeated: errors of the table's own time of the same shape, if it has one.
+        seen: log ratios and spreads of predictions by the model that answers, which was fitted to
+            all shapes.
+        origin: the machine whose constants predict; empty if it is the collection's own.
     """
 
     slug: str
@@ -73,7 +79,7 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Compare measured seconds with predicted ones."""
+        """Compare measured with predicted seconds."""
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
         groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
@@ -82,44 +88,47 @@ class CollectionErrors:
 
     @property
     def generation(self) -> str:
-        """The generation of its machine."""
+        """Generation of the machine."""
         return known_machine(self.slug).generation
 
     def ends(self, interval: ErrorRange) -> tuple[Array, Array]:
-        """The lower and the upper end of each row's interval, as log ratios."""
+        """Return the lower and the upper end of each row's interval, as log ratios."""
         factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
         below, above = factors.reshape(-1, 2).T
         software = interval.software
         return software.low * self.spreads * below, software.high * self.spreads * above
 
     def inside(self, interval: ErrorRange) -> NDArray[np.bool_]:
-        """Whether each row lies inside its interval."""
+        """Return for each row whether it lies inside its interval."""
         low, high = self.ends(interval)
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """The share inside of the model that was fitted to all shapes; None without one."""
+        """Return the share inside the range of the model that was fitted to all shapes.
+
+        It is None if there is no such model.
+        """
         if self.seen is None:
             return None
         relative = self.seen[0] / self.seen[1]
         return float(((software.low <= relative) & (relative <= software.high)).mean())
 
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
-        """Its errors as multiples of the ends of an interval, negative below the prediction."""
+        """Return the errors as multiples of an interval's ends, negative below the prediction."""
         relative = self.log_ratios / self.spreads
         ends = np.where(relative < 0, -software.low, software.high)
         return GroupErrors(relative / ends, self.groups)
 
 
 class ErrorRange(NamedTuple):
-    """The range of all shapes' errors in spreads, and what each kind of shape multiplies it by."""
+    """Range of the errors of all shapes in spreads, and its factors for each kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
 
 
 def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
-    """At the shapes that both have."""
+    """Compare the times of two tables at the shapes that both have."""
     there = median_times(other).rename("there_us")
     rows = pd.concat([median_times(table), there], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
@@ -129,14 +138,16 @@ def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
 def other_collections(
     folder: Path, table: PublicTable, tables: Iterable[PublicTable], shift: Shift
 ) -> list[CollectionErrors]:
-    """The other collections of an imported table's machine, at the shapes that both have.
+    """Compare an imported table's predictions with the other collections of its machine.
+
+    Only the shapes that both have are compared.
 
     Args:
-        folder: the imported table's recording; each of its predictions is by a fit that had seen
+        folder: recording of the imported table. Each of its predictions is by a fit that had seen
             neither that shape nor another collection.
-        table: what it is of.
-        tables: all that there are.
-        shift: how other software is expected to differ.
+        table: the table that it was made from.
+        tables: all tables there are.
+        shift: expected difference of other frameworks.
     """
     predictions = _held_back(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
@@ -145,31 +156,31 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """The other tables of its machine."""
+    """Return the other tables of a table's machine."""
     return [t for t in tables if t.slug == table.slug and t.path != table.path and t.rows]
 
 
 def _held_back(folder: Path) -> pd.DataFrame:
-    """Each shape's prediction by a fit that had not seen it, and the spread of that."""
+    """Read each shape's prediction by a fit that had not seen it, with the prediction's spread."""
     calibration = json.loads((folder / "calibration.json").read_bytes())
     fit = calibration["groups"][GROUP]
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
     rows = rows[rows["dtype"] == DTYPE]
-    # Each row's interval leaves out its own error, which moves it by one rank of thousands.
+    # The interval of each row leaves out its own error, which moves it by one rank of thousands.
     spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
 
 
 def median_times(table: PublicTable) -> pd.Series:
-    """Microseconds of each shape; of one that was measured twice, the median."""
+    """Return the microseconds of each shape, the median if it was measured several times."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
 def _compared(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors:
-    """At the shapes that both have."""
+    """Compare a collection with predictions at the shapes that both have."""
     there = median_times(table).rename("there_us")
     rows = predictions.join(there, on=_SIZES, how="inner")
     names = ("there_us", "measured_us", "time_us")
@@ -184,16 +195,17 @@ def _compared(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """The shapes as others time them: operands from the cache where they fit it."""
+    """Return the shapes as public tables time them: operands from the cache where they fit it."""
     return Query.plain(gemms_of(rows), LIBRARY, True)
 
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
-    """validation.json: how wrong an imported table's model is on rows that it has not seen.
+    """Write validation.json: how wrong an imported table's model is on held-out rows.
 
-    ``same`` are rows of its own table, predicted by a fit to other rows; ``other`` the collections
-    of other software, with the share that lies in the range of other ``software``, by which answers
-    are widened. That range was learned from them, too: :func:`judge_model` leaves them out.
+    ``same`` has the errors on rows of the table itself, predicted by a fit to other rows. ``other``
+    has those on collections of other frameworks, with the share that lies inside the range
+    ``software``, by which answers are widened. That range was learned from these collections, too;
+    ``judge_model`` in tests/studies/shipping leaves them out.
     """
     software = software_of(table.slug)
     others = other_collections(folder, table, tables, shift_of(table.slug))
@@ -209,7 +221,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 
 
 def write_own_validation(folder: Path) -> None:
-    """validation.json of a file of the user's: there is no other software to judge it by."""
+    """Write validation.json for a user's file, which no other collection can judge."""
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {
         group: {name: fit[name] for name in ("rows", "median", "mean", "p95")}
@@ -220,7 +232,10 @@ def write_own_validation(folder: Path) -> None:
 
 
 def judged_row(one: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
-    """One collection's errors, and its coverage by an interval, of all rows and of each kind."""
+    """Return one collection's errors and its coverage by an interval.
+
+    The coverage is that of all rows, and of each kind of shape.
+    """
     inside = one.inside(interval)
     low, high = one.ends(interval)
     row = {

@@ -1,4 +1,4 @@
-"""A validation as text: errors beside their baselines, by regime and by shape."""
+"""Text of a validation: errors next to those of baselines, by regime and by shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
 
 
 def held_back_table(validation: Validation) -> pd.DataFrame:
-    """One row per held-back problem: sizes, class, measured and predicted µs, limit, error."""
+    """Return one row per held-out problem.
+
+    The columns are sizes, class, measured and predicted time in µs, limit and error.
+    """
     gemms = [problem.implied_gemm for problem in validation.tested.problems]
     predicted = validation.prediction.estimate.time
     return pd.DataFrame(
@@ -36,7 +39,7 @@ def held_back_table(validation: Validation) -> pd.DataFrame:
 
 
 def validation_text(validation: Validation) -> str:
-    """Plain text: the question, errors and baselines, by limit, by M and by class."""
+    """Return plain text: the task, errors and baselines, and errors by limit, M and class."""
     document = validation.to_json()
     skipped = ", ".join(
         f"{n} {why.replace('_', ' ')}" for why, n in validation.source.skipped.items()
@@ -73,7 +76,7 @@ def validation_text(validation: Validation) -> str:
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:
-    """The errors by limit, by M and by class."""
+    """Return lines with the errors by limit, by M and by class."""
     lines = []
     by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
     for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
@@ -85,7 +88,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
 
 
 def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
-    """The learning curve and the noise floor, where there are any."""
+    """Return lines for the learning curve and the noise floor, if there are any."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"rows calibrated ({holdout} held out)")
@@ -96,7 +99,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 
 
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
-    """What following the advice is worth, and measuring the best guesses first."""
+    """Describe the value of following the advice, and of measuring the best guesses first."""
     ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
     lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"]
     lines += [
