@@ -1,1 +1,1 @@
-"""What the measurements mean: model, plots, recommendations. Needs no GPU, torch or Triton."""
+"""Model, advice, rules and plots computed from measurements. Needs no GPU, PyTorch or Triton."""

@@ -1,8 +1,8 @@
-"""The commands of what the measurements mean: predict, recommend, audit, compare, …"""
+"""Command line of the analysis package: predict, recommend, audit, compare, …"""
 
 from __future__ import annotations
 
-# Importing a module of commands registers them.
+# Importing a command module registers its commands with the app.
 from analysis.commands import (  # noqa: F401
     ask,
     audit,

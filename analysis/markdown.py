@@ -1,7 +1,7 @@
-"""What goes into a Markdown page: names in recordings come from strangers and are no markup.
+"""Escape text for Markdown pages, because names in recordings come from strangers.
 
-What a run.json says is made printable when it is read, so that it cannot move a terminal's cursor
-either; matplotlib escapes what it writes into an SVG.
+Text from run.json is also made printable when it is read, so that it cannot move a terminal's
+cursor. matplotlib escapes the text that it writes into an SVG.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_UNPRINTABLE = re.compile(  # controls, line ends, changes of direction, halves of characters
+# Control characters, line separators, bidirectional controls and lone surrogates.
+_UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
 _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
 
 
 def plain(text: str) -> str:
-    """The text as it is to be read: on one line, with nothing in it that is markup or a link."""
+    """Return text on one line, with markup and links escaped so that it reads as written."""
     return _MARKUP.sub(_escaped, printable(text))
 
 
 def table_row(cells: Iterable[str]) -> str:
-    """A row of a table."""
+    """Return one row of a Markdown table, with every cell escaped."""
     return f"| {' | '.join(map(plain, cells))} |"
 
 
 def printable(value: Any) -> Any:
-    """A value out of JSON, its texts without control characters and changes of direction."""
+    """Return a value from JSON with the unprintable characters of all texts replaced by spaces."""
     if isinstance(value, str):
         return _UNPRINTABLE.sub(" ", value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What people write where names or shares are wanted, on a command line and in Python."""
+"""Parse names and shares as people write them, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from kernels.common.errors import UserError
 
 
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
-    """Names with commas between, such as ``N`` or ``M,K``, or several texts; none for None.
+    """Return the names in comma-separated text such as ``N`` or ``M,K``.
+
+    A sequence of texts has one name per text. None means no names.
 
     Raises:
-        UserError: a name is empty, as where a script's variable is not set.
+        UserError: if a name is empty, for instance because a script's variable is not set.
     """
     if words is None:
         return ()
@@ -22,13 +24,13 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
 
 
 def share_of(value: str | float, option: str, most: float = 1.0) -> float:
-    """Read ``12.5%``, ``0.125`` or the number as a fraction from 0 to ``most``.
+    """Read ``12.5%``, ``0.125`` or a number as a fraction from 0 to ``most``.
 
     >>> share_of("12.5%", "pad")
     0.125
 
     Raises:
-        UserError: ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``1``.
+        UserError: if ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``1``.
     """
     text = str(value).strip()
     try:

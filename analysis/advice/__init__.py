@@ -1,1 +1,1 @@
-"""Which shape to use instead of which."""
+"""Recommend faster shapes: other sizes of a problem, and the verdict on a change."""

@@ -1,4 +1,4 @@
-"""Answers about problems on a machine: the advice on each, and what it rests on."""
+"""Answer pad/choose queries: the advice on each problem, and the data that it rests on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-_LEAST = 0.1  # of a size, below which measured sizes are not looked for
+_LEAST = 0.1  # smallest measured size that is looked up, as a share of the problem's size
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The advice on one problem; ``basis`` and ``source`` are what it rests on, as of
-    :meth:`analysis.model.basis.Basis.of`.
+    """Advice on one problem, and the data that it rests on.
+
+    ``basis`` and ``source`` come from :meth:`analysis.model.basis.Basis.kind_and_source`.
     """
 
     advice: Advice
@@ -27,17 +28,17 @@ class Answer:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, as promised of ``recommend --json``."""
+        """Return a flat record, as documented for ``recommend --json``."""
         return {**self.advice.to_json(), "basis": self.basis, "source": self.source}
 
 
 def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) -> list[Answer]:
-    """An answer for each problem, in their order.
+    """Return an answer for each problem, in their order.
 
     Raises:
-        UserError: the recording cannot be read, or a problem has no size that may be changed.
+        UserError: if the recording cannot be read, or a problem has no size that may change.
     """
-    # Larger by the allowance in each size or, to choose, smaller by it.
+    # Sizes may grow by the allowance. For a choose query they may also shrink by it.
     factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
     measured = measurements_near(basis, problems, factor)
     found = []

@@ -1,15 +1,16 @@
-"""What a gain is worth once it is shown: estimates that hold for the claims that were selected.
+"""Expected gains that stay valid when only large gains are shown.
 
-Of many measured gains only those are shown that look large. Their errors are not fair: on made-up
-machines, intervals that hold 95 % of all gains hold 89 to 93 % of those shown
-(tests/recordings/claims.txt). What is claimed here is a gain's expectation and interval given its
-measurement *and* how gains are distributed on this machine. Such a statement is true of any
-selection by the measurements (Dawid, "Selection paradoxes of Bayesian inference", 1994).
+A report shows only those of many measured gains that look large, so the errors of the shown gains
+are biased. On simulated machines, intervals that hold 95% of all gains hold only 89–93% of those
+shown (tests/recordings/claims.txt). This module therefore computes the expectation and the interval
+of a gain from its measurement *and* from the distribution of gains on the machine. Such a statement
+holds under any selection that is based on the measurements (Dawid, "Selection paradoxes of Bayesian
+inference", 1994).
 
-The distribution is a mixture whose shares are fitted to all measured gains by maximum likelihood
-(after Stephens, "False discovery rates: a new deal", Biostatistics 18, 2017): of half-normal
-densities to either side of no gain at all, of widths from 0.25 to 64 %, and of normal densities
-about gains of 1 to 16 %, because what is measured was chosen to gain.
+The distribution of gains is a mixture, after Stephens, "False discovery rates: a new deal",
+Biostatistics 18, 2017. Its parts are half-normal densities on either side of zero gain, with widths
+of 0.25–64%, and normal densities around gains of 1–16%, because the measured changes were chosen to
+gain. The shares of the parts are fitted to all measured gains by maximum likelihood.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from numpy.typing import NDArray
 
 _WIDTHS = 0.0025 * 2.0 ** np.arange(9)
 _CENTRES = 0.01 * 2.0 ** np.arange(5)
-_PSEUDO = 0.1  # observations of each part, beside those that are measured
-_STEPS = 300  # of fitting the shares, at most
-_LEAST_ERROR = 2e-4  # of a log ratio, so that the grid resolves it
-_CUT = 1  # blocks of a process left out on either side
-_DEGREES = 10  # of freedom of an error that many pairs tell
+_PSEUDO = 0.1  # pseudo-observations of each part, added to the measured ones
+_STEPS = 300  # maximum number of iterations that fit the shares
+_LEAST_ERROR = 2e-4  # smallest error of a log ratio, so that the grid resolves it
+_CUT = 1  # blocks of a process that are trimmed at either end
+_DEGREES = 10  # maximum degrees of freedom of an error that is estimated from many pairs
 
 
 @dataclass(frozen=True)
 class MeasuredRatio:
-    """The logarithm of a measured time ratio, its standard error, and how well that is known.
+    """A measured time ratio as a logarithm, with its standard error.
 
-    The error is of Student's distribution with so many ``degrees`` of freedom.
+    The error follows Student's distribution with ``degrees`` degrees of freedom.
     """
 
     log_ratio: float
@@ -45,7 +46,7 @@ class MeasuredRatio:
 
 @dataclass(frozen=True)
 class ExpectedRatio:
-    """A time ratio as it should be expected, and its 95 % interval."""
+    """The value that should be expected of a time ratio, with its 95% interval."""
 
     ratio: float
     lo: float
@@ -55,31 +56,40 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """The ratios of pairs of cases, each from blocks of samples of two processes or more.
+    """Estimate the time ratio of each pair of cases from blocks of samples of several processes.
 
-    What a process's samples share shows in how far the processes' means lie apart. From one pair
-    that is hardly known; so it is judged over all pairs, beyond the scatter of their blocks,
-    together with what the run found by timing cases again. That was minutes later, and shows also
-    what changes more slowly than two processes one after the other can see.
+    All samples of a process share an error, which shows only in how far the means of the processes
+    lie apart. One pair says little about this error, so it is pooled over all pairs, beyond the
+    scatter of their blocks. It is also pooled with the deviation that the run found by re-timing
+    cases. The run did that minutes later, so its figure includes changes that are too slow to show
+    between two consecutive processes.
 
     Args:
-        pairs: of each pair and each process, the log ratios of its blocks.
-        between: of each pair, by how much its run found that a log time differs between processes.
-        cases: of each pair, by how many cases it did.
+        pairs: for each pair and each of its two or more processes, the log ratios of its blocks.
+        between: for each pair, the standard deviation of a log time between processes, as its run
+            found it.
+        cases: for each pair, the number of cases that this standard deviation comes from.
 
     Returns:
-        For each pair the mean of its processes' means without the smallest and the largest block,
-        and its error.
+        One ratio per pair, with its error. The ratio is the mean over processes of the mean of
+        their blocks, without each process's smallest and largest block.
     """
     if not pairs:
         return []
+    # 1. The squared error of each pair's mean, as the scatter of its blocks gives it. A few
+    # blocks say little about their own scatter, so it is averaged with the typical pair's.
     means = [[float(np.mean(_middle(blocks))) for blocks in pair] for pair in pairs]
     counts = np.array([len(pair) for pair in pairs])
     scatter = np.array([np.mean([_squared_error(b) for b in p]) for p in pairs]) / counts
-    scatter = (scatter + np.median(scatter)) / 2  # few blocks tell little of their own scatter
+    scatter = (scatter + np.median(scatter)) / 2
+    # 2. The same squared error from how far the means of the processes lie apart. It contains
+    # the error that the samples of a process share.
     apart = np.array([np.var(of, ddof=1) / len(of) for of in means])
+    # 3. The shared part as the runs found it; a ratio has the errors of two log times. It counts
+    # as ``weight`` further pairs.
     known = 2 * np.square(between) / counts
     weight = float(np.mean(cases))
+    # 4. Pool both estimates of the shared part over all pairs, and add it to each pair's scatter.
     more = (np.sum(apart - scatter) + weight * np.mean(known)) / (len(pairs) + weight)
     degrees = min(len(pairs) + weight, _DEGREES)
     errors = np.sqrt(scatter + max(more, 0.0))
@@ -90,12 +100,14 @@ def from_processes(
 
 
 def _middle(blocks: Sequence[float]) -> Sequence[float]:
+    """Return the blocks without the smallest and the largest."""
     return sorted(blocks)[_CUT : len(blocks) - _CUT]
 
 
 def _squared_error(blocks: Sequence[float]) -> float:
-    """Of the mean without the smallest and the largest: Yuen, "The two-sample trimmed t for unequal
-    population variances" (1974).
+    """Return the squared standard error of the mean without the smallest and the largest block.
+
+    The formula is that of Yuen, "The two-sample trimmed t for unequal population variances" (1974).
     """
     n, middle = len(blocks), _middle(blocks)
     winsorized = np.clip(blocks, middle[0], middle[-1])
@@ -103,12 +115,15 @@ def _squared_error(blocks: Sequence[float]) -> float:
 
 
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
-    """What is to be expected of each gain, all of which were measured on one machine."""
+    """Return the expected value of each measured ratio, all of which come from one machine."""
     if not measured:
         return []
+    # 1. The likelihood of each measurement (rows) at each true log ratio of the grid (columns).
     grid, shapes = _shapes()
     likelihood = np.array([_likelihood(m, grid) for m in measured])
+    # 2. The distribution of true log ratios on this machine, fitted to all measurements.
     prior = _fitted(likelihood @ shapes.T) @ shapes
+    # 3. The distribution of each true log ratio, given its measurement.
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
     ratios = np.exp(grid)
@@ -123,20 +138,20 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
 
 
 def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How likely the measurement is for each true log ratio of the grid."""
+    """Return the likelihood of a measurement for each true log ratio of the grid."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2
-    # Student's density up to a factor, which is the same for all parts.
+    # Student's density, without a factor that is the same for all parts of the mixture.
     return np.asarray((1 + squares / measured.degrees) ** (-(measured.degrees + 1) / 2))
 
 
 def _fitted(densities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The shares of the mixture's parts that make the measurements most likely.
+    """Return the shares of the mixture's parts that make the measurements most likely.
 
-    By expectation and maximisation, from equal shares.
+    They are found by expectation–maximisation, starting from equal shares.
 
     Args:
-        densities: of each measurement (rows) under each part (columns).
+        densities: density of each measurement (rows) under each part (columns).
     """
     parts = densities.shape[1]
     shares = np.full(parts, 1 / parts)
@@ -153,7 +168,10 @@ def _fitted(densities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @functools.cache
 def _shapes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A grid of log ratios, finer near none, and the probability of each by each part."""
+    """Return a grid of log ratios, finer near 0, and the probabilities of each part on the grid.
+
+    The probabilities have one row per part and one column per grid point.
+    """
     positive = np.sinh(np.linspace(0, math.asinh(2.5 / 5e-4), 500)) * 5e-4
     grid = np.concatenate([-positive[:0:-1], positive])
     cells = np.gradient(grid)
@@ -161,7 +179,7 @@ def _shapes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     for side in (1, -1):
         for width in _WIDTHS:
             inside = np.where(side * grid >= 0, 1.0, 0.0)
-            inside[len(positive) - 1] = 0.5
+            inside[len(positive) - 1] = 0.5  # log ratio 0 belongs to both sides
             part = inside * np.exp(-0.5 * (grid / width) ** 2) * cells
             parts.append(part / part.sum())
     for centre in _CENTRES:

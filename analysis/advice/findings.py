@@ -1,4 +1,4 @@
-"""What a table's rows have in common: shapes that share a reason, as one line."""
+"""Summarise advice: shapes that should change for the same reason become one line."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
-_UNIT = 8  # which the alignment of every dtype but fp8 divides
-_CLEAR_STEP = 32  # nearly all sizes are a multiple of a smaller one
-_STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # what sizes are said to be a multiple of
+_UNIT = 8  # elements: a multiple of this is aligned in every dtype but fp8
+_CLEAR_STEP = 32  # smallest multiple that is named: nearly all sizes are multiples of less
+_STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # candidates for a multiple that is named
 
 
 @dataclass(frozen=True)
 class AdviceFinding:
-    """Shapes of which the same should be changed for the same reason."""
+    """Shapes that should change in the same way for the same reason."""
 
     advice: tuple[Advice, ...]
 
     @property
     def best(self) -> Advice:
-        """The shape that gains most."""
+        """Advice with the largest gain."""
         return max(self.advice, key=lambda a: a.gain.value)
 
     @property
     def weight(self) -> float:
-        """The sum of all gains: what findings are put in order by."""
+        """Sum of all gains, by which findings are sorted."""
         return sum(a.gain.value for a in self.advice)
 
     def text(self) -> str:
-        """``likely, fp32, N: make it a multiple of 16; 4 to 8 %, 13 shapes (…)``."""
+        """Return ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``"""
         best = self.best
         gains = sorted(a.gain.value for a in self.advice)
         ends = f"{gains[0]:.0%} to {gains[-1]:.0%}" if len(gains) > 1 else f"{gains[0]:.0%}"
@@ -65,14 +65,14 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {what}"
 
     def _step(self) -> int | None:
-        """The largest step of which all changed sizes are multiples."""
+        """Return the largest of :data:`_STEPS` that divides all changed sizes, else None."""
         sizes = [getattr(a.instead, name) for a in self.advice for name in a.changed]
         common = math.gcd(*sizes)
         return next((step for step in _STEPS if common % step == 0), None)
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """The advice that changes something, by what it shares; the surest first, then the largest."""
+    """Group the advice that changes something; the surest groups come first, then the largest."""
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
@@ -92,7 +92,7 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """The findings as a Markdown list, at most ten, and what is not to be changed."""
+    """Return at most ten findings as a Markdown list, and a line about the shapes to leave."""
     found = findings(advice)
     lines = [f"- {finding.text()}" for finding in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:
@@ -106,7 +106,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
 
 
 def _dimensions(answer: Advice) -> tuple[str, ...]:
-    """The dimensions that a finding is about: those changed, or of these the misaligned ones."""
+    """Return the dimensions that changed; if alignment is the cause, only the misaligned ones."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
     unit = WIDE_BYTES // DTYPE_BYTES[answer.problem.dtype]

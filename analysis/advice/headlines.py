@@ -1,4 +1,4 @@
-"""What a recording says, in at most eight sentences: each has a number and its interval.
+"""Summarise a recording in at most eight sentences, each with a number and its interval.
 
 A sentence that compares cases rests on at least eight of them, or is left out.
 """
@@ -27,12 +27,12 @@ UNUSABLE_LINE = (
     "Nothing is concluded from such times. Run the same command to measure everything again; a "
     "quieter machine helps."
 )
-_LEAST = 8  # cases or pairs that a sentence rests on
+_LEAST = 8  # fewest cases or pairs that a sentence may rest on
 _CHANGES = 3
 _MOST = 8
-_WIDE = 8  # elements: sizes that are a multiple of so many are aligned for every dtype but fp8
+_WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
 _MULTIPLES = (1, 2, 4, 8, 16)
-_HARDLY = 0.02  # of the speed, which an alignment may cost that is called enough
+_HARDLY = 0.02  # largest share of the speed that an alignment called enough may cost
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Headline:
 
 
 def health_of(analysis: Analysis) -> list[str]:
-    """How far the times can be trusted: the head of every report."""
+    """Say how far the times can be trusted; every report begins with these sentences."""
     lines = health_lines(analysis.recording, float(analysis.errors.median()))
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """What matters most in a recording, the measured facts first; nothing from an unusable run."""
+    """Return the headlines of a recording, measured facts first; none for an unusable run."""
     if analysis.recording.unusable:
         return []
     facts = (
@@ -79,7 +79,10 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """The fastest GEMM of each dtype and its share of the ceiling; the fastest one's numbers."""
+    """Report the fastest GEMM of each dtype and its share of the ceiling.
+
+    The numbers of the headline are those of the fastest dtype.
+    """
     gemms = analysis.table[analysis.table["op"] == "gemm"]
     parts, best = [], []
     for dtype, rows in gemms.groupby("dtype", sort=False):
@@ -87,7 +90,7 @@ def peak(analysis: Analysis) -> Headline | None:
             continue
         row = rows.loc[rows["tflops"].idxmax()]
         ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
-        # A ceiling that was measured is uncertain itself: nothing is said to be above it.
+        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, row["tflops"] / ceiling)
         ends = [row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
         about = "" if math.isnan(ends[0]) else f" ({_ends([rate(end) for end in ends])})"
@@ -107,7 +110,10 @@ def peak(analysis: Analysis) -> Headline | None:
 
 
 def steady(analysis: Analysis) -> Headline | None:
-    """What is left of a burst's speed without a pause; of several GPUs, the one in the middle."""
+    """Report the share of a burst's speed that remains without pauses.
+
+    If several GPUs were measured, the one with the median share is reported.
+    """
     held = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not held:
         return None
@@ -138,9 +144,10 @@ def steady(analysis: Analysis) -> Headline | None:
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
-    """How fast sizes are that are not a multiple of eight, and which multiple is enough.
+    """Report the speed of sizes that are not a multiple of eight, and which multiple is enough.
 
-    By dimension where each has enough sizes; the numbers are the worst dimension's.
+    Dimensions are reported separately if each has enough sizes. The numbers of the headline are
+    those of the slowest dimension.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -171,7 +178,8 @@ def _enough(rows: pd.DataFrame) -> str:
     """Name the smallest multiple whose sizes are as fast as multiples of 16.
 
     Args:
-        rows: of :func:`analysis.slices.series.alignment_series`, the round sizes themselves too.
+        rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
+            themselves.
     """
     speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
@@ -183,7 +191,7 @@ def _enough(rows: pd.DataFrame) -> str:
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
-    """NHWC's speed over NCHW's, geometric mean."""
+    """Report the speed of NHWC over that of NCHW, as a geometric mean."""
     pairs = layout_series(table)
     if len(pairs) < _LEAST:
         return None
@@ -201,13 +209,13 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Find the smallest square GEMM that is nearly at its best speed, for each dtype."""
+    """Report the smallest square GEMM that is nearly at its best speed, for each dtype."""
     rows = square_series(table)
     parts, found = [], []
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
-        # Where not even the largest size is certain to be fast, the interval ends there.
+        # If not even the largest size is certainly fast, the interval ends at that size.
         largest = int(group["m"].max())
         value, lo, hi = (
             fast_from(group, name) or largest for name in ("tflops", "tflops_hi", "tflops_lo")
@@ -225,7 +233,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """How well cases are predicted that the model had not seen, and how steady the machine was."""
+    """Report the errors of predictions of held-out cases, and how far the machine drifted."""
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
     if len(errors) < _LEAST or interval is None:
@@ -247,7 +255,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """The best changes, each of another kind: the surest first, then what gains most at least."""
+    """Report the best change of each kind, by verdict, evidence and the lower end of the gain."""
     kinds = [max(group.advice, key=_promise) for group in findings(advice)]
     found = []
     for best in sorted(kinds, key=_promise, reverse=True)[:_CHANGES]:
@@ -269,20 +277,20 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
 
 
 def _sureness(answer: Advice) -> str:
-    """``Likely (97%, measured)``, or ``Do it (confirmed)``."""
+    """Return ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"
 
 
 def _promise(answer: Advice) -> tuple[int, int, float]:
-    """How sure an answer is, on what evidence, and what it gains at least."""
+    """Return a sort key: the verdict, its evidence, and the lower end of the gain."""
     sure, evidence = VERDICTS.index(answer.verdict), EVIDENCE.index(answer.evidence)
     return -sure, -evidence, answer.gain.lo
 
 
 def sizes_line(advice: Sequence[Advice]) -> str:
-    """How many shapes should be changed."""
+    """Say how many shapes should change."""
     sure, likely = (
         sum(answer.verdict == verdict for answer in advice) for verdict in (DO_IT, LIKELY)
     )
@@ -295,14 +303,15 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 
 
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
-    """The geometric mean of ratios and its 95% interval.
+    """Return the geometric mean of ratios and its 95% interval.
 
-    The interval has the scatter of the ratios, by Student's distribution, and their own
+    The interval combines the scatter of the ratios, by Student's distribution, with their own
     uncertainty.
 
     Args:
-        rows: with the column ``name`` and its ends, ``_lo`` and ``_hi``.
-        name: of the column.
+        rows: table with the column ``name`` and the ends of its intervals, ``<name>_lo`` and
+            ``<name>_hi``.
+        name: the column of the ratios.
     """
     logs = np.log(rows[name].to_numpy(float))
     ends = np.log(rows[[f"{name}_lo", f"{name}_hi"]].to_numpy(float))
@@ -314,11 +323,11 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
 
 
 def _ends(texts: Sequence[str]) -> str:
-    """``86.1–87.9 GFLOP/s``: an interval whose unit is written once."""
+    """Format an interval with its unit written once, such as ``86.1–87.9 GFLOP/s``."""
     first, _, unit = texts[0].partition(" ")
     return f"{first}–{texts[1]}" if texts[1].endswith(unit) else f"{texts[0]}–{texts[1]}"
 
 
 def _percent(lo: float, hi: float) -> str:
-    """``86–91%``: an interval of shares."""
+    """Format an interval of shares, such as ``86–91%``."""
     return f"{100 * lo:.0f}–{hi:.0%}"

@@ -1,4 +1,4 @@
-"""Measured times, looked up by problem and by its neighbours."""
+"""Look up measured times by problem, and by the problems near it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from analysis.recordings.repetition import (
 from kernels.problem import Problem
 from sweeps.cases.case import Way
 
-_MANY = 64  # shapes, for which one pass over the rows per shape would take longer
+_MANY = 64  # shapes: with more, one pass over the table for each of them takes too long
 
 KINDS = ("pad", "choose")
-"""What may be asked of a problem: to need at least its sizes, or to pick among those near it."""
+"""Kinds of queries: ``pad`` needs at least the given sizes, ``choose`` may pick among sizes near
+them."""
 
 Ratio = tuple[float, float, float]
-"""A time ratio and its interval."""
+"""A time ratio and the two ends of its interval."""
 
 
 class Measurements:
-    """Measured times in bursts, looked up by problem and by its neighbours."""
+    """Times measured in bursts, looked up by problem and by the problems near it."""
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class Measurements:
         pairs: Sequence[Pair] = (),
         again: Mapping[Way, Sequence[MeasuredTime]] | None = None,
     ) -> None:
-        """Take what was measured.
+        """Store what was measured, and evaluate the confirmed pairs.
 
         Args:
-            times: maps a problem to the time of each implementation that computed it.
-            warm: whether operands came from the cache where they fit it.
-            pairs: ways that were timed anew beside each other.
-            again: the times of ways that were measured in several places, of which ``times`` has
-                one: only times of one place are compared.
+            times: for each problem, the time of every implementation that computed it.
+            warm: True if operands came from the cache where they fit it.
+            pairs: pairs of ways that were re-timed together.
+            again: times of ways that were measured in several places (run, worker and GPU);
+                ``times`` has only one of them. Only times of one place are compared.
         """
         self._again = again or {}
         self.warm = warm
@@ -68,38 +69,47 @@ class Measurements:
 
     @property
     def problems(self) -> Iterable[Problem]:
-        """Every problem that was measured."""
+        """All problems that were measured."""
         return self._times
 
     @property
     def timed_anew(self) -> set[Problem]:
-        """The problems that were timed anew, beside another size or implementation."""
+        """Problems that were re-timed together with another size or implementation."""
         sizes = {before for _, before, _ in self._confirmed}
         return sizes | {problem for problem, _ in self._other_ways}
 
     def times_of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
-        """Time of each implementation; empty if the problem was not measured."""
+        """Return the time of each implementation; empty if the problem was not measured."""
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Measured problems near this one; see :meth:`analysis.advice.sizes.SizeIndex.near`."""
+        """Return the measured problems whose sizes lie in a window around this one's.
+
+        See :meth:`analysis.advice.sizes.SizeIndex.near`.
+        """
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Time of ``problem`` over that of ``option``, and its interval, as they should be expected
-        of the pair's samples; None where the two were not timed anew beside each other.
+        """Return the confirmed time of ``problem`` over that of ``option``, with its interval.
 
-        ``kind`` is ``pad`` or ``choose``: how gains are distributed depends on what is asked.
+        This is the value to expect given the pair's samples. None if the two were not re-timed
+        together. The distribution of gains depends on the query, so ``kind`` (``pad`` or
+        ``choose``) matters.
         """
         return self._confirmed.get((kind, problem, option))
 
     def other_ways(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
-        """Implementations that were timed anew beside the library: how much faster each is."""
+        """Return the implementations that were re-timed together with a vendor library.
+
+        Each comes with the time of the vendor library over its own.
+        """
         return self._other_ways.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
-        """Time of ``problem`` over that of ``option`` and the interval of a repetition, each by the
-        fastest of the implementations that computed both; None where no interval is known.
+        """Return the measured time of ``problem`` over that of ``option``, with its interval.
+
+        The interval is that of a repetition. Each time is that of the fastest implementation among
+        those that computed both problems. None if no interval is known.
         """
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
@@ -110,8 +120,9 @@ class Measurements:
         return self._compared(before, after)
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
-        """Time of ``problem`` over that of ``option`` in a public table, which has single times
-        without an interval; None where it has not both.
+        """Return the time of ``problem`` over that of ``option`` in a public table.
+
+        The table has single times without an interval. None if it does not have both.
         """
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
@@ -123,7 +134,7 @@ class Measurements:
         return one.time / other.time if single and one.run == other.run else None
 
     def _compared(self, before: Way, after: Way) -> Ratio | None:
-        """The ratio of two ways in the place that knows both best; None where none knows both."""
+        """Return the ratio of two ways from the place that knows both best; None if none does."""
         ones, others = (
             self._again.get(way) or [self.times_of(way[0])[way[1]]] for way in (before, after)
         )
@@ -132,15 +143,16 @@ class Measurements:
         return repeated_ratio(*best) if best else None
 
     def ratio_of(self, before: Way, after: Way) -> Ratio | None:
-        """Time of one way over that of another and the interval of a repetition; None where one was
-        not measured or has no interval.
+        """Return the time of one way over that of another, with the interval of a repetition.
+
+        None if one of the ways was not measured or has no interval.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
         return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
-        """The fastest implementation if it is faster again, beyond doubt; else the library."""
+        """Return the fastest implementation if it would certainly win again, else ``library``."""
         entry = self.times_of(problem)
         if library not in entry:
             return library
@@ -154,10 +166,10 @@ def _seconds(time: MeasuredTime) -> float:
 
 
 def _claims(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
-    """What should be expected of the time ratio of each pair that answers a kind of question.
+    """Return the expected time ratio of each pair that answers one kind of query.
 
-    To choose, gains are of work per second, and any pair is one; to pad, the second contains the
-    first.
+    For ``choose``, gains are in work per second and every pair counts. For ``pad``, the second
+    problem has to contain the first.
     """
     fitting = [p for p in pairs if kind == "choose" or _contains(p.after[0], p.before[0])]
     works = [p.after[0].flops / p.before[0].flops if kind == "choose" else 1.0 for p in fitting]
@@ -176,16 +188,18 @@ def _claims(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
 
 
 def _contains(larger: Problem, smaller: Problem) -> bool:
+    """Return True if no size of ``larger`` is below that of ``smaller``."""
     return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
 def rows_near(
     rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
 ) -> pd.DataFrame:
-    """The rows whose GEMM is as large as that of one of the problems, up to a factor in each size.
+    """Return the rows whose GEMM is, in each size, within a factor of a problem's GEMM.
 
-    A question about one shape needs few of a table's rows, and making problems of all takes longer
-    than the answer. Of many shapes, all rows are returned, unless there are ``many`` more rows.
+    A query about one shape needs few of a table's rows, and making problems of all rows takes
+    longer than the answer. For many shapes all rows are returned, unless ``many`` says that the
+    table is far longer.
     """
     if len(problems) > _MANY and not many:
         return rows
@@ -199,11 +213,14 @@ def rows_near(
 
 
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
-    """The measured times of ``ok`` rows of a recording: in bursts, of operands stored ordinarily,
-    which came from where they do in most of its cases.
+    """Read the measured times of a recording from its ``ok`` rows.
 
-    A time from a file of the user's has the interval of a single time. One from a public table has
-    none: whoever asks may run other software, which :mod:`analysis.model.fit` knows about.
+    Only bursts count, with operands that are stored ordinarily and come from the same place (cache
+    or memory) as in most of the recording's cases.
+
+    A time from a user's own file gets the interval of a single time. A time from a public table
+    gets none: whoever asks may run another framework or version, which :mod:`analysis.model.fit`
+    accounts for.
     """
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
     times_s = (
@@ -232,7 +249,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
             time = MeasuredTime(seconds, lo, hi, taken, *apart, place)
         again.setdefault((problem, name), []).append(time)
         known = times.setdefault(problem, {})
-        # Of the same problem in two sweeps, the time with the narrower interval counts.
+        # If two sweeps measured the same problem, the time with the narrower interval counts.
         if name not in known or time.width < known[name].width:
             known[name] = time
     several = {way: found for way, found in again.items() if len(found) > 1}

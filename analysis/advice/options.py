@@ -1,4 +1,4 @@
-"""Other sizes that a problem might have, and how long the model predicts each to take."""
+"""Generate the other sizes that a problem might have, and predict the time of each."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from kernels.common.errors import UserError
 from kernels.config import library_tiles
 from kernels.problem import Problem
 
-_MAX_COMBINATIONS = 256  # up to which all combinations of sizes are tried
-_ROUNDED = 1e-9
-_BEST_SIZES = 3  # per dimension, which are combined where there are more
+_MAX_COMBINATIONS = 256  # up to this many, all combinations of sizes are tried
+_ROUNDED = 1e-9  # tolerance for shares of FLOPs that rounding moves past the allowance
+_BEST_SIZES = 3  # sizes of each dimension that are combined if there are more combinations
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a problem.
+    """A pad or choose query.
 
-    ``kind`` is ``pad`` or ``choose``, ``allowance`` how much larger a dimension and the FLOPs may
-    become, as a fraction, and to choose also how much smaller; ``wishes`` says which sizes may be
-    named.
+    Attributes:
+        kind: ``pad`` or ``choose``.
+        allowance: how much larger a dimension and the FLOPs may become, as a fraction; for
+            ``choose``, also how much smaller.
+        wishes: constraints on the sizes that may be named.
     """
 
     kind: str = "pad"
@@ -45,28 +47,33 @@ class Question:
 
     @property
     def choose(self) -> bool:
-        """Whether smaller sizes count, and speed rather than time."""
+        """True if smaller sizes count too, and speeds are compared instead of times."""
         return self.kind == "choose"
 
     def holds(self, problem: Problem, option: Problem) -> bool:
-        """Whether an option's FLOPs are within the allowance, too: two sizes that each use all of
-        it would use it twice.
+        """Return True if the FLOPs of an option are within the allowance, too.
+
+        Two sizes that each use the whole allowance would otherwise use it twice.
         """
         more = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= more <= self.allowance + _ROUNDED
 
     def work(self, problem: Problem, option: Problem) -> float:
-        """What a time ratio is multiplied by: choosing compares speeds, padding compares times."""
+        """Return the factor that turns a time ratio into a ratio of what the query compares.
+
+        The factor is 1 for a pad query, which compares times. For a choose query, which compares
+        speeds, it is the option's FLOPs over the problem's.
+        """
         return option.flops / problem.flops if self.choose else 1.0
 
 
 def question_of(
     pad: str | float | None, choose: str | float | None, wishes: SizeConstraints
 ) -> Question:
-    """The question of whoever gave one of two allowances, or neither: to pad by an eighth.
+    """Return the query for at most one of two allowances; the default is to pad by an eighth.
 
     Raises:
-        UserError: both are given, or one is no share.
+        UserError: if both allowances are given, or one is not a share.
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
@@ -77,20 +84,21 @@ def question_of(
 
 
 MOST = 10.0
-"""The largest allowance: of a handful of rows, a size may well be several times as large."""
+"""Largest allowance. A dimension with a handful of rows may well become several times as large."""
 
 
 Options = tuple[list[Problem], pd.DataFrame]
-"""A problem and other sizes of it, and the model's prediction of each."""
+"""A problem followed by other sizes of it, and the model's prediction of each."""
 
 
 def options_of(
     problem: Problem, model: Model, measured: Measurements, library: str, question: Question
 ) -> Options:
-    """The problem first, then other sizes of it, and the model's prediction of each.
+    """Return the problem, then other sizes of it, and the model's prediction of each.
 
-    All combinations of round sizes where they are few; else all sizes of one dimension at a time,
-    and the combinations of the best of these. Measured neighbours that may be named are options.
+    If there are few combinations of round sizes, all are options. Otherwise the options are all
+    sizes of one dimension at a time, and combinations of the best of these. Measured problems
+    nearby are options, too, if their sizes may be named.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -98,9 +106,9 @@ def options_of(
 def options_of_each(
     problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
 ) -> list[Options]:
-    """The options of each of many problems (mapped to their library).
+    """Return the options of each of many problems, which are mapped to their libraries.
 
-    All are predicted together: one problem after another takes longer.
+    All options are predicted together, because predicting one problem after another takes longer.
     """
     libraries = list(problems.values())
 
@@ -115,7 +123,7 @@ def options_of_each(
 
     first = [_first_options(problem, model, measured, question) for problem in problems]
     frames = predicted([options for options, _ in first])
-    # Three sizes with fifteen values each make thousands of combinations.
+    # Three dimensions with fifteen values each would make thousands of combinations.
     more = [
         [] if whole else _combinations_of_best(options, frame, question)
         for (options, whole), frame in zip(first, frames, strict=True)
@@ -132,7 +140,10 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """All options where they are few, else those that change one size; and whether that is all."""
+    """Return all options if there are few, else those that change one size.
+
+    The second value is True if these are all options.
+    """
     near = [
         option
         for option in measured.near(
@@ -157,17 +168,17 @@ def _first_options(
 def _combinations_of_best(
     alone: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
-    """What combines the best sizes of each dimension, without the options that change one.
+    """Return the combinations of the best sizes of each dimension that are not yet options.
 
     Args:
-        alone: the problem, then the options that change one size, or were measured.
+        alone: the problem, then the options that change one size or were measured.
         frame: the model's prediction of each.
-        question: what is asked.
+        question: the query.
     """
     problem, time = alone[0], dict(zip(alone, frame["time_us"], strict=True))
 
     def best(d: str) -> set[int]:
-        """The problem's size in one dimension, and the best ones if only that one changes."""
+        """Return the problem's size in a dimension, and the best sizes if only that changes."""
         fixed = {o: getattr(o, d) for o in alone if set(changed(problem, o)) <= {d}}
         order = sorted(fixed, key=lambda o: time[o] / question.work(problem, o))
         return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
@@ -177,17 +188,18 @@ def _combinations_of_best(
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:
-    """Edges of the library's tiles on a machine that are no power of two."""
+    """Return the edges of the vendor library's tiles that are not a power of two."""
     edges = {edge for tile in library_tiles(model.machine.generation, dtype) for edge in tile}
     return sorted(edge for edge in edges if edge.bit_count() > 1)
 
 
 def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
+    """Yield the problem with every combination of the given sizes."""
     products = itertools.product(*sizes.values())
     return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
 
 
 def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
-    """The problem first, then the options by FLOPs, without duplicates."""
+    """Return the problem first, then the options by FLOPs, without duplicates."""
     unique = {problem, *options}
     return sorted(unique, key=lambda option: (option != problem, option.flops, option.spec()))

@@ -1,4 +1,4 @@
-"""Why a size is better, or why nothing is worth a change, in words."""
+"""Explain in words why a size is better, or why no change is worth it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from analysis.advice.options import Question
 from analysis.advice.sizes import changed
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
-_LEAST_POINTS = 0.5  # percentage points of a gain that are worth a word
-_LEAST_SHARE = 0.1  # of the gain, likewise
+_LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
+_LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
 _SIMILAR = "a measured trend of similar shapes"
-_OF_ARITHMETIC = ("compute", "feed", "latency")  # limits that whole tiles and waves decide
+_OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and waves count
 
 
 def change_text(problem: Problem, option: Problem) -> str:
-    """``N 50257 → 50304``; empty if no size changes."""
+    """Return ``N 50257 → 50304``; empty if no size changes."""
     return ", ".join(
         f"{d.upper()} {getattr(problem, d)} → {getattr(option, d)}"
         for d in changed(problem, option)
@@ -35,22 +35,23 @@ def why(
     measured: bool = False,
     kind: str = "gpu",
 ) -> str:
-    """Account for a gain: how many of its percentage points what the model knows explains.
+    """Attribute the percentage points of a gain to the causes that the model knows.
 
-    The logarithm of the gain is a sum. By the model, tiles, waves and bytes have their parts in it;
-    what is left is another kernel of the library, where its tile or split differs, or alignment.
-    Parts that cost are named, too: the points add up to the gain.
+    The logarithm of the gain is a sum, in which the model knows the parts of tiles, waves and
+    bytes. The rest is attributed to alignment if that improves, or to another kernel of the vendor
+    library if its tile or split differs. Parts that reduce the gain are named, too, so that the
+    points add up to it.
 
     Args:
-        problem: as it was asked.
-        option: what it becomes.
+        problem: the original problem.
+        option: the problem with other sizes.
         before: the model's prediction of the problem.
-        after: that of the option.
-        gain: what the change brings, as a fraction: of the time or, to choose, per FLOP.
-        choose: whether it is per FLOP.
-        assumed: whether the price of misalignment is assumed, and decides.
-        measured: whether the gain is measured, and not predicted.
-        kind: the machine's; a CPU has threads where a GPU has waves of tiles.
+        after: the model's prediction of the option.
+        gain: gain of the change as a fraction: in time or, to choose, per FLOP.
+        choose: True if the gain is per FLOP.
+        assumed: True if the gain depends on an assumed price of misalignment.
+        measured: True if the gain is measured, not predicted.
+        kind: kind of the machine. A CPU has threads where a GPU has waves of tiles.
     """
     total = math.log1p(gain)
     more = math.log(option.flops / problem.flops)
@@ -78,10 +79,10 @@ def why(
 def _known_parts(
     before: Mapping[str, Any], after: Mapping[str, Any], more: float, choose: bool, kind: str
 ) -> dict[str, float]:
-    """What the model's parts explain of the logarithm of a gain.
+    """Return the parts of a gain's logarithm that the model explains.
 
-    ``more`` is the logarithm of the option's FLOPs over the problem's: they take time where
-    arithmetic binds, and are what is gained per byte where memory does.
+    ``more`` is the logarithm of the option's FLOPs over the problem's. These FLOPs take time where
+    arithmetic is the limit. Where memory is the limit, they are what is gained per byte.
     """
     if before["limit"] == "memory" and after["limit"] == "memory":
         fewer = math.log(before["bytes"] / after["bytes"]) + (more if choose else 0.0)
@@ -89,7 +90,7 @@ def _known_parts(
         return {f"{name} per FLOP" if choose else name: fewer}
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
-    # Padding within a tile fills it and takes no time: the FLOPs are not a part of their own.
+    # Padding within a tile fills the tile and takes no time, so FLOPs are not a separate part.
     filled = math.log(after["tile_efficiency"] / before["tile_efficiency"])
     area = filled if choose else filled - more
     shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
@@ -110,7 +111,7 @@ def _full(log_ratio: float) -> str:
 
 
 def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
-    """The library's kernel as the model takes it to choose: its tile, and how it splits K."""
+    """Return the tile and the split of K that the model expects the vendor library to choose."""
     return str(row["tile"]), int(row["split"])
 
 
@@ -131,12 +132,12 @@ def _alignment(problem: Problem, option: Problem, assumed: bool) -> str:
 
 
 def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
-    """Why a problem is left as it is.
+    """Explain why a problem is left as it is.
 
     Args:
-        row: the model's prediction of it.
-        question: what was asked.
-        uncertain: whether another size may well be better, but may as well lose much.
+        row: the model's prediction of the problem.
+        question: the query.
+        uncertain: True if another size may well be better, but may also lose much.
     """
     if uncertain:
         return "too little is known about nearby sizes to recommend one; --measure would time them"

@@ -1,11 +1,12 @@
-"""Two questions about a GEMM's sizes or a convolution's channels, or the answer to leave them.
+"""Advise on the sizes of a GEMM or the channels of a convolution, or to leave them.
 
-*pad*: "I need at least this; which slightly larger one takes less time?" *choose*: "I may pick
-within ±15 %; which one computes most per second?"
+There are two kinds of queries. *pad*: "I need at least this; which slightly larger one takes less
+time?" *choose*: "I may pick within ±15%; which one computes most per second?"
 
-A gain is what a pair of samples taken anew says of it where there is one, else what both shapes'
-measured times say, else what the model predicts, with the error of a *ratio* of neighbouring
-shapes, which is smaller than that of either time. :mod:`analysis.advice.verdict` decides.
+A gain comes from the best evidence that exists: samples of the pair that were taken after the
+choice, else the measured times of both shapes, else the model's prediction. The error of a
+predicted gain is that of a *ratio* of neighbouring shapes, which is smaller than the error of
+either time. :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
 
 from __future__ import annotations
@@ -43,18 +44,21 @@ from sweeps.schema import problem_columns
 
 @dataclass(frozen=True)
 class Advice:
-    """One shape's answer. Gains are fractions, of what depends on the question: 0.12 means that the
-    padded product takes 1/1.12 of the time, or that the chosen one computes 12 % more per second.
+    """Advice on one shape.
 
-    ``measured_gain`` and its interval are None where one of the shapes was not measured; they are
-    of samples taken anew where ``evidence`` is ``confirmed``. Where ``instead`` is the problem
-    itself and the verdict is not to leave it, another ``implementation`` is faster.
+    Gains are fractions. For a pad query, 0.12 means that the padded shape takes 1/1.12 of the time.
+    For a choose query, it means that the chosen shape computes 12% more per second.
+
+    ``measured_gain`` and its interval are None if one of the shapes was not measured. If
+    ``evidence`` is ``confirmed``, they come from samples that were taken after the choice. If
+    ``instead`` is the problem itself and the verdict is not to leave it, another ``implementation``
+    is faster.
     """
 
     problem: Problem
     instead: Problem
     question: str  # pad or choose
-    verdict: str  # of VERDICTS
+    verdict: str  # one of VERDICTS
     evidence: str  # confirmed, measured or predicted
     implementation: str
     predicted_gain: float
@@ -69,39 +73,42 @@ class Advice:
 
     @property
     def change(self) -> str:
-        """``N 50257 → 50304``; empty if no size changes."""
+        """Sizes that change, such as ``N 50257 → 50304``; empty if none does."""
         return change_text(self.problem, self.instead)
 
     @property
     def changed(self) -> list[str]:
-        """The dimensions that the answer changes."""
+        """Dimensions that the advice changes."""
         return changed(self.problem, self.instead)
 
     @property
     def roles(self) -> str:
-        """What those dimensions stand for in a model."""
+        """Meaning of the changed dimensions in a model."""
         return ", ".join(role(self.problem, d) for d in self.changed)
 
     @property
     def probability(self) -> float:
-        """The probability that following the answer gains; of one to leave the shape, 0."""
+        """Probability that following the advice gains; 0 for advice to leave the shape."""
         return probability(self.gain, self.evidence) if self.verdict != LEAVE_IT else 0.0
 
     @property
     def expected_gain(self) -> float:
-        """The gain to expect after costs; of an answer to leave the shape, 0."""
+        """Gain to expect after costs; 0 for advice to leave the shape."""
         return net(self.gain, self.extra_flops) if self.verdict != LEAVE_IT else 0.0
 
     @property
     def gain(self) -> Gain:
-        """The measured gain and its ends where there are, else the predicted ones."""
+        """Measured gain with its interval if there is one, else the predicted gain."""
         gain, lo, hi = self.measured_gain, self.measured_lo, self.measured_hi
         if gain is None or lo is None or hi is None:
             return Gain(self.predicted_gain, self.predicted_lo, self.predicted_hi)
         return Gain(gain, lo, hi)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, for JSON and CSV: sizes as in measurements.csv, ``new_m`` those of ``instead``."""
+        """Return a flat record for JSON and CSV.
+
+        Sizes have the names of measurements.csv; those of ``instead`` are ``new_m`` and so on.
+        """
         shapes = {
             "problem": self.problem.spec(),
             "instead": self.instead.spec(),
@@ -120,17 +127,17 @@ def advise(
     library: str,
     question: Question | None = None,
 ) -> Advice:
-    """The best other sizes of a problem, or to leave it.
+    """Advise on the best other sizes of a problem, or to leave it.
 
     Args:
-        problem: what is asked about.
-        model: the machine's model.
-        measured: what was measured there.
+        problem: the original problem.
+        model: the model of the machine.
+        measured: what was measured on the machine.
         library: the implementation that predictions are for.
-        question: what is asked; padding by at most 12.5 % if None.
+        question: the query; padding by at most 12.5% if None.
 
     Raises:
-        UserError: the question's wishes do not fit the problem.
+        UserError: if the size constraints of the query do not fit the problem.
     """
     question = question or Question()
     question.wishes.check(problem)
@@ -141,16 +148,19 @@ def advise(
 def _advise_among(
     found: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """As :func:`advise`, among options, of which the first is the problem."""
+    """Advise as :func:`advise` does, among given options of which the first is the problem."""
+    # 1. Choose the best other size. Position 0 is the problem itself.
     options, frame = found
     problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_of(choices)
     option, choice = options[best], choices[best]
+    # 2. Another implementation of the same shape may be better than any other size.
     other = _otherwise(problem, measured, library, question)
     if other is not None and (not best or _rank(other.verdict, other.gain, 0.0) > choice.rank):
         return other
+    # 3. Explain the change, or why there is none.
     if best:
         assumed = choice.evidence == PREDICTED and assumes_alignment(problem, option, fit)
         rows = frame.iloc[0], frame.iloc[best]
@@ -170,6 +180,7 @@ def _advise_among(
             c.evidence == PREDICTED and net(c.gain, c.extra_flops) >= _CLEAR for c in choices[1:]
         ) and not any(c.evidence == CONFIRMED for c in choices)
         reason = why_not(frame.iloc[0], question, risky)
+    # 4. Report the gain. The evidence for leaving a problem is measured if any option was.
     known = choice.gain if best and choice.evidence != PREDICTED else None
     none = Gain(0.0, 0.0, 0.0)
     any_known = any(c.evidence != PREDICTED for c in choices[1:])
@@ -188,9 +199,9 @@ def _advise_among(
     )
 
 
-_TOGETHER = 100  # problems whose options, up to thousands of each, are predicted at once
-_TO_95 = 1.96 / 1.645  # from half a 90 % interval of a normal law to half a 95 % interval
-_CLEAR = 0.05  # a gain that would be worth measuring
+_TOGETHER = 100  # problems that are predicted at once, each with up to thousands of options
+_TO_95 = 1.96 / 1.645  # half the 95% interval over half the 90% interval, of a normal error
+_CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
@@ -201,7 +212,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _otherwise(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """The advice to compute a problem as it is with another implementation, if one is faster."""
+    """Return the advice to use another implementation; None if none is faster."""
     gains = {name: gain_of(ratio, 1.0) for name, ratio in measured.other_ways(problem, library)}
     if not gains:
         return None
@@ -227,14 +238,18 @@ def _otherwise(
 
 
 def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
-    """What answers are put in order by: of two gains that should be equal, the surer is best."""
+    """Return a sort key of answers: the verdict, then the gain after costs.
+
+    The gain is taken halfway to the lower end of its interval, so that of two equal gains the surer
+    one is better.
+    """
     middle = gain._replace(value=(gain.value + gain.lo) / 2)
     return -VERDICTS.index(what_to_do), net(middle, extra_flops)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What an option would bring: the gain by the best evidence, and the predicted one."""
+    """Gain of an option by the best evidence, and its predicted gain."""
 
     gain: Gain
     evidence: str
@@ -243,12 +258,12 @@ class Choice:
 
     @property
     def verdict(self) -> str:
-        """Whether to take it."""
+        """Verdict on the option."""
         return verdict(self.gain, self.evidence, self.extra_flops)
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What choices are put in order by, the best the largest."""
+        """Sort key of choices; the best choice has the largest key."""
         return _rank(self.verdict, self.gain, self.extra_flops)
 
 
@@ -260,15 +275,15 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """What each option would bring instead of the problem, which is the first of them.
+    """Return the gain of each option over the problem, which is the first option.
 
     Args:
-        problem: the first of the options.
+        problem: the original problem.
         options: the problem, then other sizes of it.
         frame: the model's prediction of each option.
-        fit: the errors of such predictions.
-        measured: what was measured of them.
-        question: what is asked.
+        fit: errors of such predictions.
+        measured: what was measured of the options.
+        question: the query.
     """
     seconds = frame["time_us"].to_numpy()
     spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
@@ -289,11 +304,11 @@ def weigh(
 def measured_ratio(
     problem: Problem, option: Problem, measured: Measurements, fit: Fit
 ) -> tuple[float, float, float] | None:
-    """The problem's measured time over the option's, with the 95 % interval of a repetition.
+    """Return the problem's measured time over the option's, with its 95% interval.
 
-    Of two times in a public table, the interval holds the ratio on other software, whose times lie
-    apart from the table's even where the model has nothing to predict. None where the two were not
-    measured in one place.
+    The interval is that of a repetition. If both times come from a public table, the interval is
+    for another framework or version, whose times differ from the table's even where the model has
+    nothing to predict. None if the two were not measured in the same place.
     """
     known = measured.ratio(problem, option)
     if known is not None:
@@ -306,10 +321,10 @@ def measured_ratio(
 
 
 def best_of(choices: Sequence[Choice]) -> int:
-    """The position of the choice to take; 0, the problem itself, if none is worth it.
+    """Return the position of the choice to take; 0, the problem itself, if none is worth it.
 
-    Where one was measured anew, it was the best of those that were tried: what the others promise
-    is what they were not chosen for.
+    If any choice was re-timed, only re-timed ones count. They were the best of those that were
+    tried. The others were not chosen for re-timing, whatever they promise.
     """
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -318,15 +333,15 @@ def best_of(choices: Sequence[Choice]) -> int:
 
 
 def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
-    """Whether a gain is assumed: better alignment, of which no calibrated row showed the worth."""
+    """Return True if a gain rests on better alignment whose value no calibrated row has shown."""
     return fit.aligned_only and option.alignment > problem.alignment
 
 
 def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
-    """The 90 % range of a log ratio's error where it rests on an assumed price of misalignment.
+    """Return the 90% range of a log ratio's error if it rests on an assumed misalignment price.
 
-    The price may be nothing, or twice as much. The other errors are those of two shapes as well
-    known as the aligned one.
+    The true price may be zero or twice the assumed one. The other errors are those of two shapes
+    that are as well known as the aligned one.
     """
     low, high = fit.ratio_range(True, (spread, spread))
     price = max(log_ratio, 0.0)
@@ -336,18 +351,20 @@ def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[floa
 def _error(
     problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
 ) -> tuple[float, float]:
-    """The 90 % range of the error of a predicted log ratio, the problem's time over the option's.
+    """Return the 90% range of the error of a predicted log ratio (problem's time over option's).
 
-    It was measured over pairs of which one pads the other by little (:data:`NEAR`). An option that
-    is smaller in a size gets the wider side of it both ways, and one further away the range of any
-    two shapes. Of layouts, batches and alignments that were not measured, neither was it.
+    The range was measured over pairs of shapes in which one pads the other slightly (:data:`NEAR`).
+    An option that is smaller in some size gets the wider side of this range on both sides. An
+    option further away gets the range of any two shapes. For layouts, batches and alignments that
+    were not measured, the range was not measured either. It is then at least as wide as on a
+    machine without any measurements.
     """
     growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
     if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
         return fit.ratio_range(False, spreads)
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
-    else:  # at least as wide as on a machine of which nothing was measured
+    else:  # at least as wide as on a machine without any measurements
         fitted = fit.ratio_range(True, (fit.typical_spread,) * 2)
         low, high = min(UNCALIBRATED_PAIR[0], fitted[0]), max(UNCALIBRATED_PAIR[1], fitted[1])
     if min(growth) < 1:
@@ -362,14 +379,14 @@ def predicted_ratio(
     spreads: tuple[float, float],
     fit: Fit,
 ) -> tuple[float, float, float]:
-    """The problem's predicted time over the option's, and the 90 % interval of that.
+    """Return the problem's predicted time over the option's, with its 90% interval.
 
     Args:
-        problem: as it is.
-        option: with other sizes.
-        times: both predicted times, in any unit.
-        spreads: of both predictions.
-        fit: the errors of such predictions.
+        problem: the original problem.
+        option: the problem with other sizes.
+        times: predicted times of both, in any unit.
+        spreads: spreads of both predictions.
+        fit: errors of such predictions.
     """
     ratio = times[0] / times[1]
     low, high = _error(problem, option, fit, spreads)
@@ -381,8 +398,9 @@ def predicted_ratio(
 def advise_all(
     problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
 ) -> list[Advice]:
-    """Advice for each of many problems (mapped to their library): those to act on first, of them
-    the largest gains.
+    """Return advice on each of many problems, which are mapped to their libraries.
+
+    Changes to make come first, and among them the largest gains.
     """
     answers = []
     for start in range(0, len(problems), _TOGETHER):

@@ -1,4 +1,4 @@
-"""The sizes near a problem's that a recommendation may name, and what each size stands for."""
+"""Generate sizes near a problem's that advice may name, and say what each size stands for."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from kernels.config import ceil_div
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
-_LARGE_STEPS = {64, 128}  # of which the next multiple counts even if the size is one
-_OF_SMALL = 4  # what a size under 16 may be a multiple of: images have three channels
-_OF_VOCABULARY = (512, 1024)  # as many processes as share one want whole tiles each
-_WINDOW_SIZES = 6  # across a window, beside the nearest multiples
-_EVERY = 16  # sizes in a window, up to which every one is tried if any may be named
-_MIN_VOCABULARY = 30_000  # so many output features are taken for a vocabulary
+_LARGE_STEPS = {64, 128}  # their next multiple counts even if the size is a multiple itself
+_OF_SMALL = 4  # a size below 16 may be a multiple of this: images have three channels
+_OF_VOCABULARY = (512, 1024)  # processes that share a vocabulary each want whole tiles
+_WINDOW_SIZES = 6  # sizes spread over a window, in addition to the nearest multiples
+_EVERY = 16  # widest window in which every size is tried, if any size may be named
+_MIN_VOCABULARY = 30_000  # output features from which on they are taken for a vocabulary
 
 
 @dataclass(frozen=True)
 class SizeConstraints:
-    """Which sizes a recommendation may name.
+    """Constraints on the sizes that a recommendation may name.
 
-    ``change`` are the only dimensions that it may change (all if empty), ``fix`` those that it may
-    not, and a changed size is a multiple of ``multiple``. Unless ``any_size``, it is also one that
-    an engineer would choose: a multiple of 8, or of 4 if it is under 16.
+    Attributes:
+        change: the only dimensions that may change; all if empty.
+        fix: dimensions that may not change.
+        multiple: every changed size is a multiple of this.
+        any_size: if False, a changed size is also one that an engineer would choose: a multiple of
+            8, or of 4 if it is below 16.
     """
 
     change: tuple[str, ...] = ()
@@ -40,13 +43,14 @@ class SizeConstraints:
 
     def __post_init__(self) -> None:
         check_counts(self, "multiple")
-        for name in ("change", "fix"):  # sizes have names in both cases
+        for name in ("change", "fix"):  # dimensions may be named in upper or lower case
             object.__setattr__(self, name, tuple(size.lower() for size in getattr(self, name)))
 
     def check(self, problem: Problem) -> None:
-        """
+        """Check that the constraints fit a problem.
+
         Raises:
-            UserError: the problem has no such dimension, or none is left to be changed.
+            UserError: if the problem has no such dimension, or none is left to change.
         """
         known = dimensions(problem)
         names = ", ".join(name.upper() for name in known)
@@ -57,7 +61,7 @@ class SizeConstraints:
             raise UserError(f"{problem} has no size left to change; its sizes are {names}.")
 
     def free(self, problem: Problem) -> list[str]:
-        """The dimensions that may be changed."""
+        """Return the dimensions that may change."""
         return [
             name
             for name in dimensions(problem)
@@ -65,14 +69,14 @@ class SizeConstraints:
         ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Whether every size that differs may be changed, and to that."""
+        """Return True if every size that differs may change, and may have its new value."""
         free = self.free(problem)
         return all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
         )
 
     def fits(self, size: int) -> bool:
-        """Whether a size may be named."""
+        """Return True if a size may be named."""
         step = 1 if self.any_size else _OF_SMALL if size < 2 * _MULTIPLES[0] else _MULTIPLES[0]
         return size % step == 0 and size % self.multiple == 0
 
@@ -81,31 +85,31 @@ ANY_DIMENSION = SizeConstraints()
 
 
 def changed(problem: Problem, option: Problem) -> list[str]:
-    """The dimensions in which an option differs."""
+    """Return the dimensions in which an option differs."""
     return [d for d in dimensions(problem) if getattr(problem, d) != getattr(option, d)]
 
 
 def dimensions(problem: Problem) -> tuple[str, ...]:
-    """The sizes of a problem that may be changed: M, N and K, or a convolution's channels."""
+    """Return the dimensions that may change: M, N and K, or a convolution's channels."""
     return ("m", "n", "k") if isinstance(problem, Gemm) else ("c", "kout")
 
 
 def sizes_of(problem: Problem) -> list[int]:
-    """Their values."""
+    """Return the sizes of a problem in those dimensions."""
     return [getattr(problem, name) for name in dimensions(problem)]
 
 
 def kind_of(problem: Problem) -> Any:
-    """Everything of a problem but the sizes that a recommendation may change."""
+    """Return everything about a problem except the sizes that a recommendation may change."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)
 
 
 class SizeIndex:
-    """Finds the problems whose sizes are near another's, of those that differ in nothing else."""
+    """Index of problems that finds those of nearby sizes which differ in nothing else."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        """Positions in ``problems`` are what :meth:`near` returns."""
+        """Index problems; :meth:`near` returns positions in ``problems``."""
         kinds: dict[Any, list[int]] = {}
         for i, problem in enumerate(problems):
             kinds.setdefault(kind_of(problem), []).append(i)
@@ -115,9 +119,10 @@ class SizeIndex:
         }
 
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
-        """Positions of problems each of whose sizes is this one's plus ``less`` to ``more`` of it.
+        """Return the positions of problems whose sizes all lie in a window around this problem's.
 
-        Both are fractions; a negative one allows smaller sizes.
+        The window reaches from ``less`` to ``more``, both as fractions of a size that are added to
+        it. A negative fraction allows smaller sizes.
         """
         nothing = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
         where, sizes = self._kinds.get(kind_of(problem), nothing)
@@ -133,16 +138,18 @@ def sizes_near(
     tiles: Sequence[int] = (),
     wishes: SizeConstraints = ANY_DIMENSION,
 ) -> dict[str, list[int]]:
-    """Sizes of each dimension within the allowance that may be named, and the problem's own.
+    """Return, for each dimension, its current size and the sizes near it that may be named.
 
-    To pad, the nearest multiples above; to choose, also those below, and some across the window.
+    To pad, these are the nearest multiples above. To choose, they also include the nearest
+    multiples below and some sizes across the window.
 
     Args:
-        problem: whose sizes.
-        allowance: how much larger or, to choose, smaller, as a fraction.
-        choose: whether smaller ones count.
-        tiles: edges of the library's tiles, whose multiples count, too.
-        wishes: which sizes may be named.
+        problem: the problem whose sizes change.
+        allowance: how much larger a size may become, as a fraction; to choose, also how much
+            smaller.
+        choose: True if smaller sizes count.
+        tiles: edges of the vendor library's tiles, whose multiples count, too.
+        wishes: constraints on the sizes.
     """
     sizes = {}
     free = wishes.free(problem)
@@ -164,7 +171,7 @@ def sizes_near(
 
 
 def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: SizeConstraints) -> set[int]:
-    """What a dimension's sizes may be multiples of."""
+    """Return the numbers that the sizes of a dimension may be multiples of."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
@@ -174,7 +181,7 @@ def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: SizeConstr
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Some sizes from end to end of a window: multiples of as large a step as leaves six."""
+    """Return sizes across a window: the multiples of the smallest step that leaves about six."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     step = next((s for s in steps if high - low <= _WINDOW_SIZES * s), coarse)
@@ -182,7 +189,10 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """The problem with other sizes, where it can have them: groups divide channels."""
+    """Yield the problem with other sizes.
+
+    Sizes that it cannot have are skipped: groups have to divide channels.
+    """
     for values in sizes:
         try:
             yield replace(problem, **values)  # type: ignore[arg-type]
@@ -191,7 +201,7 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """What a dimension stands for in a model, as far as the layout tells."""
+    """Return what a dimension stands for in a model, as far as the layout shows it."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
     if problem.batch > 1:

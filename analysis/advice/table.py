@@ -1,4 +1,4 @@
-"""The recommendation table of a recording, as CSV, Markdown and JSON."""
+"""Build the recommendation table of a recording, and write it as CSV, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
 
 QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
-"""What the table asks of every problem."""
+"""Queries that the table answers for every problem."""
 
 _QUESTION_TEXT = {
     "pad": "I need at least this size. What should I pad it to?",
@@ -46,17 +46,19 @@ _LEGEND = (
     "second measurement; for a predicted gain, its 90% interval."
 )
 _MAX_LISTED = 40
-_SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # of a problem
-_MOST = 2500  # problems, all of which are looked at
-_DRAWN = 500  # of more: nobody reads them all
-_REACH = 1.2  # by how much larger or smaller a size may be that answers a question of the table
+_SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])
+_MOST = 2500  # problems; up to this many, the table answers all of them
+_DRAWN = 500  # problems that are sampled from more, because nobody reads them all
+_REACH = 1.2  # factor by which a size may differ and still answer a query of the table
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
-    """Both questions' advice for every problem that the sweeps measured with the library.
+    """Return the advice on both queries for every problem that the sweeps measured.
 
-    Those to *pad* first, then those to *choose*; of each the largest gains first. Of thousands of
-    problems, as in others' tables, some are drawn. An unusable run gives no advice.
+    Only problems that were measured with a vendor library count. The advice to *pad* comes first,
+    then the advice to *choose*; within each, changes to make and the largest gains come first. If
+    there are thousands of problems, as in a public table, a sample is used. An unusable run gives
+    no advice.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -71,7 +73,10 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """What may be measured for the table: of each question the best guesses, so many at most."""
+    """Return what may be measured for the table.
+
+    A trial has at most ``count`` of the model's best guesses for one problem and one query.
+    """
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
     asked = _asked(recording, measured)
@@ -86,7 +91,10 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
 
 
 def _measured(recording: Recording) -> Measurements:
-    """The times that answers may rest on; of very many rows those near the problems looked at."""
+    """Return the times that answers may rest on; from a very long table, only the relevant ones.
+
+    These are the times near the problems that the table is about.
+    """
     rows = recording.products
     if len(rows) > MOST_ROWS:
         pairs = confirmed_pairs(recording)
@@ -96,16 +104,16 @@ def _measured(recording: Recording) -> Measurements:
 
 
 def _drawn(recording: Recording) -> pd.DataFrame:
-    """Rows of some problems that were measured with a library, each problem once."""
+    """Return one row for each of a sample of problems that a vendor library computed."""
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     order = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
     return shapes.iloc[np.sort(order)]
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
-    """Every problem that the sweeps measured with a library, and which it was.
+    """Return every problem that the sweeps measured with a vendor library, mapped to that library.
 
-    Without those that were measured only because another one's advice asked for them.
+    Problems that were measured only because advice on another one asked for them are left out.
     """
     measured = read_measurements(_table_rows(recording), recording)
     return {problem: next(iter(measured.times_of(problem))) for problem in measured.problems}
@@ -117,8 +125,10 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 
 
 def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
-    """The problems that the table is about: of many those that were timed anew, and some of the
-    others, the same ones each time, drawn without a look at any time.
+    """Return the problems that the table is about, mapped to their libraries.
+
+    If there are many, these are the problems that were re-timed and a sample of the others. The
+    sample is always the same and does not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _drawn(recording)
@@ -134,14 +144,14 @@ def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
-    """recommendations.csv and .json in full; .md with what is worth changing."""
+    """Write recommendations.csv and .json in full, and .md with the changes worth making."""
     folder = analysis.recording.folder
     write_records(folder, "recommendations", [answer.to_json() for answer in advice])
     write_whole(folder / "recommendations.md", recommendations_markdown(analysis, advice))
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """What to change, what it gains, what it costs and why; the rest is counted."""
+    """Return what to change, what it gains, what it costs and why; the rest is only counted."""
     lines = [
         f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
         "",
@@ -173,7 +183,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
 
 
 def _steadiness(recording: Recording) -> list[str]:
-    """What made the run noisy or unusable; empty for a quiet one."""
+    """Return a section on what made the run noisy or unusable; empty for a quiet run."""
     reasons = health_reasons(recording)
     if not reasons:
         return []
@@ -181,14 +191,14 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Rows that a reader opens, below what they have in common."""
+    """Return rows in a block that the reader can open."""
     if not rows:
         return []
     return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
 
 
 def _listed(changes: Sequence[Advice]) -> list[str]:
-    """The table of the best answers; empty for none."""
+    """Return the table of the best answers; empty if there are none."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
@@ -223,5 +233,5 @@ def _row(answer: Advice) -> str:
 def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
     if gain is None or lo is None or hi is None:
         return "–"
-    gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # no -0.0 %
+    gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # never -0.0%
     return f"{gain:+.1%} [{lo:+.1%}, {hi:+.1%}]"

@@ -1,4 +1,4 @@
-"""How long problems take on a machine: as it was measured where it was, else as predicted."""
+"""Return the times of problems on a machine: measured if they were measured, else predicted."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """What was measured there of problems, and of shapes that are larger or smaller by a factor.
+    """Return what a machine measured of problems, and of shapes within a factor of them.
 
     Raises:
-        UserError: the recording cannot be read.
+        UserError: if the recording cannot be read.
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
     recording = load_runs(basis.folder)
-    # Of a million rows few are near: all else is done to those alone.
+    # Only a few of a million rows are near, so all further work is done on those.
     near = replace(recording, rows=rows_near(recording.rows, problems, factor))
     measured = read_measurements(near.products, recording)
     measured.warm = basis.warm
@@ -43,7 +43,7 @@ def measurements_near(
 
 
 def _also(problem: Problem, basis: Basis) -> str:
-    """What else is to be said: what an fp8 time contains, and that the memory is too small."""
+    """Return further remarks: what an fp8 time contains, and that the memory is too small."""
     memory, gigabytes = basis.model.machine.memory_bytes, problem.bytes / 1e9
     text = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes <= memory:
@@ -52,11 +52,12 @@ def _also(problem: Problem, basis: Basis) -> str:
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
-    """A row per problem, as promised of ``predict --json``.
+    """Return one row per problem, as documented for ``predict --json``.
 
-    ``time_us`` is the library's measured time where this very problem was measured; ``evidence``
-    says so. Its interval then is of a second run. Others' tables have none: there it is that of a
-    prediction, about the time that :mod:`analysis.model.shift` expects of other software.
+    If this very problem was measured, ``time_us`` is the measured time of the vendor library, and
+    ``evidence`` says so. Its interval is then that of a second run. Times of public tables have no
+    such interval; theirs is that of a prediction, around the time that :mod:`analysis.model.shift`
+    expects under another framework or version.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]
@@ -87,12 +88,12 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
 
 
 def _predicted(row: Mapping[str, Any]) -> MeasuredTime:
-    """A prediction's time and interval, as if it were a measurement."""
+    """Return a prediction's time and interval in the form of a measurement."""
     return MeasuredTime(*(row[f"{name}_us"] * 1e-6 for name in ("time", "lo", "hi")))
 
 
 def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """A measured time with the interval of a repetition, or of a prediction where it has none."""
+    """Return a measured time with the interval of a repetition, else of a prediction."""
     if not math.isnan(known.lo):
         return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])

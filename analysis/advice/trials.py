@@ -1,4 +1,4 @@
-"""What to measure so that advice need not guess: candidates, and of these the ones to confirm."""
+"""Choose what to measure so that advice need not guess: candidates, and pairs to confirm."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Way
 
-_MEASURED_NEIGHBOURS = 2  # the best of them are candidates, whatever the model thinks
+_MEASURED_NEIGHBOURS = 2  # the best ones are candidates, whatever the model predicts
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A question about a problem, and what is timed for it.
+    """A query about a problem, and what is timed to answer it.
 
-    ``candidates`` are other sizes on the library, ``others`` the implementations that may compute
-    the problem as it is, ``promise`` the gain after costs that the best guess should bring.
+    ``candidates`` are other sizes on the vendor library, ``others`` are implementations that can
+    compute the problem as it is, and ``promise`` is the expected gain of the best guess after
+    costs.
     """
 
     problem: Problem
@@ -36,7 +37,7 @@ class Trial:
 
     @property
     def ways(self) -> list[Way]:
-        """Everything to be timed, the problem as it was asked first."""
+        """Everything to be timed, beginning with the original problem."""
         sizes = [(size, self.library) for size in (self.problem, *self.candidates)]
         return [*sizes, *((self.problem, name) for name in self.others)]
 
@@ -50,19 +51,21 @@ def trial_of(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """The best guesses of a problem, to be timed; None where nothing might gain, or is known.
+    """Return a trial of the best guesses for a problem.
+
+    None if nothing might gain, or if everything is known.
 
     Args:
-        problem: what is asked about.
-        model: the machine's model.
-        measured: what was measured there.
+        problem: the original problem.
+        model: the model of the machine.
+        measured: what was measured on the machine.
         library: the implementation that predictions are for.
-        question: what is asked.
-        count: how many of the model's best guesses are candidates.
-        others: implementations that compute it as it is.
+        question: the query.
+        count: number of the model's best guesses that become candidates.
+        others: implementations that can compute the problem as it is.
 
     Raises:
-        UserError: the question's wishes do not fit the problem.
+        UserError: if the size constraints of the query do not fit the problem.
     """
     question.wishes.check(problem)
     options, frame = options_of(problem, model, measured, library, question)
@@ -79,17 +82,17 @@ def trial_among(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """As :func:`trial_of`, among given options, of which the first is the problem.
+    """Return a trial as :func:`trial_of` does, among given options.
 
     Args:
         options: the problem, then other sizes of it.
         frame: the model's prediction of each option.
-        model: the machine's model.
-        measured: what was measured there.
+        model: the model of the machine.
+        measured: what was measured on the machine.
         library: the implementation that predictions are for.
-        question: what is asked.
-        count: how many of the model's best guesses are candidates.
-        others: implementations that compute it as it is.
+        question: the query.
+        count: number of the model's best guesses that become candidates.
+        others: implementations that can compute the problem as it is.
     """
     problem = options[0]
     fit = model.fit(group_of(library, problem))
@@ -118,10 +121,10 @@ def _worth(choice: Choice) -> float:
 
 
 def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterator[tuple[Way, Way]]:
-    """Of each trial, the ways to be timed anew beside the problem as it was asked.
+    """Yield, for each trial, the ways to re-time together with the original problem.
 
-    They are the size and the other implementation that were best among the samples of the trial,
-    if these gained enough to be worth a change.
+    These are the size and the other implementation that were best in the samples of the trial, if
+    their gains are worth a change.
     """
     seen: set[tuple[Way, Way]] = set()
     for trial in trials:
@@ -141,7 +144,7 @@ def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterato
 
 
 def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | None:
-    """What a way gained after costs, by the samples of the trial; None where it has none."""
+    """Return the gain of a way after costs, by the trial's samples; None if there are none."""
     problem, name = way
     ratio = explored.ratio_of((trial.problem, trial.library), (problem, name))
     if ratio is None:
@@ -151,19 +154,23 @@ def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | No
 
 
 def pair_seconds(trial: Trial, seconds: Mapping[Way, tuple[float, float]]) -> float:
-    """Seconds of the pair that may have to be timed anew, at most; see :func:`affordable`."""
+    """Return the most seconds that re-timing a pair of the trial may take.
+
+    The argument ``seconds`` is that of :func:`affordable`.
+    """
     return 2 * max(seconds[way][1] for way in trial.ways)
 
 
 def affordable(
     trials: Sequence[Trial], seconds: Mapping[Way, tuple[float, float]], budget: float
 ) -> list[Trial]:
-    """The trials that fit a budget, those that promise most first.
+    """Return the trials that fit a budget; the most promising ones are considered first.
 
     Args:
         trials: what might be measured.
-        seconds: of each way, to explore it and for its half of a pair.
-        budget: seconds, all of a trial's ways and a pair of the dearest included.
+        seconds: for each way, the seconds to explore it and the seconds of its half of a pair.
+        budget: seconds for all ways of the trials, and for re-timing the most expensive pair of
+            each.
     """
     chosen: list[Trial] = []
     counted: set[Way] = set()

@@ -1,1 +1,1 @@
-"""From a whole model to the dimension to change: the account of a step, and its levers."""
+"""Audit whole models: where the time of a step goes, and which dimensions to change."""

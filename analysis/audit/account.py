@@ -1,4 +1,8 @@
-"""The account of a step: what each product takes, what else is moved, and how sure that is."""
+"""Account for the time of a model's step, and say how certain it is.
+
+The time of a step is that of its matrix operations (GEMMs, convolutions and attention) and that of
+moving the bytes of all other operations.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,23 @@ from sweeps.capture.captured import (
 )
 
 ATTENTION_RANGE = 1.5
-"""What the assumed time of attention may be wrong by, either way."""
+"""Factor by which the assumed time of attention may be wrong, either way."""
 
 MOVED_RANGE = 1.5
-"""Likewise of what is no product: caches hold some of it, and small launches take longer."""
+"""Factor by which the time of other operations may be wrong, either way: caches hold some of their
+data, and small launches take longer."""
 
 NO_PRODUCT = "no product"
-"""What normalisation, activations, the optimizer and the like are called together."""
+"""Label for all other operations together: normalisation, activations, the optimizer and the
+like."""
 
 
 @dataclass(frozen=True)
 class AccountLine:
-    """One product of the account, its times of one instance in µs; NaN where it is not counted.
+    """A matrix operation of the account. Times are those of one instance in µs, NaN if not counted.
 
-    ``in_sums`` are by how much its interval is wider in a sum, below and above: a model's errors
-    may be more alike than assumed, or less (:class:`analysis.model.fit.Fit`).
+    ``in_sums`` are the factors by which its interval is wider in a sum, below and above: the errors
+    of a model may be more or less alike than assumed (:class:`analysis.model.fit.Fit`).
     """
 
     product: Product
@@ -54,12 +60,12 @@ class AccountLine:
 
     @property
     def total_us(self) -> float:
-        """Of all instances."""
+        """Time of all instances in µs."""
         return self.product.count * self.time_us
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """The time of all instances, with the interval that it has as a part of a step."""
+        """Time of all instances in µs, with the interval that it has as a part of a step."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -69,7 +75,7 @@ class AccountLine:
 
 @dataclass(frozen=True)
 class OtherOperations:
-    """What is no product: the bytes that it moves and how long that takes at least."""
+    """Bytes that other operations of one kind move, and the least time that this takes."""
 
     what: str
     bytes: int
@@ -78,7 +84,7 @@ class OtherOperations:
 
 @dataclass(frozen=True)
 class Account:
-    """What a step takes on a machine. Times in µs, the interval holds nine in ten."""
+    """Time of a model's step on a machine and its parts. All times are in µs."""
 
     machine: str
     lines: tuple[AccountLine, ...]
@@ -88,7 +94,7 @@ class Account:
 
     @property
     def rows(self) -> list[AccountLine]:
-        """Lines of the same product, role, place and pass as one, those that take most first."""
+        """Lines merged by role, path, pass and shape; those that take most time come first."""
         counts: dict[tuple[object, ...], int] = {}
         first: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
@@ -104,7 +110,7 @@ class Account:
 
     @property
     def products_us(self) -> float:
-        """Of all products that are counted."""
+        """Time of all matrix operations that are counted, in µs."""
         return sum(line.total_us for line in self.counted)
 
     @property
@@ -114,7 +120,7 @@ class Account:
 
     @property
     def by_role(self) -> dict[str, float]:
-        """Microseconds of the step by role, largest first; last what is no product, together."""
+        """Time of the step in µs by role, largest first; other operations are the last entry."""
         roles: dict[str, float] = {}
         for line in self.counted:
             role = line.product.role
@@ -124,17 +130,17 @@ class Account:
 
     @property
     def step_us(self) -> float:
-        """Of products and all else."""
+        """Time of the whole step in µs, including other operations."""
         return self.products_us + sum(other.time_us for other in self.other)
 
     @property
     def flops(self) -> int:
-        """Of all products."""
+        """FLOPs of all matrix operations."""
         return sum(line.product.count * line.product.work.flops for line in self.lines)
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The 90 % interval of the step."""
+        """90% interval of the step's time in µs."""
         products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
         low = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
@@ -142,12 +148,15 @@ class Account:
         return max(self.step_us - low, 0.0), self.step_us + high
 
     def share(self, line: AccountLine) -> float:
-        """Of the step."""
+        """Return the share of the step's time that a line takes."""
         return line.total_us / self.step_us
 
 
 def as_problem(work: Work) -> Problem | None:
-    """What the model predicts of it: experts as a batch, each with the same share of the rows."""
+    """Return the problem that the model predicts for a matrix operation; None for attention.
+
+    Experts become a batch in which each has the same share of the rows.
+    """
     if isinstance(work, Attention):
         return None
     if not isinstance(work, GroupedGemm):
@@ -160,11 +169,12 @@ def as_problem(work: Work) -> Problem | None:
 
 
 def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
-    """What a step takes on a machine.
+    """Account for the time of a model's step on a machine.
 
     Raises:
-        UserError: a width cannot be divided, or the machine does not compute a dtype.
+        UserError: if a width cannot be divided, or the machine does not compute a dtype.
     """
+    # 1. The time of each matrix operation; each distinct problem is predicted once.
     products = runtime.products(captured)
     problems = {p.work: as_problem(p.work) for p in products}
     asked = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
@@ -177,6 +187,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         else:
             assert problem is not None
             lines.append(_line(product, problem, rows[problem], basis))
+    # 2. The bytes of all other operations. Only a step with a backward pass has an optimizer.
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     if any(p.pass_ not in ("forward", "recompute") for p in products):
         moved = (
@@ -211,7 +222,10 @@ def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Bas
 
 
 def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis) -> AccountLine:
-    """By its FLOPs at an assumed share of the peak; a few queries are not bound by those."""
+    """Estimate the time of attention from its FLOPs at an assumed share of the peak.
+
+    Attention of fewer than 128 queries is not counted, because FLOPs are not its limit.
+    """
     nothing = math.nan
     if work.queries < 128:
         return AccountLine(product, nothing, nothing, nothing, "not counted", "", nothing)
@@ -229,7 +243,11 @@ def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis
 
 
 def reached_bandwidth(basis: Basis) -> float:
-    """Bytes per second that large products reach: calibrated where any of them were measured."""
+    """Return the bytes per second that large GEMMs reach; calibrated if any were measured.
+
+    Raises:
+        UserError: if the machine computes none of bf16, fp16 and fp32.
+    """
     machine = basis.model.machine
     for dtype in ("bf16", "fp16", "fp32"):
         if dtype in machine.peaks:

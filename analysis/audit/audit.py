@@ -1,4 +1,4 @@
-"""From a model to what its step takes on each machine, and what other sizes would gain."""
+"""Audit a model: the time of its step on each machine, and what other sizes would gain."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """A model on a machine: what its step takes, and what would change that.
+    """Audit of a model on one machine.
 
-    Printed, it is what the command prints. ``account`` has the step's time and its parts,
-    ``levers`` are other sizes with what they gain, the best first; ``basis`` is what the times rest
-    on.
+    Printing it gives the command's output. ``account`` has the time of the step and its parts,
+    ``levers`` are other sizes with their gains, the best first, and ``basis`` is what the times
+    rest on.
     """
 
     account: Account
@@ -43,21 +43,24 @@ class Audit:
 
     @property
     def products(self) -> pd.DataFrame:
-        """One row per distinct product: times of one instance in µs, its share of the step."""
+        """Table with one row per distinct product.
+
+        Times are those of one instance in µs; shares are those of the step.
+        """
         return products_frame(self.account)
 
     @property
     def changes(self) -> pd.DataFrame:
-        """One row per lever, the best first; gains are fractions of the whole step's speed."""
+        """Table with one row per lever, the best first; gains are fractions of the step's speed."""
         return levers_frame(self.levers)
 
     def to_json(self) -> dict[str, Any]:
-        """As the command's ``--json``."""
+        """Return the document that the command prints with ``--json``."""
         mode, source = self.step.mode, self.basis.source
         return audit_json(self.account, self.levers, mode, self.assumptions, source)
 
     def markdown(self, title: str) -> str:
-        """For a pull request."""
+        """Return a page for a pull request."""
         return as_markdown(title, self.account, self.levers, self.assumptions)
 
     def __str__(self) -> str:
@@ -72,19 +75,19 @@ def audit(
     vary: tuple[str, ...] = (),
     more_parameters: float = 0.01,
 ) -> list[Audit]:
-    """An audit for each machine.
+    """Audit a model on each machine.
 
     Args:
-        source: the model, of :func:`sweeps.capture.sources.find_source`.
-        step: what is computed.
-        runtime: how it is run.
-        bases: what times on each machine rest on, of :func:`analysis.model.basis.find_basis`.
+        source: the model, from :func:`sweeps.capture.sources.find_source`.
+        step: the step that is computed.
+        runtime: how the model is run.
+        bases: what times on each machine rest on, from :func:`analysis.model.basis.find_basis`.
         vary: the only dimensions to vary; all if empty.
         more_parameters: how many more parameters the joint change may have, as a fraction.
 
     Raises:
-        UserError: the model cannot be built, a machine does not compute its dtype, or layers are
-            to be computed again where nothing trains.
+        UserError: if the model cannot be built or has nothing to audit, if a machine does not
+            compute its dtype, or if layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.step import TRAIN
@@ -123,7 +126,7 @@ def audit(
 def _assumptions(
     captured: Captured, named: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """What the figures rest on beside the machine's times."""
+    """Return the assumptions that the figures rest on, in addition to the machine's times."""
     how = "each operation reads and writes memory"
     if runtime.kind == "compile":
         how = (

@@ -1,4 +1,4 @@
-"""An audit for people, for pull requests and for scripts."""
+"""Format an audit for people, for pull requests and for scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_ROWS = 16
 
 
 def duration(us: float) -> str:
-    """``12.3 ms``, or µs or s where that reads better."""
+    """Format a time given in µs as ``12.3 ms``, or in µs or s if that reads better."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
         if us >= 0.9995 * size:
             return f"{us / size:.3g} {unit}"
@@ -25,12 +25,15 @@ def duration(us: float) -> str:
 
 
 def products_frame(account: Account) -> pd.DataFrame:
-    """One row per distinct product, as in ``--json``: times of one instance, share of the step."""
+    """Return one row per distinct product, as in ``--json``.
+
+    Times are those of one instance; shares are those of the whole step.
+    """
     return pd.DataFrame([_product(account, row) for row in account.rows])
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
-    """One row per lever, as in ``--json``."""
+    """Return one row per lever, as in ``--json``."""
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
@@ -56,7 +59,10 @@ def _product(account: Account, row: AccountLine) -> dict[str, Any]:
 
 
 def lever_json(lever: Lever) -> dict[str, Any]:
-    """One lever; of several dimensions, ``from`` and ``to`` have a value for each."""
+    """Return one lever as a record.
+
+    If it changes several dimensions, ``from`` and ``to`` have a value for each.
+    """
     many = len(lever.changes) > 1
     before = {name: a for name, (a, _) in lever.changes.items()}
     after = {name: b for name, (_, b) in lever.changes.items()}
@@ -83,7 +89,7 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 def audit_json(
     account: Account, levers: Sequence[Lever], mode: str, assumptions: Sequence[str], source: str
 ) -> dict[str, Any]:
-    """The whole audit as one document."""
+    """Return the whole audit as one document."""
     low, high = account.interval_us
     return {
         "machine": account.machine,
@@ -150,7 +156,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def lever_line(lever: Lever) -> str:
-    """One lever in words."""
+    """Describe one lever in words."""
     gain = lever.gain
     return (
         f"{verdict_text(lever.verdict, lever.probability)}: {lever.words}: the step gains "
@@ -161,7 +167,7 @@ def lever_line(lever: Lever) -> str:
 
 
 def summary(account: Account, levers: Sequence[Lever]) -> str:
-    """One paragraph: what the step takes, where it goes, and what to change."""
+    """Summarise an audit in a paragraph: the step's time, where it goes, what to change."""
     low, high = account.interval_us
     products = account.products_us / account.step_us
     largest = [(role, time) for role, time in account.by_role.items() if role != NO_PRODUCT][:3]
@@ -175,7 +181,7 @@ def summary(account: Account, levers: Sequence[Lever]) -> str:
 
 
 def as_comparison(audits: Mapping[str, tuple[Account, Sequence[Lever]]]) -> str:
-    """Machines side by side: what each role takes of the step, and a paragraph for each."""
+    """Compare machines: a table with the time of each role, and a paragraph for each machine."""
     accounts = {machine: account for machine, (account, _) in audits.items()}
     by_role = {machine: account.by_role for machine, account in accounts.items()}
     roles = dict.fromkeys(role for shares in by_role.values() for role in shares)
@@ -199,7 +205,7 @@ def as_comparison(audits: Mapping[str, tuple[Account, Sequence[Lever]]]) -> str:
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, in columns."""
+    """Format rows of cells as lines with aligned columns."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -208,7 +214,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str]) -> str:
-    """For a terminal: the table, the levers, what is assumed, and one paragraph."""
+    """Format an audit for a terminal: the table, the levers, the assumptions and a summary."""
     rows = [_cells(account, row) for row in account.rows]
     left_out = rows[_MOST_ROWS:]
     table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
@@ -228,7 +234,7 @@ def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str
 def as_markdown(
     title: str, account: Account, levers: Sequence[Lever], assumptions: Sequence[str]
 ) -> str:
-    """For a pull request."""
+    """Format an audit for a pull request."""
     lines = [f"## {title}", "", summary(account, levers), "", table_row(_HEAD)]
     lines.append("|" + "---|" * len(_HEAD))
     lines += [table_row(_cells(account, row)) for row in account.rows]

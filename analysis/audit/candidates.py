@@ -1,4 +1,4 @@
-"""The near values of a model's dimensions that an engineer would choose."""
+"""Propose values near those of a model's dimensions that an engineer would choose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from sweeps.capture.captured import Attention, Captured, Dimension
 
 REACH = 0.125
-"""How far a size may be moved, as a share of it."""
+"""Largest distance that a size may move, as a share of it."""
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
 _OF_VOCABULARY = (512, 1024)
@@ -16,10 +16,11 @@ _VOCABULARY = 30_000
 
 
 def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[int]:
-    """The near sizes that an engineer would choose: multiples of 8 and of powers of two.
+    """Return the nearby sizes that an engineer would choose: multiples of 8 and of powers of two.
 
-    Heads divide what they share, and every process of ``tp`` has a whole part. A vocabulary, a
-    number of experts or of classes can only grow.
+    The number of heads remains a multiple of the key/value heads that they share, and each of
+    ``tp`` processes gets a whole part. A vocabulary can only grow, and so can a number of experts,
+    classes, labels or input channels.
     """
     value = dimension.value
     unit, few = _unit(dimension, captured)
@@ -27,7 +28,7 @@ def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[in
     if few:
         low, high = value - 4, value + 8
     multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
-    # Each process has a whole part of a width, and that is what has to be a multiple.
+    # Each process has a whole part of a width, and it is this part that has to be a multiple.
     steps = {math.lcm(unit, tp if few else tp * step) for step in multiples}
     found: set[int] = set()
     for step in steps:
@@ -40,7 +41,7 @@ def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[in
 def pairs_of(
     captured: Captured, dimensions: Sequence[Dimension]
 ) -> Iterator[dict[str, tuple[int, int]]]:
-    """A hidden size with the number of its heads, whose width stays as it is."""
+    """Yield joint changes of a hidden size and its number of heads that keep a head's width."""
     by_width = [d for d in dimensions if _slope(captured, d, "width") > 0]
     by_heads = [d for d in dimensions if _slope(captured, d, "heads") > 0]
     for hidden in by_width:
@@ -48,7 +49,7 @@ def pairs_of(
             if heads is hidden or hidden.value % heads.value:
                 continue
             width = hidden.value // heads.value
-            # Up to an eighth of GPT-2's or Llama's heads, and one more that is even.
+            # Try about an eighth of GPT-2's or Llama's heads. Adding 3 makes an odd number even.
             for count in range(heads.value - 2, heads.value + 4):
                 if count > 0 and count != heads.value:
                     yield {
@@ -58,7 +59,10 @@ def pairs_of(
 
 
 def _unit(dimension: Dimension, captured: Captured) -> tuple[int, bool]:
-    """What its values are multiples of, and whether it counts few things, such as heads."""
+    """Return what the values of a dimension are multiples of.
+
+    The second value is True if the dimension counts a few things, such as heads.
+    """
     for (place, size), slope in dimension.slopes.items():
         work = captured.products[place].work
         if isinstance(work, Attention):
@@ -78,6 +82,7 @@ def _only_grows(name: str) -> bool:
 
 
 def _slope(captured: Captured, dimension: Dimension, size: str) -> float:
+    """Return how much a size of attention grows per unit of a dimension; 0 if not at all."""
     return max(
         (
             slope

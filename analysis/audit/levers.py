@@ -1,4 +1,4 @@
-"""What a change of a model's dimension does to the whole step, and which changes are worth it."""
+"""Find changes of a model's dimensions that are worth it, and their gains for the whole step."""
 
 from __future__ import annotations
 
@@ -36,22 +36,29 @@ from kernels.common.errors import UserError
 from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
-_CAPTURED = 2  # candidates of each dimension that are captured, after all were estimated
-_NEGLIGIBLE = 0.05  # of the time of what changes: its evidence does not decide
+_CAPTURED = 2  # candidates per dimension that are captured, after all were estimated
+_NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
-"""Captures the model again with some sizes changed."""
+"""Function that captures the model again with some sizes changed."""
 
 
 @dataclass(frozen=True)
 class Lever:
     """A change of one or more dimensions, and what it does to the step.
 
-    ``gain`` 0.02 means 1/1.02 of the step's time, with its 90 % interval. ``products`` is the gain
-    of the products that change, alone, and ``share`` what they are of the step. ``parameters``,
-    ``flops`` and ``bytes`` are how many more there are, as fractions. Of a smaller model
-    ``verdict`` goes by what is gained per FLOP. ``pairs`` are the problems that change, those that
-    take most first.
+    Attributes:
+        changes: old and new value of each dimension.
+        pairs: problems that change, before and after; those that take most time come first.
+        gain: gain of the step with its 90% interval; 0.02 means 1/1.02 of the step's time.
+        products: gain of only those matrix operations that change.
+        share: share of the step's time that these operations take.
+        parameters: how many more parameters there are, as a fraction.
+        flops: how many more FLOPs there are, as a fraction.
+        bytes: how many more bytes are moved, as a fraction.
+        verdict: verdict on the change; for a smaller model, by its gain per FLOP.
+        evidence: weakest evidence for the gain.
+        reason: explanation in words.
     """
 
     changes: Mapping[str, tuple[int, int]]
@@ -68,22 +75,22 @@ class Lever:
 
     @property
     def name(self) -> str:
-        """``hidden``, or ``hidden and heads``."""
+        """Names of the dimensions, such as ``hidden`` or ``hidden and heads``."""
         return " and ".join(self.changes)
 
     @property
     def words(self) -> str:
-        """``vocab 50257 → 50304``."""
+        """The changes in words, such as ``vocab 50257 → 50304``."""
         return ", ".join(f"{n} {a} → {b}" for n, (a, b) in self.changes.items())
 
     @property
     def expected_gain(self) -> float:
-        """What it gains after costs; of a smaller model, per FLOP."""
+        """Expected gain after costs; for a smaller model, per FLOP."""
         return net(_worth(self.gain, self.flops), self.flops)
 
     @property
     def probability(self) -> float:
-        """The probability that it gains; of a smaller model, per FLOP."""
+        """Probability that the change gains; for a smaller model, per FLOP."""
         return probability(_worth(self.gain, self.flops), self.evidence)
 
 
@@ -96,19 +103,19 @@ def find_levers(
     account: Account,
     more_parameters: float = 0.01,
 ) -> list[Lever]:
-    """The best change of each dimension, of two that belong together, and of all that pay.
+    """Return the best change of each dimension, of two that belong together, and of all that pay.
 
-    Those that are worth most come first; where none is worth a change, the best one that there is
-    says to leave it.
+    The most valuable changes come first. If no change of a dimension is worth it, its best one has
+    the verdict to leave it.
 
     Args:
         captured: the model as it is.
-        dimensions: what may be changed.
-        capture: of the model with other sizes.
-        runtime: how it is run.
+        dimensions: dimensions that may change.
+        capture: captures the model with other sizes.
+        runtime: how the model is run.
         basis: what times on the machine rest on.
-        account: of the model as it is.
-        more_parameters: how many more the joint change may have, as a fraction.
+        account: account of the model as it is.
+        more_parameters: how many more parameters the joint change may have, as a fraction.
     """
     problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
     measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
@@ -136,7 +143,7 @@ def find_levers(
 
 @dataclass(frozen=True)
 class _Question:
-    """One model, as it is and how it is run, of which changes are tried."""
+    """A model as it is and how it is run; the starting point of all changes that are tried."""
 
     captured: Captured
     capture: Capture
@@ -146,12 +153,16 @@ class _Question:
     measured: Measurements
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """What a change brings; None where the model cannot be built so."""
+        """Return the effect of a change.
+
+        None if the model cannot be built that way, or if no counted operation changes.
+        """
         try:
             changed = self.capture({name: to for name, (_, to) in changes.items()})
             account = account_of(changed, self.runtime, self.basis)
         except UserError:
             return None
+        # Lines are compared one by one, which needs the same number of them in both models.
         if len(account.lines) != len(self.account.lines):
             return None
         pairs = [
@@ -185,9 +196,11 @@ class _Question:
     def _gain(
         self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed: Account
     ) -> tuple[Gain, float, str]:
-        """The step's gain with its interval, that of the products that change, alone, and what both
-        rest on: the weakest evidence of any product of weight.
+        """Return the gain of the step, the gain of only what changes, and the evidence.
+
+        The evidence is the weakest of any operation that takes more than a negligible share.
         """
+        # 1. The ratio of each operation's times: measured if possible, else predicted.
         ratios = ratios_of(
             [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
         )
@@ -206,9 +219,11 @@ class _Question:
                 change = SumChange(old.total_us, *predicted)
             weight[evidence] += old.total_us
             changes.append(change)
+        # 2. All other operations move more or fewer bytes.
         moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
         unsure = math.hypot(unsure, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure)
+        # 3. The weakest evidence decides, unless almost no time rests on it.
         before = math.fsum(change.before for change in changes)
         after = math.fsum(change.before / change.ratio[0] for change in changes)
         small = _NEGLIGIBLE * before
@@ -218,7 +233,10 @@ class _Question:
     def _known(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
-        """The measured ratio of a product's times, from samples taken anew if there are any."""
+        """Return the measured ratio of an operation's times and its evidence; None if not measured.
+
+        Samples of a confirmed pair come before other measurements.
+        """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         assert before is not None
         assert after is not None
@@ -233,8 +251,10 @@ class _Question:
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
-    """Predicted ratios of the first's time over the second's with 90 % intervals, and by how much
-    these are wider in sums, by pair.
+    """Predict, for each pair, the time of the first over that of the second.
+
+    Each ratio has its 90% interval and the factors by which this interval is wider in sums, below
+    and above. Pairs that the model does not predict (attention) are None.
     """
     problems = list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
     if not problems:
@@ -260,7 +280,10 @@ def ratios_of(
 
 
 def _worth(gain: Gain, more_flops: float) -> Gain:
-    """What a verdict goes by: a smaller model is quicker anyhow, so what counts is per FLOP."""
+    """Return the gain that a verdict is based on.
+
+    A smaller model is faster anyway, so its gain per FLOP is what counts.
+    """
     if more_flops >= 0:
         return gain
     return Gain(*((1 + part) * (1 + more_flops) - 1 for part in gain))
@@ -272,7 +295,8 @@ def _moved(captured: Captured, runtime: Runtime) -> int:
 
 
 def _promising(captured: Captured, dimension: Dimension, asked: _Question) -> list[int]:
-    """The values that promise most, estimated from the forward products alone."""
+    """Return the most promising values, estimated only from the forward matrix operations."""
+    # 1. The forward operations at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, asked.runtime.tp)
     if not values:
         return []
@@ -286,6 +310,7 @@ def _promising(captured: Captured, dimension: Dimension, asked: _Question) -> li
     problems = list(dict.fromkeys(p for row in sizes for p, _ in row))
     if not problems:
         return []
+    # 2. Predict each distinct problem once, and add up the times of each value.
     times = asked.basis.model.predict(asked.basis.query(problems)).estimate.time
     known = dict(zip(problems, times, strict=True))
     steps = [sum(known[p] * count for p, count in row) for row in sizes]
@@ -304,9 +329,9 @@ def _net(gain: float, more_flops: float) -> float:
 def _resized(
     captured: Captured, dimension: Dimension, value: int, runtime: Runtime
 ) -> list[tuple[Problem, int]] | None:
-    """Forward products with one dimension changed, as its slopes say, and how many of each.
+    """Return the forward problems with one dimension changed as its slopes say, and their counts.
 
-    None where they cannot be computed so, for instance because heads do not divide.
+    None if they cannot be computed that way, for instance because heads do not divide.
     """
     forward: list[Product] = []
     for place, product in enumerate(captured.products):
@@ -329,7 +354,10 @@ def _resized(
 
 
 def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> Lever | None:
-    """All levers that are worth a change, one after the other, while there are parameters left."""
+    """Combine the levers that are worth a change, one after another, while parameters are left.
+
+    None if no two of them combine.
+    """
     chosen: Lever | None = None
     for lever in best:
         if lever.verdict == LEAVE_IT or lever.parameters > more_parameters:
@@ -352,7 +380,7 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
 def _problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
-    """What is to be measured of a change, each pair once, those that take most first."""
+    """Return the problems to measure for a change, each pair once, those that take most first."""
     found: dict[tuple[Problem, Problem], None] = {}
     for old, new in sorted(pairs, key=lambda pair: -pair[0].total_us):
         before, after = as_problem(old.product.work), as_problem(new.product.work)
@@ -362,7 +390,7 @@ def _problems(
 
 
 def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
-    """Whether rows of any product become multiples of 16 bytes, or nearer to it."""
+    """Return True if rows of any operation become multiples of 16 bytes, or come closer to it."""
     both = [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs]
     return any(a is not None and b is not None and b.alignment > a.alignment for a, b in both)
 
@@ -374,7 +402,7 @@ def _reason(
     share: float,
     more_flops: float,
 ) -> str:
-    """Why, and what it is for the model's quality."""
+    """Explain a change, and say what it means for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
     words = f"{told}: {share:.0%} of the step, which becomes {products:.1%} faster"

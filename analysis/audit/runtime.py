@@ -1,4 +1,4 @@
-"""What the runtime does to a model's products: fuses them, splits them, computes them twice."""
+"""Apply a runtime to a model's matrix operations: it fuses, splits and recomputes them."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from sweeps.capture.captured import (
 EAGER, COMPILE = "eager", "compile"
 RECOMPUTED = "recompute"
 FUSIONS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-"""Roles that share an input, and the role of the one product that computes them all."""
+"""Roles that share an input, keyed by the role of the one GEMM that computes them all."""
 
 _BY_COLUMNS = ("q", "k", "v", "qkv", "up", "gate", "gate_up", "head")
 _BY_ROWS = ("out", "down")
 
-# Multi-head latent attention (DeepSeek-AI 2024): each GPU has the whole of what is compressed.
+# Multi-head latent attention (DeepSeek-AI 2024): every GPU computes the compressed part whole.
 _WHOLE = re.compile(r"(q_a_proj|kv_a_proj\w*)$")
 _COLUMNS_BY_PATH = re.compile(r"kv_b_proj$")
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a model is run.
+    """Options of how a model is run.
 
     Attributes:
-        kind: ``eager``, one operation at a time; ``compile``, what lies between two products fused.
-        fuse: which products that share an input are one, of :data:`FUSIONS`.
-        tp: the tensor-parallel degree: widths are divided by it.
-        recompute: whether the forward pass of repeated layers is computed again for the backward.
-        loss_chunks: into how many parts of the tokens the head and the loss are cut.
-        optimizer: ``adamw``, ``sgd`` or ``none``; what its step moves.
-        attention: the share of the peak that fused attention is taken to reach.
-        causal_half: whether its kernel skips what a causal mask hides, half of the pairs.
-        skew: tokens go to one expert in so many, to each of these the same share.
+        kind: ``eager`` runs one operation at a time; ``compile`` fuses what lies between two GEMMs.
+        fuse: GEMMs of one input that are computed as one, of :data:`FUSIONS`.
+        tp: tensor-parallel degree, by which widths are divided.
+        recompute: True if the forward pass of repeated layers is computed again for the backward
+            pass.
+        loss_chunks: number of parts of the tokens into which the head and the loss are cut.
+        optimizer: ``adamw``, ``sgd`` or ``none``, which decides the bytes that its step moves.
+        attention: share of the peak that fused attention is assumed to reach.
+        causal_half: True if the attention kernel skips what a causal mask hides, half of the pairs.
+        skew: tokens go to one in this many experts, and each of these gets the same share.
     """
 
     kind: str = EAGER
@@ -72,10 +73,10 @@ class Runtime:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts alike) or more.")
 
     def products(self, captured: Captured) -> list[Product]:
-        """The products as this runtime computes them, in the order of the step.
+        """Return the matrix operations as this runtime computes them, in the order of the step.
 
         Raises:
-            UserError: a width cannot be divided.
+            UserError: if a width cannot be divided.
         """
         products = list(captured.products)
         for role in self.fuse:
@@ -93,7 +94,7 @@ class Runtime:
         return products
 
     def changes(self, captured: Captured) -> list[str]:
-        """What it does to a model's products, in words, for those options that do anything."""
+        """Describe in words what each option does to a model's operations, if anything."""
         products = list(captured.products)
         kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
@@ -119,17 +120,21 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Products of one input as one; places change, so ``of`` is found anew."""
+    """Merge GEMMs of one input into one. Their positions change, so ``of`` is set again."""
+    # 1. Group the forward GEMMs by parent module and input. The first one leads its group.
     leaders: dict[tuple[str, int], int] = {}
     leader_of: dict[int, int] = {}
     for place, product in enumerate(products):
         if product.of == place and product.role in FUSIONS[role] and product.shares >= 0:
             key = (product.path.rpartition(".")[0], product.shares)
             leader_of[place] = leaders.setdefault(key, place)
+    # 2. Only complete groups are fused.
     members = {
         leader: [p for p, of in leader_of.items() if of == leader] for leader in leaders.values()
     }
     whole = {leader for leader, those in members.items() if len(those) == len(FUSIONS[role])}
+    # 3. Keep the leader of each group, made wider by the others, and drop the others. The
+    # gradients of a group have the places of their forward GEMMs in ``of``, and do the same.
     kept: list[Product] = []
     places: dict[int, int] = {}
     for place, product in enumerate(products):
@@ -148,12 +153,16 @@ def _fused(products: list[Product], role: str) -> list[Product]:
 
 
 def _wider(product: Product, forward: Product, out: int) -> Product:
+    """Return a GEMM, forward or gradient, whose layer has ``out`` more output features."""
     size = out_size(product, forward)
     return product.resized({size: product.sizes[size] + out})
 
 
 def _split(product: Product, forward: Product, tp: int) -> Product:
-    """As one of ``tp`` GPUs computes it (Shoeybi et al. 2019, Megatron-LM)."""
+    """Return the part of an operation that one of ``tp`` GPUs computes.
+
+    The split is that of Megatron-LM (Shoeybi et al. 2019).
+    """
     work = product.work
     if isinstance(work, Attention):
         heads, keys = (
@@ -163,7 +172,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         return _named(
             product.resized({"heads": heads, "kv_heads": keys}), ("heads", "kv_heads"), tp
         )
-    if isinstance(work, GroupedGemm):  # experts are dealt out, and their tokens with them
+    if isinstance(work, GroupedGemm):  # each GPU has some of the experts, with their tokens
         experts = _divided(work.experts, tp, "experts")
         return _named(
             product.resized({"experts": experts, "m": max(1, work.m // tp)}), ("experts",), tp
@@ -186,7 +195,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
 
 
 def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
-    """Sizes that were divided are named so."""
+    """Return an operation in which the names of sizes show that they were divided."""
     names = {
         size: f"{name} / {divisor:g}" if size in sizes and name != "fixed" else name
         for size, name in product.names.items()
@@ -201,7 +210,10 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """A part of the tokens at a time, for the head alone; the last part may be smaller."""
+    """Cut the head into parts of the tokens; the last part may be smaller.
+
+    Operations of other roles remain as they are.
+    """
     if product.role != "head":
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"
@@ -213,12 +225,13 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
 
 
 def _twice(product: Product) -> list[Product]:
+    """Return an operation and, if the backward pass recomputes it, a second copy."""
     again = product.pass_ == FORWARD and product.repeated
     return [product, replace(product, pass_=RECOMPUTED)] if again else [product]
 
 
 def _skewed(product: Product, skew: float) -> Product:
-    """Tokens go to fewer experts, of which each has more of them."""
+    """Send the tokens of a grouped GEMM to fewer experts, each of which gets more of them."""
     if not isinstance(product.work, GroupedGemm):
         return product
     fewer = {"experts": math.ceil(product.work.experts / skew)}
@@ -226,17 +239,18 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """As a kernel computes attention that masks scores instead of skipping them."""
+    """Count all pairs of attention, as for a kernel that masks scores instead of skipping them."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))
 
 
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:
-    """What a step of the optimizer reads and writes, with its state in the parameters' dtype.
+    """Return the bytes that a step of the optimizer reads and writes.
 
-    AdamW reads parameter, gradient and two moments and writes all but the gradient; SGD reads
-    parameter and gradient and writes the parameter.
+    Its state is in the parameters' dtype. AdamW reads the parameter, the gradient and two moments,
+    and writes all but the gradient. SGD reads the parameter and the gradient, and writes the
+    parameter.
     """
     accesses = {"adamw": 7, "sgd": 3, "none": 0}[runtime.optimizer]
     return accesses * captured.parameter_bytes // runtime.tp

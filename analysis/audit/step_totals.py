@@ -1,4 +1,4 @@
-"""How sure a step's time is, and what it gains by a change, from its products' intervals."""
+"""Compute intervals of a step's time and of its gain from the intervals of its operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, tog
 
 
 class TimeSum(NamedTuple):
-    """A sum of times and the 90 % interval of it."""
+    """A sum of times and its 90% interval."""
 
     time: float
     lo: float
@@ -21,11 +21,11 @@ class TimeSum(NamedTuple):
 
 
 class SumChange(NamedTuple):
-    """What products of one kind take in all before a change, and the ratio to what they take
-    after it, with the 90 % interval of that.
+    """Total time of operations of one kind before a change, and its ratio to the time after it.
 
-    ``in_sums`` are by how much the halves of the interval of the time after it are wider in a step:
-    where it may take less, and where more (:func:`analysis.model.sum_errors.change_factors`).
+    The ratio has its 90% interval. ``in_sums`` are the factors by which the interval of the time
+    after the change is wider in a step: of the half where it takes less, and of the half where it
+    takes more (:func:`analysis.model.sum_errors.change_factors`).
     """
 
     before: float
@@ -34,7 +34,7 @@ class SumChange(NamedTuple):
 
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
-    """The sum of times, each with its interval: (time, lo, hi)."""
+    """Return the sum of times, each of which has an interval: (time, lo, hi)."""
     time = math.fsum(part[0] for part in parts)
     below = together(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
     above = together(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
@@ -44,18 +44,20 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 def gain_of_step(
     step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
 ) -> Gain:
-    """What a step gains by a change of some of its products.
+    """Return what a step gains if some of its operations change.
 
     Args:
-        step: what it takes before.
-        changes: of its products.
-        more: what all else takes more, in the same unit.
-        unsure: by how much that may be wrong, either way.
+        step: time of the step before the change.
+        changes: changes of its operations.
+        more: additional time of everything else, in the same unit.
+        unsure: by how much the additional time may be wrong, either way.
     """
+    # 1. The time of each operation after the change, and both halves of its interval.
     after = [change.before / change.ratio[0] for change in changes]
     both = list(zip(after, changes, strict=True))
     less = np.array([c.in_sums[0] * a * (1 - c.ratio[0] / c.ratio[2]) for a, c in both])
     worse = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
+    # 2. The time of the step after the change, with its interval, as gains.
     now = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
     low = math.hypot(float(together(less, CHANGE_CORRELATION)), unsure)
     high = math.hypot(float(together(worse, CHANGE_CORRELATION)), unsure)

@@ -1,1 +1,1 @@
-"""The commands of this package, one file per group of verbs."""
+"""Commands of the analysis package, one module per group of verbs."""

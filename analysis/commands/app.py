@@ -1,4 +1,4 @@
-"""What the commands of this package share: the application, options, and loading."""
+"""Shared parts of the commands: the application, common options, and loading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ ResultsOption = Annotated[
 
 
 def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) -> list[Problem]:
-    """The command line's problems, at least one; a file's come last, in its order."""
+    """Return the problems of the command line; those of a file come last, in its order.
+
+    Raises:
+        UserError: if none is given.
+    """
     parsed = parse_problems(gemm, conv)
     if file is not None:
         parsed += read_problems(file)
@@ -45,7 +49,7 @@ def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) 
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """What answers about a machine rest on, saying so where it is not calibrated yet."""
+    """Return what answers about a machine rest on, and print a note if it is not calibrated yet."""
     basis = find_basis(machine, results)
     if not basis.calibrated:
         note(
@@ -56,9 +60,10 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 
 
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
-    """The recording of a machine with the model fitted to it, noting a lack of scikit-learn.
+    """Return the recording of a machine with the model fitted to it.
 
-    A checkout may run on a node without a package index, where scikit-learn is not.
+    A note says if scikit-learn is missing: a checkout may run on a node that has no package index
+    to install it from.
     """
     from analysis.model.fitted import analyse
 
@@ -71,10 +76,10 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """All runs of a machine, or of the one measured last, as one recording."""
+    """Read all runs of a machine, or of the one measured last, as one recording."""
     return load_runs(find_recording(machine, results))
 
 
 def recording_at(place: str, results: Path) -> Recording:
-    """A single run by its folder, or by a machine's slug."""
+    """Read a single run, given its folder or the slug of its machine."""
     return load(recording_folder(place, results))

@@ -1,4 +1,4 @@
-"""Questions about a problem: predict and recommend."""
+"""``predict`` and ``recommend``: queries about GEMMs and convolutions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def predict_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what problems take, and why. For any machine of machines.toml, recorded or not."""
+    """Predict the time of shapes, and say what limits it.
+
+    Answers for any machine of machines.toml, measured or not.
+    """
     from analysis.advice.times import times_of
 
     asked = problems(gemm, conv, file)
@@ -132,7 +135,7 @@ def recommend_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say what sizes to pad or to choose, or to leave them."""
+    """Recommend faster sizes near a shape, or say to leave it."""
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints
@@ -173,10 +176,10 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Say what answers rest on: once for a machine, or for each problem where that differs.
+    """Print what answers rest on: once for a machine, or for each problem if sources differ.
 
     Args:
-        answers: the machine, the problem and the source of each.
+        answers: machine, problem and source of each answer.
     """
     by_machine: dict[str, dict[str, list[str]]] = {}
     for machine, problem, source in answers:

@@ -1,4 +1,4 @@
-"""``audit``: from a model to the dimension to change, and what the step gains."""
+"""``audit``: find the dimension of a model to change, and what its step gains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_MEASURED_LEVERS = 3  # whose products are timed beside the model's own
-_CONFIRMED_PAIRS = 9  # three products and their gradients
+_MEASURED_LEVERS = 3  # levers whose GEMMs are timed together with the model's own
+_CONFIRMED_PAIRS = 9  # three GEMMs and their gradients
 
 
 @app.command("audit")
@@ -79,7 +79,7 @@ def audit_command(
 ) -> None:
     """Say which dimension of a model to change, and what it gains.
 
-    Of every product of a step: what it takes, forwards and backwards, and what binds it.
+    Lists every GEMM of a step, forward and backward, with its time and what limits it.
     """
     from analysis.audit.audit import audit
     from analysis.audit.audit_report import as_comparison
@@ -149,18 +149,20 @@ def audit_command(
 def measured_audit(
     on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
 ) -> list[Audit]:
-    """The audit on this machine, its products and the best levers' timed.
+    """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
-    Everything is timed once in shuffled rounds; then what the best lever changes anew, beside what
-    it is now, in other processes. The rows become part of the machine's recording.
+    Everything is timed once, in shuffled rounds. The shapes that the best lever changes are then
+    re-timed together with the original ones, in other processes. All measurements become part of
+    the machine's recording.
 
     Raises:
-        UserError: another machine is meant, or this one is too disturbed to say anything.
+        UserError: if another machine is meant, or this one is too disturbed to say anything.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable
     from sweeps.running.confirming import confirm_choices, explore
 
+    # 1. Time the matrix operations of the model and those of the levers that look best.
     basis = basis_here(machine, request)
     (first,) = on(basis)
     problems = [p for row in first.account.rows if (p := as_problem(row.product.work)) is not None]
@@ -168,6 +170,7 @@ def measured_audit(
     ways = [(p, basis.library(p)) for p in dict.fromkeys(problems)]
     note(f"Measuring {len(ways)} GEMMs and convolutions …")
     run = explore(request, ways, note, quickly=True)
+    # 2. Audit again with these times, and re-time what the best lever changes.
     (second,) = on(usable(run.folder, request))
     pairs = [
         ((before, basis.library(before)), (after, basis.library(after)))

@@ -1,4 +1,4 @@
-"""Comparisons: two recordings, and the hand-written kernels with the library."""
+"""``compare``: two recordings, or the hand-written kernels and the vendor library."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _compare_recordings(
 
 
 def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
-    """Compare the hand-written kernels with the library, by class of shape."""
+    """Compare the hand-written kernels with the vendor library, by class of shape."""
     from analysis.comparing.families import compare_families, summarise, write_families
 
     recording = load_machine(None, results) if place is None else recording_at(place, results)

@@ -1,4 +1,4 @@
-"""Measure what advice would otherwise guess: for ``recommend --measure`` and after a sweep."""
+"""Measure what advice would otherwise guess, for ``recommend --measure`` and after a sweep."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_CANDIDATES = 4  # guesses that are measured for a question that is asked
-_LEAST_SECONDS = 10.0  # for them, at most: a quiet machine needs far less
+_CANDIDATES = 4  # guesses that are measured for each query of the user
+_LEAST_SECONDS = 10.0  # smallest time limit for them; a quiet machine needs far less
 GUESSES = 2
-"""How many guesses of each problem a sweep is followed by. On an H100 a second one raises the mean
-gain of padding from 1.2 to 1.3 % of all shapes (``measured`` in tests/recordings/advice.json)."""
+"""Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
+gain of padding over all shapes from 1.2% to 1.3% (``measured`` in tests/recordings/advice.json)."""
 
 
 def measure_best_guesses(
     budget: str | None, device: str, gpu: int, gpus: str | None, results: Path
 ) -> None:
-    """Measure the best guesses for the shapes that this machine's recording has.
+    """Measure the best guesses for the shapes in this machine's recording.
 
     The most promising guesses come first. The recommendation table then rests on measured gains.
     The next call resumes where this one stopped. If several GPUs shared a sweep, the first one is
     used.
 
     Args:
-        budget: measuring time, such as ``30s``; None: what the sweep left of its own.
+        budget: measuring time, such as ``30s``; None for what the sweep left of its own budget.
         device: ``gpu``, ``cpu`` or ``auto``.
         gpu: number of the GPU.
-        gpus: numbers of several, or ``all``.
+        gpus: numbers of several GPUs, or ``all``.
         results: folder of all machines' results.
 
     Raises:
-        UserError: this machine was not recorded yet, or the device cannot be used.
+        UserError: if this machine has no recording yet, or the device cannot be used.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials
@@ -75,7 +75,7 @@ def measure_best_guesses(
         seconds = left_for_confirming(folder_for(results, slug))
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
-    # On a CPU, whose budget is small, looking for guesses is a large part of what is left.
+    # Subtract the time of the search, which on a CPU is a large part of the small budget.
     seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
     asked = recording.products
     explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)
@@ -100,12 +100,12 @@ def measure_best_guesses(
 def measure_questions(
     asked: Sequence[Problem], question: Question, machine: str | None, request: Request
 ) -> Basis:
-    """Measure the best guesses for problems on this machine; returns what answers then rest on.
+    """Measure the best guesses for problems on this machine; return what answers then rest on.
 
     What was measured before is not measured again.
 
     Raises:
-        UserError: another machine is meant, or this one is too disturbed to say anything.
+        UserError: if another machine is meant, or this one is too disturbed to say anything.
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
@@ -137,10 +137,10 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """What answers about the machine at hand rest on, before anything is measured for them.
+    """Return what answers about this machine rest on before anything is measured for them.
 
     Raises:
-        UserError: another machine is meant, or the device cannot be used.
+        UserError: if another machine is meant, or the device cannot be used.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -162,10 +162,10 @@ def basis_here(machine: str | None, request: Request) -> Basis:
 
 
 def usable(folder: Path, request: Request) -> Basis:
-    """What answers rest on once a recording has what was measured for them.
+    """Return what answers rest on after measuring, unless the measurements are unusable.
 
     Raises:
-        UserError: the machine was too disturbed to say anything.
+        UserError: if the machine was too disturbed to say anything.
     """
     from analysis.model.basis import find_basis
     from analysis.recordings.runs import health_lines, load_runs
@@ -181,14 +181,14 @@ def usable(folder: Path, request: Request) -> Basis:
 
 
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
-    """Time the candidates of trials, then the best of each anew; returns the recording's folder.
+    """Time the candidates of trials, then re-time the best of each; return the recording's folder.
 
-    The request's budget is for the candidates; ``quickly`` says that somebody waits.
+    The request's budget is for the candidates. ``quickly`` says that somebody waits for the result.
 
     Raises:
-        UserError: the device cannot be used, another process is measuring, or somebody waits and
-            nothing was measured in the time.
-        KeyboardInterrupt: after folding what was measured.
+        UserError: if the device cannot be used, if another process is measuring, or if somebody
+            waits and nothing was measured in the time.
+        KeyboardInterrupt: after what was measured is folded into the recording.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.trials import pairs_to_confirm

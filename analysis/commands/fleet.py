@@ -1,4 +1,4 @@
-"""``fleet``: which of several GPUs of one model is slow, and why."""
+"""``fleet``: find the slow ones among several GPUs of one model, and say why."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def fleet_command(
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
-    By the anchors that all of them timed. Writes fleet.json and a plot into each recording. With
-    --json, one document for a recording, a list of them for a folder of recordings.
+    Compares the anchor cases that all GPUs timed. Writes fleet.json and a plot into each recording.
+    --json prints one document for a recording, and a list of them for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -54,7 +54,7 @@ def fleet_command(
 
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
-    """The report on a recording, after it is written there; and its plot, if it has one."""
+    """Write the report on a recording; return it, and the file of its plot if it has one."""
     from analysis.fleet.fleet_report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot
 

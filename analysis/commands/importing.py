@@ -1,4 +1,4 @@
-"""Others' tables as recordings, and what is known of every machine."""
+"""``import`` and ``machines``: public tables as recordings, and what is known of every machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def import_command(
     ] = "",
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Make recordings of public tables, or of your own CSV. Under public/; goes on."""
+    """Import public tables, or your own CSV, as recordings.
+
+    They are written under public/. Run it again to resume.
+    """
     tabular = [path for path in files or () if path.suffix != ".parquet"]
     if tabular:
         if len(files or ()) > 1:
@@ -96,7 +99,7 @@ def import_command(
 
 
 def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) -> None:
-    """Make a recording of a file of the user's."""
+    """Import a user's file as a recording."""
     if machine == _ALL:
         raise UserError(f"name the machine that {path} was measured on: --machine SLUG.")
     if told.dtype and told.dtype not in DTYPE_BYTES:
@@ -124,16 +127,17 @@ def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) ->
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
-    """Whether the folder was made to the end, of this very table, for the intervals of today.
+    """Return True if the folder was completely imported from this table, with today's intervals.
 
-    Where a file of the user's is imported, the table need only be there to be its prior.
+    If a user's file is imported there, the table only has to be among its collections, as its
+    prior.
     """
     if not is_complete(folder) or not (folder / COLLECTIONS).exists():
         return False
     if is_of_file(folder):
         try:
             return table.source in read_collections(folder)
-        except UserError:  # damaged: it is written again
+        except UserError:  # a damaged file is written again
             return False
     public: dict[str, Any] = load_run(folder).get("public", {})
     of_table = (table.package, table.framework, table.version)
@@ -145,7 +149,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], every: Sequence[PublicTable], results: Path
 ) -> None:
-    """As many at a time as there are cores: growing the trees of one keeps one busy."""
+    """Import tables in parallel, one per core: growing the trees of one keeps a core busy."""
     note(f"Calibrating on the public tables of {len(tables)} machines, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -157,9 +161,10 @@ def _import_all(
 
 
 def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path) -> str:
-    """Write a table's recording and everything that follows from it; returns what came of it.
+    """Write a table's recording and everything that follows from it; return a summary.
 
-    A file of the user's stays what the machine's recording is of; the table becomes its prior.
+    If a user's file was imported for the machine, the recording remains that of the file, and the
+    table becomes its prior.
     """
     machine, folder = known_machine(table.slug), folder_of(results, table.slug)
     others = [t for t in tables if t.slug == table.slug and t.path != table.path]
@@ -171,12 +176,12 @@ def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path
 
 
 def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTable]) -> str:
-    """Calibrate an imported recording, and all that follows; returns what came of it.
+    """Calibrate an imported recording and write all that follows from it; return a summary.
 
     Args:
-        folder: the recording's.
-        table: what it is of; None for a file of the user's.
-        tables: all that there are, to judge it by.
+        folder: folder of the recording.
+        table: the table that was imported; None for a user's file.
+        tables: all tables that there are, to judge this one by.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -197,7 +202,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     write_rules(rules, judged)
     write_cheat_sheet(rules, judged)
     add_page(analysis, advice)
-    if table is None:  # last: where validation.json is, the import is complete
+    if table is None:  # validation.json comes last, because it marks the import as complete
         write_own_validation(folder)
     else:
         write_validation(folder, table, tables)

@@ -1,4 +1,4 @@
-"""``page``: results that answer in a browser."""
+"""``page``: write results as a page that answers in a browser."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """What the page lacks here, as the end of a sentence; empty for nothing."""
+    """Return what is missing to write a page, as the end of a sentence; empty if nothing is."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
@@ -67,12 +67,12 @@ def lacks_page() -> str:
 def write_page(
     analyses: Sequence[Analysis], advice: Sequence[list[Advice] | None], output: Path | None = None
 ) -> Path:
-    """Write the page of some recordings; returns the file.
+    """Write the page of some recordings; return the file.
 
     Args:
         analyses: the recordings.
-        advice: of each, where it is known already; else it is looked for.
-        output: the file; beside the first recording if None.
+        advice: advice on each recording; None to compute it.
+        output: the file to write; report.html in the first recording's folder if None.
     """
     from analysis.advice.table import build_table
     from analysis.page.document import page_html
@@ -89,24 +89,27 @@ def write_page(
 
 
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
-    """The page at the end of another command; without its extra a sentence instead."""
+    """Write the page after another command; print a note if its extra is not installed."""
     lack = lacks_page()
     if lack:
         note(f"{PAGE} is left out: it {lack}.")
         return None
     try:
         return write_page([analysis], [advice])
-    except (UserError, ImportError) as error:  # a damaged file beside it, half an installation
+    except (UserError, ImportError) as error:  # a damaged file, an incomplete installation
         note(f"{PAGE} is left out: {error}")
         return None
 
 
 def renewed_page(folder: Path) -> Path | None:
-    """The page of a folder that has something new beside its measurements."""
+    """Rewrite the page of a folder to which something was added.
+
+    None if the folder has no measurements.
+    """
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
 
-    # Rules alone have no page, and an imported table's was written with its rules.
+    # A folder of only rules has no page, and that of an imported table has its rules already.
     if not (folder / "measurements.csv").exists():
         return None
     return add_page(analyse(load_runs(folder)))
@@ -124,10 +127,10 @@ def _report(analysis: Analysis, advice: list[Advice]) -> PageReport:
 
 
 def _rules(folder: Path) -> list[RuleResult]:
-    """The verdicts that were written beside a recording; none where there are none.
+    """Return the verdicts that were written next to a recording; empty if there are none.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: if the file is damaged.
     """
     from analysis.rules.judge import RuleResult
 

@@ -1,4 +1,4 @@
-"""``plot``: the plots of a recording, and the lesson about one class of product."""
+"""``plot``: the plots of a recording, and the lesson about waves for one class of GEMM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def plot_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Draw every plot that the recording has data for. Or some; or the lesson about waves."""
+    """Draw the plots that a recording has data for.
+
+    Names select some of them. `wave` draws a lesson about waves, for one N and K.
+    """
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
@@ -135,7 +138,10 @@ def _draw_lesson(
 
 
 def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
-    """The largest steps up and down: those that another collection repeats, where there is one."""
+    """Print the largest cliffs along M, up and down.
+
+    If there is another collection of the machine, only cliffs that it repeats are printed.
+    """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import largest, repeated_steps, steps_of
 
@@ -172,7 +178,7 @@ def _records(frame: pd.DataFrame) -> Any:
 
 
 def _rows(basis: Basis, dtype: str) -> pd.DataFrame:
-    """What the library's plain GEMMs of a dtype took on a machine; none where nobody measured."""
+    """Return the measured plain GEMMs of the vendor library in a dtype; empty if there are none."""
     from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times
     from analysis.recordings.runs import load_runs

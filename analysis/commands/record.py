@@ -1,4 +1,4 @@
-"""``record``: all that a machine can tell, by the other commands."""
+"""``record``: record all that a machine can tell, by running the other commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kernels.common.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
-"""What runs the other packages, as ``-m package``."""
+"""Command that runs the other packages, as ``-m package``."""
 
 _BUDGET = {"gpu": 3000.0, "cpu": 300.0}
 _MIN_BUDGET = 30.0
@@ -59,12 +59,12 @@ def record_command(
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Record everything that this machine can tell. What is worth most comes first.
+    """Record everything that this machine can tell. The most valuable parts come first.
 
-    Call it again, as often as you like: it begins from what is there.
+    Run it again as often as you like: it begins from what is there.
     """
     began = time.monotonic()
-    results = results.resolve()  # commands of a checkout run in it, wherever this one was started
+    results = results.resolve()  # commands run in the checkout, wherever this one was started
     parts = select_parts(all_parts(), part or [])
     where = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
@@ -97,10 +97,10 @@ def record_command(
 
 
 def find_place(results: Path, where: Sequence[str]) -> RecorderPlace:
-    """Which machine this is, asked of a process that may import PyTorch.
+    """Return the machine and its folders, as a process that may import PyTorch reports them.
 
     Raises:
-        UserError: what that process says is wrong with the device.
+        UserError: if that process reports a problem with the device, with its error message.
     """
     facts = _ask_json(["sweeps", "doctor", "--name", "--json", "--results", str(results), *where])
     return RecorderPlace(
@@ -114,7 +114,7 @@ def find_place(results: Path, where: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """The arithmetic of a GPU's recording: for each step what it may take, and what sweeps need."""
+    """Return the plan of a GPU's recording: the time of each step, and what sweeps need."""
     names = [name for part in parts for step in part.steps for name in step.sweeps]
     command = [
         "sweeps",
@@ -144,10 +144,10 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
 
 
 def _ask_json(command: Sequence[str]) -> Any:
-    """The JSON that a command prints.
+    """Return the JSON that a command prints.
 
     Raises:
-        UserError: with the command's own sentence and exit code, if it fails.
+        UserError: if the command fails, with its error message and exit code.
     """
     answer = subprocess.run(
         [*INTERPRETER, *command_words(command)],

@@ -1,4 +1,4 @@
-"""What is written about a recording: calibrate, plot, table, and report for all of them."""
+"""``calibrate``, ``table`` and ``report``: write what follows from a recording."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from analysis.commands.app import MachineOption, ResultsOption, analyse_machine,
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.program import RESULTS
 
-_STEPS = 4  # of a report: model, plots, table, page
+_STEPS = 4  # steps of a report's progress: model, plots, table, page
 
 
 @app.command("calibrate")
 def calibrate_command(
     machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
 ) -> None:
-    """Fit the model to a recording; writes calibration.json and predicted.csv."""
+    """Fit the model to a recording. Writes calibration.json and predicted.csv."""
     from analysis.model.fitted import write_predictions
 
     analysis = analyse_machine(machine, results)

@@ -1,4 +1,4 @@
-"""The field's rules, judged, and who uses Tensor Cores."""
+"""``rules``: judge the field's rules, and report who uses Tensor Cores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules by what was measured. Writes rules.csv, .md and .json."""
+    """Judge the field's rules by measurements. Writes rules.csv, .md and .json."""
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.rules_report import terminal_table
@@ -116,7 +116,7 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
 def _judge_recordings(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """The verdicts from a machine's recordings, and the files written."""
+    """Return the verdicts by a machine's recordings, and the files written."""
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
     from analysis.rules.rules_report import write_rules
@@ -133,7 +133,7 @@ def _judge_recordings(
 def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """The verdicts on the rules that a table of others can answer, and its cheat sheet."""
+    """Return the verdicts on the rules that a public table can answer, and its cheat sheet."""
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet
     from analysis.rules.judge import Evidence, judge_all
@@ -147,7 +147,7 @@ def _judge_table(
 
 
 def _show_steps(machine: str | None, sweep: str | None, results: Path, json: bool) -> None:
-    """Who could use Tensor Cores, who does, and what faster matrix work could still give."""
+    """Print which operations could use Tensor Cores, which do, and what faster ones could give."""
     from analysis.rules.inputs import rule_inputs
     from analysis.rules.tensor_cores import step_json, step_markdown, sweep_step
 

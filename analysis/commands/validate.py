@@ -1,4 +1,4 @@
-"""How good the model is on rows that it has not seen."""
+"""``validate``: judge the model on held-out measurements."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def validate_command(
     plots: Annotated[Path | None, typer.Option("--plots", help="Folder for the plots.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the model on measured rows that it has not seen: ours, or others' tables."""
+    """Judge the model on held-out measurements: ours, or public tables."""
     from analysis.imports.public import read_source
     from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.holdout import HOLDOUTS, validate
@@ -153,7 +153,7 @@ def validate_command(
 
 
 def _parse_count(text: str) -> int | None:
-    """A number of rows; None for ``all`` that the hold-out leaves."""
+    """Return a number of rows; None for ``all``, which is all that the hold-out leaves."""
     if text == "all":
         return None
     if not text.isdecimal():
@@ -162,7 +162,7 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_counts(text: str | None) -> list[int]:
-    """Counts such as ``1,2,4``; none for no text."""
+    """Return counts such as ``1,2,4``; empty for None."""
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--measured takes counts such as 1,2,4, not {text!r}.")
@@ -170,7 +170,7 @@ def _parse_counts(text: str | None) -> list[int]:
 
 
 def _machine_of(file: Path, slug: str) -> Machine:
-    """The machine that is judged: of machines.toml, or the recording's own, which no table has."""
+    """Return the machine that is judged: one of machines.toml, else that of the recording."""
     folder = file if file.is_dir() else file.parent
     known = known_machines()
     if (folder / "run.json").exists():
@@ -184,7 +184,10 @@ def _machine_of(file: Path, slug: str) -> Machine:
 
 
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
-    """How fast the model is on one core, as arrays: without residual, and with everything."""
+    """Measure how many shapes per second the model predicts on one core.
+
+    The shapes are given as arrays. ``physics`` is without the residual, ``full`` with everything.
+    """
     group = str(query.groups()[0])
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
     inputs, fit = Inputs.from_query(model.machine, cases), model.fits[group]

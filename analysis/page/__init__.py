@@ -1,1 +1,1 @@
-"""The page: what was measured, predicted and advised, as one file that answers in a browser."""
+"""HTML page of what was measured, predicted and advised; one file that answers in a browser."""

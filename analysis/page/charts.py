@@ -1,7 +1,7 @@
-"""The page's charts, by Bokeh: empty here, filled and filtered by the script.
+"""Build the page's charts with Bokeh: empty here, filled and filtered by its script.
 
-A chart's data are sources with names that the script knows. It draws at most some thousand points
-at once: drawing takes no longer where there are more.
+The data of a chart are sources whose names the script knows. The script draws at most a few
+thousand points at once, so that drawing takes no longer for larger recordings.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ HOVER = (
     ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
     ("kernel", "@kernel"), ("clock", "@clock"),
 )  # fmt: skip
-"""What is said of a point; the script writes the texts."""
+"""Fields that are shown for a point; the script writes their texts."""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-_FOR_NAMES = 5.0  # times the largest intensity: room for the names of roofs, beside all points
+_FOR_NAMES = 5.0  # axis end over the largest intensity: room for the names of the roofs
 _GOOD, _BAD = "#0072B2", "#D55E00"
 
 
 def shown_points() -> ColumnDataSource:
-    """The points that are drawn now, on all charts of points."""
+    """Return the source of the points that are drawn now, on all charts of points."""
     names = ("index", "x", "y", "lo", "hi", "expected", "measured", "error", "color", "marker")
     columns = [*names, *(text.removeprefix("@") for _, text in HOVER)]
     return ColumnDataSource({name: [] for name in columns}, name="shown")
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
-    """Speed over intensity, log-log: measured filled, predicted hollow, joined by a line."""
+    """Draw speed over intensity, log-log: measured points filled, predicted ones hollow.
+
+    A line joins both points of a case.
+    """
     speed = points["flops"] / points["time_us"] / 1e6
     used = set(points["dtype"])
     peaks = [m.peak(d) / 1e12 for m in machines for d in m.peaks if d in used]
@@ -76,7 +79,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
 
 
 def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
-    """Memory's slope up to the ridge, then the peak, named where the chart ends."""
+    """Draw memory's slope up to the ridge, then the peak, labelled where the chart ends."""
     peak, ridge = machine.peak(dtype) / 1e12, machine.ridge(dtype)
     left, right = chart.x_range.start, chart.x_range.end
     color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
@@ -104,7 +107,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """How far predictions are off, over measured time."""
+    """Draw the relative errors of predictions over the measured time."""
     errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
     most = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
     chart = _figure(
@@ -135,7 +138,10 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(place: int) -> figure:
-    """Time along one dimension; the script says which, and marks the edges of tiles and waves."""
+    """Draw time along one dimension.
+
+    The script chooses the dimension, and marks the edges of tiles and waves.
+    """
     name = f"line-{place}"
     points = ColumnDataSource(
         {key: [] for key in ("x", "time", "lo", "hi", "expected", "said")}, name=name
@@ -185,7 +191,7 @@ def neighbours(place: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], place: int) -> figure:
-    """Each judged rule's effect with its interval; right of 1, following it pays."""
+    """Draw the effect of each judged rule with its interval; right of 1, following it pays."""
     judged = [row for row in rows if row.effect is not None]
     names = [row.id for row in reversed(judged)]
     data: Mapping[str, Sequence[object]] = {
@@ -232,7 +238,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
 
 
 def pairs() -> figure:
-    """The same shapes in two recordings: how many times as fast the second one is."""
+    """Draw how many times as fast the second of two recordings is, on the shapes of both."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -269,12 +275,12 @@ def _color(row: RuleResult) -> str:
 
 
 def _ask(chart: figure, dots: object) -> None:
-    """Hovering says what a point is, a click shows its neighbours."""
+    """Let hovering describe a point, and a click show its neighbours."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 
 def _around(values: pd.Series) -> tuple[float, float]:
-    """The ends of a logarithmic axis that shows all of them."""
+    """Return the ends of a logarithmic axis that shows all values."""
     known = values[(values > 0) & np.isfinite(values)]
     return (float(known.min()) / 1.5, float(known.max()) * 1.5) if len(known) else (0.1, 10.0)
 
@@ -288,9 +294,9 @@ def _figure(
     log_y: bool = False,
     **ranges: Sequence[str] | tuple[float, float] | Range1d,
 ) -> figure:
-    """An empty chart as wide as the page, whose colours the script sets.
+    """Return an empty chart as wide as the page, whose colours the script sets.
 
-    Fixed ranges, where there are many points: the script draws those that are in view.
+    Charts of many points need fixed ranges, because the script draws only the points in view.
     """
     chart = figure(
         name=name,

@@ -1,8 +1,8 @@
-"""The page as one file: Bokeh's library, the charts, the data and the script that joins them.
+"""Build the page as one file: Bokeh, the charts, the data and the script that joins them.
 
-Nothing is fetched when it is opened: a policy in its head forbids it, and forbids every script but
-the page's own, since names in results come from strangers. The data are compressed JSON, which the
-browser unpacks.
+Nothing is fetched when the page is opened. A policy in its head forbids that, and it forbids every
+script but the page's own, because names in results come from strangers. The data are compressed
+JSON, which the browser unpacks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # o
 
 
 def page_html(reports: Sequence[PageReport]) -> str:
-    """The whole file.
+    """Return the whole file.
 
     Args:
         reports: one or more recordings; the points of all are on the same charts.
@@ -72,14 +72,17 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """What is between the tags of Bokeh's script; its data are escaped, and Bokeh reads them so."""
+    """Return what is between the tags of Bokeh's script.
+
+    Its data are escaped, and Bokeh reads them that way.
+    """
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
     return inner.group(1)
 
 
 def _data(report: PageReport, points: pd.DataFrame) -> dict[str, Any]:
-    """What the script knows of a recording."""
+    """Return what the script knows about a recording."""
     recording = report.analysis.recording
     machine = recording.machine
     return {

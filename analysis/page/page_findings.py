@@ -1,4 +1,4 @@
-"""The sentence that heads each section of a page: what it found, computed from the data."""
+"""Sentences at the head of each section of a page: what it found, computed from the data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from analysis.slices.series import DIMENSIONS
 
 
 def health(report: PageReport) -> list[str]:
-    """How far the times can be trusted, and why."""
+    """Say how far the times can be trusted, and why."""
     return [*health_of(report.analysis), *health_reasons(report.analysis.recording)]
 
 
 def speed(report: PageReport) -> str:
-    """The fastest GEMMs."""
+    """Name the fastest GEMMs."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     found = peak(report.analysis)
@@ -30,14 +30,14 @@ def speed(report: PageReport) -> str:
 
 
 def advice(report: PageReport) -> str:
-    """How many shapes should change."""
+    """Say how many shapes should change."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     return sizes_line(report.advice) if report.advice else "No shape was checked."
 
 
 def accuracy(report: PageReport) -> str:
-    """How good the predictions are, and in which class of time they are worst."""
+    """Say how good the predictions are, and under which limit they are worst."""
     table = report.analysis.table
     errors = report.analysis.errors
     worst = errors.groupby(table["predicted_limit"]).median().sort_values()
@@ -51,7 +51,7 @@ def accuracy(report: PageReport) -> str:
 
 
 def neighbourhood(report: PageReport) -> str:
-    """The largest step between two neighbouring sizes."""
+    """Name the largest cliff between two neighbouring sizes."""
     recording = report.analysis.recording
     if recording.unusable:
         return UNUSABLE_LINE
@@ -69,7 +69,7 @@ def neighbourhood(report: PageReport) -> str:
 
 
 def rules(report: PageReport) -> str:
-    """How many rules have which verdict."""
+    """Say how many rules have which verdict."""
     judged = [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
     if not judged:
         return "No rule was judged here."
@@ -79,7 +79,7 @@ def rules(report: PageReport) -> str:
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Which step uses them least."""
+    """Name the model step that uses Tensor Cores least."""
     if report.analysis.recording.machine.kind == "cpu":
         return "A CPU has no Tensor Cores; the shares of time in GEMMs refer to its own units."
     known = [(step.used_share, step) for step in report.steps if step.used_share is not None]
@@ -90,7 +90,7 @@ def tensor_cores(report: PageReport) -> str:
 
 
 def beside(reports: list[PageReport]) -> str:
-    """How many times as fast the second recording is, on the shapes that both have."""
+    """Say how many times as fast the second recording is, on the cases that both have."""
     first, second = (_fastest(report) for report in reports[:2])
     both = sorted(first.keys() & second.keys())
     if not both:

@@ -1,4 +1,4 @@
-"""What a page shows of one recording."""
+"""Content of a page about one recording."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.rules.tensor_cores import TimedStep
 
 @dataclass(frozen=True)
 class PageReport:
-    """What a page shows of one recording."""
+    """Content of a page about one recording."""
 
     analysis: Analysis
     advice: Sequence[Advice]
@@ -23,12 +23,12 @@ class PageReport:
 
     @property
     def name(self) -> str:
-        """The name of its folder, which tells two runs of a machine apart."""
+        """Name of the recording's folder, which tells two runs of a machine apart."""
         return self.analysis.recording.folder.resolve().name
 
     @property
     def left_out(self) -> str:
-        """A sentence where not every case has a point; else empty."""
+        """Sentence about cases without a point; empty if every case has one."""
         cases = len(self.analysis.recording.rows)
         shown = cases - self.analysis.measured + len(self.analysis.table)
         if min(shown, MOST) == cases:

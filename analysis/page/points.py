@@ -1,4 +1,4 @@
-"""The points of a page: every case of a recording, as the columns that its script reads."""
+"""Points of a page: every case of a recording, as the columns that its script reads."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ESTIMATES = (
 )
 
 MOST = 40_000
-"""Of more points some are drawn by chance, and the page says so."""
+"""Largest number of points. From more, a random sample is drawn, and the page says so."""
 
-_EXACT = 12  # digits of times: what comes after them is of binary fractions alone
-_DIGITS = 4  # of estimates: no reader sees more, and they are most of a page's bytes
+_EXACT = 12  # digits of times: all further digits come only from binary fractions
+_DIGITS = 4  # digits of estimates: no reader sees more, and they are most of a page's bytes
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """A row per case: first those with a prediction, then those without one, or without a time.
+    """Return a row per case: first those with a prediction, then those without one or a time.
 
     Returns:
-        The columns :data:`TEXTS` (empty where there is none), :data:`SIZES`, :data:`TIMES` and
-        :data:`ESTIMATES` (NaN where there is none). ``spec`` is the problem as ``--gemm`` or
-        ``--conv`` has it.
+        The columns :data:`TEXTS` (empty if there is none), :data:`SIZES`, :data:`TIMES` and
+        :data:`ESTIMATES` (NaN if there is none). ``spec`` is the problem as ``--gemm`` or
+        ``--conv`` takes it.
     """
     table = analysis.table
     estimates = {
@@ -64,12 +64,12 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
 
 
 def _without_prediction(recording: Recording) -> pd.DataFrame:
-    """Cases without a time, and what is no product."""
+    """Return the cases without a time, and those that the model does not predict."""
     return recording.rows.drop(index=recording.products.index)
 
 
 def _specs(points: pd.DataFrame) -> pd.Series:
-    """Each problem as the command line takes it; empty for what is neither."""
+    """Return each problem as the command line takes it; empty for other operations."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
     conv = _joined(
         points,
@@ -105,7 +105,7 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """The same for JSON: texts as codes into a list of words, numbers with None for NaN."""
+    """Return the points for JSON: texts as codes into a list of words, None for NaN."""
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))

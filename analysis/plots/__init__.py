@@ -1,4 +1,4 @@
-"""The plots: each has a function for its data, which tests read, and one that draws it."""
+"""Plots. Each has a function for its data, which tests read, and one that draws it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ PLOTS: dict[str, Callable[[Analysis], Figure | None]] = {
     "conv-layouts": conv.draw_layouts,
     "accuracy": accuracy.draw,
 }
-"""Name → a function that draws it, or returns None where the recording lacks its sweep."""
+"""Functions that draw a plot, by name. Each returns None if the recording lacks the plot's
+sweep."""
 
 
 def write_plots(
     analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
 ) -> list[Path]:
-    """Draw plots that the recording has data for, all unless some are named; each in its kinds.
+    """Draw the plots that a recording has data for, or only the named ones, in each file format.
 
     Returns:
         The first file of each plot.

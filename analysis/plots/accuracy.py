@@ -1,4 +1,4 @@
-"""Predicted against measured, on rows that the constants had not seen."""
+"""Plot predicted against measured times of held-out cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from analysis.slices.series import accuracy_series
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Both log-log with bands of ±10 % and ±25 %, and the error by measured time."""
+    """Draw predicted over measured time, and the relative error over measured time.
+
+    The first panel is log-log, with bands of ±10% and ±25%.
+    """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
     title = (

@@ -1,4 +1,4 @@
-"""A model's step by role, and what its levers gain."""
+"""Plot a model's step by role, and the gains of its levers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analysis.audit.account import NO_PRODUCT, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
 
-# Okabe and Ito's palette again, with two greys for what is no product.
+# Okabe and Ito's palette and two more colours. Other operations are hatched in grey.
 _COLORS = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
     "#7A5195", "#A6761D",
@@ -25,7 +25,7 @@ _CAPTION = (
 
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
-    """One stacked bar per machine: where the step's time goes."""
+    """Draw where the time of a step goes, with one stacked bar per machine."""
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
     roles = list(dict.fromkeys(role for each in accounts.values() for role in each.by_role))
@@ -57,7 +57,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Which role takes most of the step, on the first machine."""
+    """Say which role takes most of the step on the first machine."""
     account = next(iter(accounts.values()))
     products = [item for item in account.by_role.items() if item[0] != NO_PRODUCT]
     role, time = max(products, key=lambda item: item[1])
@@ -65,7 +65,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Which lever gains most of those that are worth it, over all machines."""
+    """Say which lever gains most of those that are worth it, over all machines."""
     worth = [x for found in levers.values() for x in found if x.verdict != LEAVE_IT]
     if not worth:
         return "no other size is worth changing to"
@@ -74,7 +74,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """What each lever gains of the step with its interval; one panel per machine."""
+    """Draw what each lever gains of the step, with its interval; one panel per machine."""
     most = max((len(each) for each in levers.values()), default=1)
     count = max(len(levers), 1)
     size = (9.0 * count, 2.0 + 0.45 * max(most, 1))

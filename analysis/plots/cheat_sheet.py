@@ -1,4 +1,4 @@
-"""One page to take home: the rules that are worth most on a machine."""
+"""Cheat sheet of a machine: one page with the rules that are worth most."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_RULES_SHOWN = 8
 
 
 def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
-    """The rules worth most: advice whose effect is beyond doubt, the largest first.
+    """Return the rules that are worth most: advice with a certain effect, the largest first.
 
-    With ``facts`` also those that say how a machine is and not what to do.
+    With ``facts``, rules that describe the machine instead of saying what to do count, too.
     """
     known = all_rules()
     certain = [
@@ -39,7 +39,7 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """``cheat-sheet.png`` and ``.svg`` beside the verdicts; none where no effect is certain."""
+    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is certain."""
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
 
@@ -47,26 +47,29 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
 def write_table_sheet(
     rows: Sequence[RuleResult], machine: Machine, source: PublicRows, folder: Path
 ) -> list[Path]:
-    """The cheat sheet of others' table, its name in the caption; none if no rule is certain."""
-    figure = draw_sheet(rows, machine, facts=True)  # such a table can answer few rules
+    """Write the cheat sheet of a public table, named in the caption, if any effect is certain."""
+    figure = draw_sheet(rows, machine, facts=True)  # a public table can answer few rules
     caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
     return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """What a rule's effect tells people to do; where the effect is a loss, not to."""
+    """Return the advice of a rule; if its effect is a loss, the advice not to follow it."""
     do = all_rules()[str(row["id"])].do
     return do if row["effect"] > 1 else f"Not here: {do[0].lower()}{do[1:]}"
 
 
 def _title(data: pd.DataFrame, machine: Machine) -> str:
-    """The advice that is worth most."""
+    """Return the machine's name and the advice that is worth most there."""
     best = data.iloc[0]
     return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
 
 
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
-    """One page: the eight rules worth most on a machine, with their figures."""
+    """Draw one page with the eight rules that are worth most on a machine.
+
+    None if no rule has a certain effect.
+    """
     data = sheet_data(rows, facts)
     if data.empty:
         return None

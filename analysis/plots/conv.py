@@ -1,4 +1,4 @@
-"""Convolutions: which channel counts they like, and NHWC against NCHW."""
+"""Plot convolutions: speed over the number of channels, and NHWC against NCHW."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.problem import PASSES
 
 
 def draw_channels(analysis: Analysis) -> Figure | None:
-    """TFLOP/s over the channels; large points are multiples of 8."""
+    """Draw speed over the number of channels; large points are multiples of 8."""
     rows = channel_series(analysis.table)
     if rows.empty:
         return None
@@ -49,7 +49,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 
 
 def draw_layouts(analysis: Analysis) -> Figure | None:
-    """A dot and its interval for each pair; right of 1, NHWC is faster."""
+    """Draw the ratio and the interval of each pair; right of 1, NHWC is faster."""
     pairs = layout_series(analysis.table)
     if pairs.empty:
         return None

@@ -1,4 +1,4 @@
-"""How fast each GPU of a fleet is, and how much of that its clock explains."""
+"""Plot how fast each GPU of a fleet is, and how much of that its clock explains."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from analysis.fleet.fleet_report import FleetReport
 from analysis.plots.style import NEUTRAL, panels, save
 
 _STYLE = {SLOW: ("#D55E00", "D"), THROTTLED: ("#E69F00", "^"), ORDINARY: ("#0072B2", "o")}
-_NAMED = 6  # GPUs: more names lie on one another
+_NAMED = 6  # GPUs with a name in the plot: more names would overlap
 
 
 def write_fleet_plot(report: FleetReport) -> Path | None:
-    """Draw a fleet into its recording's folder; returns the first file, None without speeds."""
+    """Draw a fleet into its recording's folder; return the first file, or None without speeds."""
     figure = draw_fleet(report)
     if figure is None:
         return None
@@ -26,10 +26,10 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Who is slow, and whether clocks explain it.
+    """Say which GPU is slow, and whether clocks explain it.
 
     Args:
-        report: of several GPUs.
+        report: report on several GPUs.
     """
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
@@ -48,8 +48,10 @@ def fleet_title(report: FleetReport) -> str:
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:
-    """Each GPU's speed with its interval from the slowest on; beside it, where clocks were read,
-    speed over clock. None where there are no two GPUs with a speed.
+    """Draw the speed of each GPU with its interval, beginning with the slowest.
+
+    If clocks were read, a second panel shows speed over clock. None if fewer than two GPUs have a
+    speed.
     """
     speeds = report.speeds
     if not speeds.overall:
@@ -105,7 +107,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 
 
 def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
-    """A marker for each GPU, by its verdict."""
+    """Draw a marker for each GPU, which shows its verdict."""
     of = report.speeds.kinds[report.speeds.overall]
     verdicts = np.array([report.verdicts[i].verdict for i in order])
     for verdict, (color, marker) in _STYLE.items():

@@ -1,4 +1,4 @@
-"""How good the model is, for a talk: curve, scatter, errors by shape and a staircase."""
+"""Plot how good the model is: learning curve, scatter, errors by shape and a staircase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
-_MIN_M, _MIN_PAIRS = 256, 8  # of a staircase: below a large tile's rows there is one step
+_MIN_M, _MIN_PAIRS = 256, 8  # of a staircase; below a large tile's height it has only one step
 
 
 def write_validation_plots(
@@ -30,7 +30,7 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Every plot that there is data for, as PNG and SVG; returns the PNGs."""
+    """Write every plot that there is data for, as PNG and SVG; return the PNGs."""
     rows = held_back_table(validation)
     figures = {
         "learning-curve": draw_curve(curve, floor) if curve else None,
@@ -49,7 +49,10 @@ def write_validation_plots(
 
 
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
-    """Median and mean error over the rows calibrated; a perfect model's as dotted lines."""
+    """Draw the median and the mean error over the number of calibration rows.
+
+    Dotted lines are the errors of a perfect model.
+    """
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
     for panel, what in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
@@ -75,7 +78,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """What more rows bring, on other rows."""
+    """Say how far additional calibration rows improve predictions of other rows."""
     points = sorted((p for p in curve if p.holdout == curve[0].holdout), key=lambda p: p.count)
     first, last = points[0], points[-1]
     return (
@@ -85,7 +88,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Predicted over measured time, log-log, by what the model finds binding."""
+    """Draw predicted over measured time, log-log, by the limit that the model finds."""
     error = rows["error"].abs()
     title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -94,14 +97,17 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
 
 
 def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean absolute error by powers of two of M (rows) and of N·K (columns)."""
+    """Return the mean absolute error by M (rows) and N·K (columns).
+
+    M is grouped by powers of two, N·K by powers of four.
+    """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
     weights = 2 ** (2 * np.floor(np.log2(rows["n"].astype(float) * rows["k"]) / 2)).astype(int)
     return rows["error"].abs().groupby([m.rename("m"), weights.rename("nk")]).mean().unstack()
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """A heat map of the error over M and the size of the weights."""
+    """Draw a heat map of the error over M and the size of the weights."""
     data = shapes_data(rows)
     worst = data.stack().idxmax()
     title = (
@@ -121,11 +127,12 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 
 
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """The line of constant N and K on which steps from M to M + 1 are predicted to be the largest.
+    """Return the line of constant N and K with the largest predicted cliffs from M to M + 1.
 
-    It is chosen by the prediction alone, so that the measured points are a fair test of it. Only
-    pairs that arithmetic binds count, because elsewhere a wave more costs little. The line goes
-    from its first such pair to its last; ``step`` and ``predicted_step`` stand at each pair's M.
+    The line is chosen only by the prediction, so that the measured points are a fair test of it.
+    Only pairs whose limit is arithmetic count, because elsewhere one more wave costs little. The
+    line reaches from its first such pair to its last. ``step`` and ``predicted_step`` are in the
+    row of each pair's M.
     """
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
     after = ordered.groupby(["n", "k"])[["m", "measured", "predicted"]].shift(-1)
@@ -143,7 +150,7 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
-    """Measured time over M where N and K stay, and the prediction at every size between."""
+    """Draw measured time over M at constant N and K, and the prediction at sizes in between."""
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
         return None
@@ -186,10 +193,10 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 def _predicted_between(
     validation: Validation, line: pd.DataFrame
 ) -> tuple[NDArray[np.intp], Array]:
-    """The sizes from end to end of a line, and the predicted seconds of each.
+    """Return the sizes from end to end of a line, and the predicted seconds of each.
 
-    They are multiples of 16, so that the steps are not hidden by the cost of odd sizes, and the
-    measured sizes.
+    The sizes are the measured ones and multiples of 16, so that the cost of odd sizes does not hide
+    the cliffs.
     """
     low, high = int(line["m"].min()), int(line["m"].max())
     sizes = np.union1d(np.arange(-(-low // 16) * 16, high, 16), line["m"].to_numpy())

@@ -1,4 +1,4 @@
-"""Measured against predicted under the machine's roofs."""
+"""Plot measured and predicted speeds under the machine's roofs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.machine import Machine
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Every roof: its TFLOP/s and the ridge point (FLOP/byte) where memory's roof meets it."""
+    """Return each roof: its TFLOP/s, and the ridge (FLOP/byte) where it meets memory's roof."""
     known = [dtype for dtype in machine.peaks if dtype in dtypes]
     return pd.DataFrame(
         {
@@ -28,7 +28,7 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Log-log; a grey line joins each measured case to its prediction."""
+    """Draw the roofline, log-log; a grey line joins each measured case to its prediction."""
     rows = roofline_series(analysis.table)
     machine = analysis.recording.machine
     if rows.empty:
@@ -85,14 +85,14 @@ def draw(analysis: Analysis) -> Figure | None:
 def _draw_roofs(
     axes: Axes, machine: Machine, roofs: pd.DataFrame, ends: tuple[float, float], factor: float
 ) -> None:
-    """The memory's slope and each rate's level, named along the line."""
+    """Draw memory's slope and the level of each peak, labelled along the lines."""
     left, right = ends
     how = ", measured" if machine.kind == "cpu" else ""
     slope = machine.bandwidth / 1e12 * factor
     ridge = max(roofs["ridge"].max(), 2 * left)
     xs = np.array([left, ridge])
     axes.plot(xs, xs * slope, color=NEUTRAL, linewidth=2)
-    # Above the slope no point can be, and the peaks' names are right of the axes.
+    # The name is above the slope, where no point can be. Those of peaks are right of the axes.
     middle = float(np.sqrt(left * ridge))
     axes.annotate(
         f"memory{how}\n{machine.bandwidth / 1e9:,.0f} GB/s",
@@ -102,7 +102,7 @@ def _draw_roofs(
         ha="right",
         color=NEUTRAL,
     )
-    # dtypes of the same rate share a roof and its label.
+    # Dtypes of the same rate share a roof and its label.
     for _, same in roofs.groupby("tflops"):
         level = float(same["tflops"].iloc[0]) * factor
         color = DTYPE_STYLE[same["dtype"].iloc[0]][0]

@@ -1,4 +1,4 @@
-"""One picture of what others' tables say of the field's rules: a panel per rule, a line per GPU."""
+"""Plot what public tables say about the field's rules: a panel per rule, a line per GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TITLE_WIDTH = 28  # characters of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """A row per rule and machine: ``statement, name, verdict, effect, lo, hi``."""
+    """Return a row per rule and machine: ``statement, name, verdict, effect, lo, hi``."""
     return pd.DataFrame(
         [
             {
@@ -39,7 +39,7 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """``rules-public.png`` and ``.svg``: the rules that others' tables can answer, on every GPU."""
+    """Write ``rules-public.png`` and ``.svg``: rules that public tables answer, on every GPU."""
     data = overview_data(documents)
     packages = sorted({document["package"] for document in documents})
     caption = f"bf16 GEMMs, {', '.join(packages)}  ·  lines are 95% intervals"
@@ -47,7 +47,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
 
 
 def draw_overview(data: pd.DataFrame) -> Figure:
-    """Effects over machines, by rule."""
+    """Draw the effects on all machines, with one panel per rule."""
     rules, names = data["statement"].unique(), data["name"].unique()
     size = (4.0 + 3.2 * len(rules), 2.6 + 0.42 * len(names))
     counts = data["verdict"].value_counts()

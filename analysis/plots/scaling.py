@@ -1,4 +1,4 @@
-"""Throughput along a dimension: the square ladder, the steps of M, N and K, the alignment."""
+"""Plot speed or time along a dimension: square GEMMs, cliffs along M, N and K, alignment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.machine import Machine
 
 
 def draw_square(analysis: Analysis) -> Figure | None:
-    """TFLOP/s over the side of a square product, with the dtype's roof."""
+    """Draw speed over the side of a square GEMM, with the roof of each dtype."""
     rows = square_series(analysis.table)
     if rows.empty:
         return None
@@ -42,7 +42,7 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Tile edges and wave edges between the ends of a line, for the library's large tile."""
+    """Return the tile edges and wave edges along a line, for the vendor library's large tile."""
     low, high = int(line[along].min()), int(line[along].max())
     rows, columns = large_tile(machine.generation, dtype)
     if along == "k":
@@ -55,7 +55,10 @@ def edges(
 
 
 def draw_steps(analysis: Analysis) -> Figure | None:
-    """Time, a panel for each dimension; dotted lines at tile edges, dashed ones at wave edges."""
+    """Draw time over size, with a panel for each dimension.
+
+    Dotted lines are at tile edges, dashed ones at wave edges.
+    """
     lines = steps_series(analysis.table)
     if not lines:
         return None
@@ -72,7 +75,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
         tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
         for edge in tiles:
             axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
-        if len(waves) < len(tiles):  # where every tile is a wave, the dots say it already
+        if len(waves) < len(tiles):  # if every tile is a wave, the dotted lines show them already
             for edge in waves:
                 axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--")
         fixed = ", ".join(
@@ -85,7 +88,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Speed over the offset from a round size, M, N and K side by side."""
+    """Draw speed over the offset from a round size, with panels for M, N and K."""
     rows = alignment_series(analysis.table)
     if rows.empty:
         return None

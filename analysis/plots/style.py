@@ -1,4 +1,4 @@
-"""How every plot looks: legible on a projector and to the colour-blind, with its origin below."""
+"""Style of all plots: legible on a projector and to the colour-blind, with the data's origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from sweeps.store import make_folder, write_whole
 
-# Okabe and Ito's palette, told apart with any colour vision; a marker each for black and white.
+# Okabe and Ito's palette is told apart with any colour vision. Markers serve black and white.
 DTYPE_STYLE = {
     "bf16": ("#0072B2", "o"),
     "fp16": ("#009E73", "s"),
@@ -36,13 +36,13 @@ LIMIT_STYLE = {
 }
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
-"""Relative errors that are shaded around a prediction, and how dark."""
-MAX_VECTORS = 5000  # points of a plot: more make an SVG that no browser draws quickly
+"""Relative errors that are shaded around a prediction, and the opacity of each."""
+MAX_VECTORS = 5000  # points that are drawn as vectors: an SVG with more is slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 KINDS = ("png", "svg")
 _MOMENT = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""What else would differ between files of the same data."""
+"""Field of each format's metadata that would differ between two files of the same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -64,7 +64,7 @@ _SETTINGS: dict[str, Any] = {
 def panels(
     count: int, title: str, size: tuple[float, float] = (10.0, 6.0), share_y: bool = False
 ) -> tuple[Figure, Sequence[Axes]]:
-    """A figure of ``count`` panels side by side, in the house's style."""
+    """Return a figure of ``count`` panels side by side, in the style of all plots."""
     with plt.rc_context(_SETTINGS):
         figure, axes = plt.subplots(
             1, count, figsize=size, squeeze=False, sharey=share_y, layout="constrained"
@@ -74,19 +74,19 @@ def panels(
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
-    """The intervals of points, where they have any."""
+    """Draw the intervals of those points that have one."""
     axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
-    """Predicted over measured time, log-log in µs, by limit, with bands of ±10 % and ±25 %.
+    """Draw predicted over measured time, log-log in µs, by limit, with bands of ±10% and ±25%.
 
     Args:
         axes: where to draw.
-        rows: with the columns ``measured``, ``predicted`` (both µs) and ``limit``, and where
-            measured times have intervals ``low`` and ``high``.
-        size: of a marker, in points.
-        alpha: of a marker.
+        rows: table with the columns ``measured``, ``predicted`` (both in µs) and ``limit``, and
+            also ``low`` and ``high`` if measured times have intervals.
+        size: size of a marker, in points.
+        alpha: opacity of a marker.
     """
     ends = np.array([rows["measured"].min() / 1.5, rows["measured"].max() * 1.5])
     for band, shade in ERROR_BANDS:
@@ -133,19 +133,19 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
 
 
 def verbatim(text: str) -> str:
-    """The text as it is: a name may have a dollar, which would begin a formula."""
+    """Return text that is drawn as it is: a dollar sign in a name would begin a formula."""
     return text.replace("$", r"\$")
 
 
 def save(
     figure: Figure, caption: str, folder: Path, name: str, kinds: Sequence[str] = KINDS
 ) -> Path:
-    """Write a file of each kind with the caption below; returns the first one."""
+    """Write a file of each format with the caption below the plot; return the first one."""
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]
     with plt.rc_context(_SETTINGS):
         figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
-        # Laid out once, not for each kind of file.
+        # The layout is computed once, not for each format.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for path, kind in zip(files, kinds, strict=True):

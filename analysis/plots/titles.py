@@ -1,4 +1,4 @@
-"""What each plot found, as its title: computed from what the plot shows."""
+"""Titles of the plots: what each one found, computed from what it shows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """How much of its ceiling each dtype reaches with a GEMM.
+    """Say how much of its ceiling each dtype reaches with a GEMM.
 
     Args:
-        rows: of :func:`analysis.slices.series.roofline_series`.
-        machine: with the ceilings.
+        rows: table from :func:`analysis.slices.series.roofline_series`.
+        machine: the machine with the ceilings.
     """
     best = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
-    # A ceiling that was measured is uncertain itself: nothing is said to be above it.
+    # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
     shares = {
         str(dtype): min(1.0, top * 1e12 / machine.peak(str(dtype))) for dtype, top in best.items()
     }
@@ -28,10 +28,10 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 
 
 def square_title(rows: pd.DataFrame) -> str:
-    """From which size on each dtype is nearly as fast as it gets.
+    """Say from which size on each dtype is nearly as fast as it gets.
 
     Args:
-        rows: of :func:`analysis.slices.series.square_series`.
+        rows: table from :func:`analysis.slices.series.square_series`.
     """
     told = []
     for dtype, group in rows.groupby("dtype", sort=False):
@@ -41,10 +41,10 @@ def square_title(rows: pd.DataFrame) -> str:
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
-    """The largest step up that lies beyond its intervals.
+    """Name the largest cliff that lies beyond its interval.
 
     Args:
-        lines: of :func:`analysis.slices.series.steps_series`.
+        lines: tables from :func:`analysis.slices.series.steps_series`.
     """
     found = steepest(lines)
     if found is None:
@@ -55,10 +55,10 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
-    """The worst offset from a round size, and what multiples of 8 cost.
+    """Name the worst offset from a round size, and say what multiples of 8 cost.
 
     Args:
-        rows: of :func:`analysis.slices.series.alignment_series`, of one base.
+        rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
     """
     eighth = rows["offset"] % 8 == 0
     odd, round_ = rows[~eighth], rows[eighth & (rows["offset"] > 0)]
@@ -78,10 +78,10 @@ def alignment_title(rows: pd.DataFrame) -> str:
 
 
 def channels_title(rows: pd.DataFrame) -> str:
-    """How much slower channels are that are no multiple of 8 than the next multiple.
+    """Name the number of channels that is slowest compared with the next multiple of 8.
 
     Args:
-        rows: of :func:`analysis.slices.series.channel_series`.
+        rows: table from :func:`analysis.slices.series.channel_series`.
     """
     worst: tuple[float, str] = (1.0, "")
     for dtype, group in rows.groupby("dtype", sort=False):
@@ -96,10 +96,10 @@ def channels_title(rows: pd.DataFrame) -> str:
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """The geometric mean of NHWC's speed over NCHW's, and how many pairs are clear.
+    """Report the geometric mean of NHWC's speed over NCHW's, and how many pairs are clear.
 
     Args:
-        pairs: of :func:`analysis.slices.series.layout_series`.
+        pairs: table from :func:`analysis.slices.series.layout_series`.
     """
     mean, faster, slower = layout_summary(pairs)
     return (

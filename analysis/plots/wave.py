@@ -1,4 +1,4 @@
-"""The lesson: time over M of one class of product, with the edges of tiles and waves."""
+"""Plot the lesson about waves: time over M of one class of GEMM, with tile and wave edges."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from analysis.slices.cliffs import steps_of
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 
-_BEYOND = 2.0  # times the size of the step, up to which the plot goes
-_MOST_MARKED = 60  # edges of tiles: more are counted alone
-_ROUND = 16  # the predicted line goes over multiples of this, and over measured sizes
-_DEFAULT_END = 2048  # of M, where nothing was measured
+_BEYOND = 2.0  # end of the plot, as a multiple of the M after the cliff
+_MOST_MARKED = 60  # edges that are drawn: if there are more, they are only counted
+_ROUND = 16  # the predicted line goes through multiples of this, and measured sizes
+_DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """The step along M that a lesson is about: the one at a size, else the largest one.
+    """Return the cliff along M that a lesson is about: the one at ``size``, else the largest.
 
     Args:
         line: measured rows of one class.
-        size: its smaller M; None for the largest, up or down.
+        size: the smaller M of the cliff; None for the largest cliff, up or down.
     """
     steps = steps_of(line)
     steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
@@ -36,20 +36,20 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
-    """One page: measured points, the prediction between them, each edge marked and counted.
+    """Draw one page: measured points, the prediction between them, each edge marked and counted.
 
     Args:
-        basis: predicts.
+        basis: basis of the predictions.
         gemm: the class; its M is not used.
-        line: what was measured of it, with m, time_us and, if known, time_lo_us and time_hi_us.
-        size: the M before the step in the title; the largest step if None.
+        line: measured rows of the class, with m, time_us and, if known, time_lo_us and time_hi_us.
+        size: the M before the cliff in the title; the largest cliff if None.
     """
     step = lesson(line, size)
     end = int(_BEYOND * step["after"]) if step is not None else _DEFAULT_END
     if step is None and len(line):
         end = int(line["m"].max())
     line = line[line["m"] <= end]
-    # Odd sizes have a price of their own, which would hide the steps.
+    # Odd sizes have a cost of their own, which would hide the cliffs.
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
     figure, (axes,) = panels(1, _title(step, predicted, len(line)), (11.0, 6.5))
@@ -82,13 +82,13 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """The prediction at each size."""
+    """Return the prediction at each size."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
-    """The step; without one, what is predicted of the class."""
+    """Describe the cliff; without one, what is predicted of the class."""
     if step is None and measured:
         return f"No cliff exceeds its interval among {measured} measured sizes"
     if step is None:
@@ -103,7 +103,7 @@ def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> st
 
 
 def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
-    """An arrow at the step, and what the model says of both of its sizes."""
+    """Draw an arrow at the cliff, and what the model says about both of its sizes."""
     middle = (step["time_us"] + step["after_us"]) / 2
     axes.annotate(
         f"{int(step['m'])} → {int(step['after'])}",
@@ -136,24 +136,27 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
 
 
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
-    """Where one row more needs another row of tiles, and where another wave of them.
+    """Mark where one more row needs another row of tiles, and where it needs another wave.
 
-    Only edges on both sides of which the model takes the library to use the same kernel.
+    Only those edges are marked on both sides of which the model expects the same kernel.
 
     Args:
         axes: where to draw.
-        row: a prediction: the edges are of its tile, with its parts of K.
+        row: a prediction; the edges are those of its tile and its split of K.
         predicted: the predictions at all sizes that are shown.
-        sms: of the machine.
+        sms: number of SMs of the machine.
     """
+    # 1. Edges lie at multiples of the tile's height; one row of tiles has ``across`` tiles.
     height = int(str(row["tile"]).partition("x")[0])
-    across = round(row["tiles"] / ceil_div(int(row["m"]), height))  # tiles for each row of them
+    across = round(row["tiles"] / ceil_div(int(row["m"]), height))
+    # 2. Keep those between two sizes at which the model expects this kernel.
     sizes = predicted["m"].to_numpy()
     count = np.arange(1, int(sizes[-1]) // height + 1)
     same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
     at = np.searchsorted(sizes, count * height)
     beyond = np.minimum(np.searchsorted(sizes, count * height, side="right"), len(sizes) - 1)
     count = count[same[at] & same[beyond]]
+    # 3. Distinguish edges that begin a wave from those that only begin a row of tiles.
     new_wave = np.ceil((count + 1) * across / sms) > np.ceil(count * across / sms)
     edges = (("tile", count[~new_wave], ":", 0.7), ("wave", count[new_wave], "--", 1.2))
     for name, found, style, width in edges:

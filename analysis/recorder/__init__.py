@@ -1,1 +1,1 @@
-"""``analysis record``: everything that a machine can tell, in the order of its worth, in slices."""
+"""``analysis record``: record all that a machine can tell in slices, the most valuable first."""

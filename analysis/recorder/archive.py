@@ -1,4 +1,4 @@
-"""One archive of everything that is recorded of a machine, small enough to be carried anywhere."""
+"""Pack everything recorded about a machine into one archive that is small enough to carry."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""The maximum size of an archive, so that it can be mailed or attached."""
+"""Maximum size of an archive in bytes, so that it can be mailed or attached."""
 
 _LEFT_OUT = {"samples", "runs"}
 _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, of which the first names the archive, without samples and old runs.
+    """Pack a machine's folders, without samples and old runs; return the archive.
 
-    Files come in the order of their worth, plots last; one that would exceed ``limit`` bytes is
-    left out, and ``left-out.txt`` in the archive names it. The old archive is replaced whole.
+    The first folder names the archive. Files are added in the order of their value, plots last. A
+    file that would exceed ``limit`` bytes is left out, and ``left-out.txt`` in the archive names
+    it. An old archive is replaced atomically.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
@@ -30,7 +31,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            size = len(gzip.compress(file.read_bytes()))  # more than it adds to what is there
+            size = len(gzip.compress(file.read_bytes()))  # an upper bound of what it adds
             if total + size > limit:
                 left_out.append(name)
                 continue
@@ -46,6 +47,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files to pack, the most valuable first."""
     files = [
         file
         for folder in folders
@@ -59,7 +61,7 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out the owner's name and ids."""
+    """Remove the owner's name and ids."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -1,7 +1,7 @@
-"""The parts of a machine's recording, in the order of their worth, and the commands that make them.
+"""Parts of a machine's recording, the most valuable first, and the commands that make them.
 
-The other packages run as processes, so that nothing here needs PyTorch, and so that whatever takes
-one of them down costs that one alone.
+The other packages run as processes, so that nothing here needs PyTorch. A crash costs only the
+command that it happens in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
-"""Folders below the results to which steps with a ``place`` write."""
+"""Folders below the results folder to which steps with a ``place`` write."""
 
 CHECKED_GEMMS = (
     "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
@@ -25,18 +25,19 @@ CHECKED_CONVS = (
     "2,8,9,11,16,3,3,1,1,1,1,fp16,nhwc,fprop", "2,8,9,11,16,3,3,1,1,1,1,bf16,nhwc,dgrad",
     "2,16,8,8,32,1,1,2,0,1,1,bf16,nhwc,wgrad", "1,3,17,19,8,7,7,2,3,1,1,fp32,nhwc,fprop",
 )  # fmt: skip
-"""With all implementations of a GPU, 48 checks: odd and even sizes, one row, a long K, a batch,
-each dtype, each pass. Each needs kernels of its own, and compiling is what takes the time."""
+"""Shapes of the correctness checks: 48 checks with all implementations of a GPU. They have odd and
+even sizes, a single row, a long K, a batch, each dtype and each pass. Each needs kernels of its
+own, and compiling these takes most of the time."""
 
 
 @dataclass(frozen=True)
 class RecorderStep:
-    """One command.
+    """One command of a recording.
 
-    A step that measures ``sweeps`` is done when none of their cases is open; another one when its
-    command has ended by itself. ``seconds`` is what it should take on a GPU and on a CPU; None
-    means that it is not run there. ``output`` is the file that its standard output becomes,
-    ``place`` the folder below the results that it writes to.
+    A step that measures ``sweeps`` is done when none of their cases is open. Any other step is done
+    when its command has ended by itself. ``seconds`` is the expected time on a GPU and on a CPU;
+    None means that the step is not run there. ``output`` is the file that the standard output is
+    saved as, and ``place`` the folder below the results folder that the command writes to.
     """
 
     name: str
@@ -45,10 +46,10 @@ class RecorderStep:
     sweeps: tuple[str, ...] = ()
     output: str = ""
     place: str = ""
-    on_device: bool = True  # takes --device and --gpu
+    on_device: bool = True  # the command takes --device and --gpu
 
     def expected(self, kind: str) -> float | None:
-        """Seconds on a kind of machine; None: not there."""
+        """Return the expected seconds on a kind of machine; None if the step is not run there."""
         return self.seconds[0 if kind == "gpu" else 1]
 
 
@@ -62,11 +63,12 @@ class RecorderPart:
 
 
 def all_parts() -> tuple[RecorderPart, ...]:
-    """The parts, the most informative per minute first.
+    """Return the parts, the most informative per minute first.
 
-    The first six take ten minutes of a GPU, starts of commands included: enough to say what machine
-    it is, whether times can be trusted, and what nobody has published yet (convolutions in
-    channels-last, misaligned sizes). What they leave out of their sweeps comes in the parts after.
+    The first six take ten minutes on a GPU, including the start of each command. This is enough to
+    say which machine it is, whether its times can be trusted, and what nobody has published yet
+    (channels-last convolutions, misaligned sizes). The parts after them measure the cases that the
+    first six leave out of their sweeps.
     """
     return (
         RecorderPart(
@@ -177,7 +179,7 @@ def _sweeps(
 
 
 def _gpu_tests() -> tuple[RecorderStep, ...]:
-    """Of the checkout: an installation has no tests."""
+    """Return the steps that run the checkout's GPU tests; an installation has none."""
     if INSTALLED:
         return ()
     return (
@@ -192,7 +194,7 @@ def _tests(name: str, options: str, seconds: float) -> RecorderStep:
 
 
 def _checks() -> str:
-    """The checks as options, each read once here, so that a mistake does not wait for a GPU."""
+    """Return the checks as options. Parsing each shape here finds mistakes without a GPU."""
     gemms: Iterable[str] = (Gemm.parse(text).spec() for text in CHECKED_GEMMS)
     convs: Iterable[str] = (Conv.parse(text).spec() for text in CHECKED_CONVS)
     return " ".join([*(f"--gemm {spec}" for spec in gemms), *(f"--conv {spec}" for spec in convs)])

@@ -1,7 +1,7 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
-``record.json`` in the machine's folder keeps which commands have ended, and when the recording was
-worked on. What a sweep still lacks is in its own run.json.
+``record.json`` in the machine's folder stores which commands have ended, and when the recording was
+worked on. The cases that a sweep still lacks are in its own run.json.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from sweeps.store import (
 )
 
 RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
-"""Runs a command within some seconds: its exit code, None if it did not end; and its output."""
+"""Function that runs a command within some seconds. It returns the exit code, None if the command
+did not end, and its output."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
-"""What a command takes before it does anything: importing PyTorch, a context, filled operands."""
-_IMPORT_SECONDS = 4.0  # of these, until a command counts its own time
-_END_SECONDS = 15.0  # the archive, and what a stopped command needs to fold its samples
-_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # times the expected seconds; seconds, of other commands
-_MIN_SECONDS = 5.0  # with less, a sweep is not begun
-_GRACE = 6.0  # between asking a command to stop and ending it
+"""Seconds that a command takes before it does anything: importing PyTorch, creating a context,
+filling operands."""
+_IMPORT_SECONDS = 4.0  # part of these that passes before a command counts its own time
+_END_SECONDS = 15.0  # reserved for the archive, and for a stopped command to fold its samples
+_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # limit in expected times, and at least in seconds
+_MIN_SECONDS = 5.0  # a sweep is not begun with less
+_GRACE = 6.0  # seconds between asking a command to stop and killing it
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 
 
 @dataclass(frozen=True)
 class RecorderPlace:
-    """The machine and where its results lie, as ``sweeps doctor --name --json`` tells."""
+    """A machine and where its results lie, as ``sweeps doctor --name --json`` reports."""
 
     slug: str
     name: str
@@ -56,7 +58,7 @@ class RecorderPlace:
     software: Mapping[str, str]
 
     def folder_of(self, step: RecorderStep) -> Path:
-        """The folder that a step writes to."""
+        """Return the folder that a step writes to."""
         return folder_for(self.results / step.place, self.slug) if step.place else self.folder
 
     @property
@@ -68,7 +70,7 @@ class RecorderPlace:
 
 @dataclass
 class RecorderState:
-    """What ``record.json`` says."""
+    """Content of ``record.json``."""
 
     path: Path
     slices: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +78,7 @@ class RecorderState:
 
     @classmethod
     def read(cls, place: RecorderPlace) -> RecorderState:
-        """The state of a folder; a new one where there is none that can be gone on with."""
+        """Read the state of a folder; return a new one if there is none that can be resumed."""
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
@@ -85,7 +87,7 @@ class RecorderState:
             return cls(path)
 
     def write(self, place: RecorderPlace) -> None:
-        """Write it whole."""
+        """Write the state atomically."""
         document = {
             "schema": 1,
             "software": dict(place.software),
@@ -98,10 +100,10 @@ class RecorderState:
 def run_command(
     interpreter: Sequence[str], command: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-    """Run ``-m command``; its exit code (None: the time was over before it ended), its output.
+    """Run ``-m command``; return its exit code, or None if its time was over, and its output.
 
-    What it says on stderr is passed on. A command whose time is over is asked to stop, as a batch
-    system asks, and folds what it has.
+    What the command prints on stderr is passed on. A command whose time is over is asked to stop,
+    as a batch system asks, and folds what it has measured.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -122,7 +124,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, end it and all that it started, and return what it had printed."""
+    """Ask a command to stop, kill it and all that it started, and return what it had printed."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -133,7 +135,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 class Recorder:
-    """One slice of a recording."""
+    """One slice of a recording: what a single call of the command does."""
 
     def __init__(
         self,
@@ -146,16 +148,17 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """
+        """Set aside a recording of another PyTorch or driver, and read the state of this one.
+
         Args:
-            place: the machine.
+            place: the machine and its folders.
             parts: what to record, in order.
             budget: seconds that this slice may take in all.
-            device: the options that pick the device.
+            device: the options that select the device.
             note: prints a line.
             run: runs a command within some seconds; see :func:`run_command`.
-            now: the host's clock, in seconds.
-            began: when the budget began, by ``now``; None: now.
+            now: clock of the host, in seconds.
+            began: start of the budget on the clock ``now``; None for the present.
         """
         self._place = place
         self._parts = parts
@@ -168,7 +171,7 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """What another PyTorch or driver measured makes room before anything new is written."""
+        """Set aside what another PyTorch or driver measured, before anything new is written."""
         folder = self._place.folder
         if not (folder / "run.json").exists():
             return
@@ -177,9 +180,9 @@ class Recorder:
             self._note(f"{why}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Go on with what is not done until the time is over; returns the archive.
+        """Do what is not done until the time is over; return the archive.
 
-        Whatever ends it, an interrupt included, the archive has what is there.
+        However this ends, even by an interrupt, the archive contains what was recorded.
         """
         began = self._now()
         place, state = self._place, self._state
@@ -202,7 +205,7 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """A sentence for each part that is not complete."""
+        """Return a sentence for each part that is not complete."""
         sentences = []
         for part in self._parts:
             missing = [text for step in self._steps(part) if (text := self._lacks(step))]
@@ -211,11 +214,11 @@ class Recorder:
         return sentences
 
     def can_resume(self) -> bool:
-        """Whether another call would do more than try what failed."""
+        """Return True if another call would do more than retry what failed."""
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
-        """A line for each part: what it is for, what it should take, what of it is done."""
+        """Return a line for each part: its purpose, its expected time, and whether it is done."""
         kind = self._place.kind
         return [
             f"{part.name:14} {part_seconds(part, kind):5.0f} s  {part.purpose}"
@@ -230,8 +233,10 @@ class Recorder:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[RecorderStep]:
-        """What can still be done: every step for its time, sweeps with what time is left, and last
-        what failed in an earlier slice, because it may fail or hang again.
+        """Yield the steps that can still be done.
+
+        Every step first gets the time that it should take. Sweeps then get the time that is left.
+        Steps that failed in an earlier slice come last, because they may fail or hang again.
         """
         steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in steps if self._failed(step)]
@@ -245,8 +250,9 @@ class Recorder:
         yield from failed
 
     def _failed(self, step: RecorderStep) -> bool:
-        """Whether a step's command failed, or took its whole time without ending, if it is none
-        that can be resumed.
+        """Return True if a step's command failed, or used its whole time without ending.
+
+        A sweep that used its whole time has not failed, because it can be resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None or ended["finished"]:
@@ -254,16 +260,16 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Whether a sweep has used its share of time: the steps after it come first now."""
+        """Return True if a sweep has used its share of time; the steps after it then come first."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """The rest of the seconds that a step should take, over all slices."""
+        """Return what is left of the seconds that a step should take, over all slices."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
     def _lacks(self, step: RecorderStep) -> str:
-        """What of a step is not there yet; empty if it is done."""
+        """Say what a step still lacks; empty if it is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not started"
@@ -277,7 +283,7 @@ class Recorder:
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Cases of a step's sweeps that are planned and not measured, and those not planned."""
+        """Count the unmeasured cases of a step's sweeps: those planned, and those left out."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
@@ -291,24 +297,27 @@ class Recorder:
 
     @property
     def _left(self) -> float:
+        """Seconds that are left before the slice has to be ended."""
         return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: RecorderStep, first: bool) -> bool:
-        """Whether there is time to begin a step.
+        """Return True if there is time to begin a step.
 
-        A sweep that is stopped goes on in another slice. Another command that is stopped leaves
-        nothing, so it needs the time that it should take; as a slice's first, it may try anyway.
+        A sweep that is stopped resumes in another slice. Any other command that is stopped leaves
+        nothing, so it needs the whole time that it should take. As the first step of a slice it may
+        try anyway.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
         return self._left > (step.expected(self._place.kind) or 0.0)
 
     def _carry_out(self, step: RecorderStep) -> None:
+        """Run the command of a step within its time limit, and store how it ended."""
         place, left = self._place, self._left
         expected = step.expected(place.kind) or 0.0
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
         command = self._command(step)
-        # A command that hangs costs its own time, not that of all that comes after it.
+        # A command that hangs must not use up the time of the steps after it.
         limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
         if step.sweeps:
             limit = left
@@ -326,7 +335,7 @@ class Recorder:
             "seconds": round(before.get("seconds", 0.0) + took, 1),
         }
         if step.output and output.strip():
-            # Tracebacks have paths, and a path may have a user's name.
+            # Tracebacks contain paths, and a path may contain a user's name.
             told = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
             write_whole(place.folder / step.output, told)
         self._state.write(place)
@@ -342,7 +351,10 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _anchors(self) -> dict[str, Any] | None:
-        """Whether this is still the machine of the earlier slices, at the same speed."""
+        """Check if this is still the machine of the earlier slices, at the same speed.
+
+        None if the check did not end.
+        """
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
         code, output = self._run([*command, *self._device], limit)
@@ -357,7 +369,7 @@ class Recorder:
 
 
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
-    """What all parts should take together, the starts of their commands included."""
+    """Return a line with the expected time of all parts, including the starts of their commands."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     seconds = sum(step.expected(kind) or 0.0 for step in steps)
     starts = _START_SECONDS[kind] * len(steps)
@@ -366,15 +378,15 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:
-    """What a part should take on a kind of machine."""
+    """Return the expected seconds of a part on a kind of machine."""
     return sum(step.expected(kind) or 0.0 for step in part.steps)
 
 
 def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[RecorderPart]:
-    """The named parts, in their own order; all if none is named.
+    """Return the named parts, in their own order; all if none is named.
 
     Raises:
-        UserError: a part is not known.
+        UserError: if a part is not known.
     """
     known = [part.name for part in parts]
     for name in names:

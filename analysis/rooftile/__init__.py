@@ -1,19 +1,20 @@
-"""Which GEMM and convolution shapes are fast on your GPU, why, and what to change.
+"""Find out which GEMM and convolution shapes are fast on your GPU, why, and what to change.
 
     >>> import rooftile
     >>> rooftile.predict("2048,2048,4096,bf16", "nvidia-h100-sxm")[["problem", "time_us", "limit"]]
                         problem    time_us    limit
     0  2048,2048,4096,bf16,nt,1  46.193434  compute
 
-A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same, or
-a :class:`Gemm` or :class:`Conv`; wherever one is taken, a list of them or a DataFrame with the
-columns ``m,n,k,dtype`` is too. A machine is a slug of :func:`machines`, or a word that means one
-(``h200``); without it, the machine that was measured last. Bad input is a :class:`UserError`, which
-is a ``ValueError``, with one sentence that says what to do; its ``--pad`` is the argument ``pad``.
+A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same
+values, or a :class:`Gemm` or :class:`Conv`. Wherever one shape is accepted, so is a list of shapes,
+or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug of :func:`machines`, or an
+unambiguous part of one (``h200``). Without it, the machine that was measured last is used. Bad
+input raises a :class:`UserError`, which is a ``ValueError``. Its message is one sentence that says
+what to do; an option such as ``--pad`` in it is the argument ``pad``.
 
-Asking needs neither a GPU nor PyTorch, but for :func:`audit`, which needs PyTorch. To measure, use
-the command ``rooftile run``, then ``rooftile report``. From a checkout, all this is ``from analysis
-import rooftile``.
+Queries need neither a GPU nor PyTorch, except for :func:`audit`, which needs PyTorch. To measure,
+use the command ``rooftile run``, then ``rooftile report``. In a checkout, import this module with
+``from analysis import rooftile``.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ def predict(
     *,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Say what products and convolutions take, and why.
+    """Predict the time of GEMMs and convolutions, and say what limits it.
 
     Args:
-        shapes: one or more.
-        machine: one or more; the rows of a shape on all machines are beside each other.
-        results: the folder of all machines' results.
+        shapes: one or more shapes.
+        machine: one or more machines. The rows of a shape on all machines follow each other.
+        results: folder of all machines' results.
 
     Returns:
         One row per shape and machine: ``problem`` and its columns ``op, m, n, k, batch, dtype,
-        layout`` (a convolution's also ``c, h, w, kout, …``), ``machine``, ``time_us`` with its
-        90 % interval ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate,
-        an ``explanation``, ``evidence`` (``measured`` where this very shape was, else
-        ``predicted``), and ``basis`` and ``source``, which say what it rests on.
+        layout`` (for a convolution also ``c, h, w, kout, …``), ``machine``, ``time_us`` with its
+        90% interval ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate, an
+        ``explanation``, ``evidence`` (``measured`` if this very shape was measured, else
+        ``predicted``), and ``basis`` and ``source``, which say what the row rests on.
 
     Raises:
-        UserError: a shape or a machine is not known, or a recording cannot be read.
+        UserError: if a shape or a machine is not known, or a recording cannot be read.
 
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
@@ -97,30 +98,30 @@ def recommend(
     any_size: bool = False,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Say what sizes should be padded to, or which near ones compute most; or to leave them.
+    """Recommend which sizes to pad to or to choose, or to leave a shape as it is.
 
     Args:
-        shapes: one or more.
-        machine: where.
+        shapes: one or more shapes.
+        machine: the machine that the shapes run on.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
-            ``"10%"``, up to ``"1000%"``; 0.125 unless one of the two is given.
+            ``"10%"``, up to ``"1000%"``; 0.125 unless ``pad`` or ``choose`` is given.
         choose: how much larger or smaller they may become, given in the same way.
         change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
-        fix: the sizes that may not.
-        multiple: what changed sizes are multiples of.
-        any_size: also name sizes that are no multiple of 8.
-        results: the folder of all machines' results.
+        fix: sizes that may not change.
+        multiple: number that changed sizes are multiples of.
+        any_size: if True, sizes that are not a multiple of 8 may be named, too.
+        results: folder of all machines' results.
 
     Returns:
-        One row per shape: ``problem`` and its columns as of :func:`predict`, ``instead`` and its
-        sizes ``new_m, new_n, new_k`` (a convolution's ``new_c, new_kout``), ``change``,
-        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains as fractions with
-        their intervals (95% of measured ones, 90% of predicted ones), the ``probability`` that
-        the change gains and its ``expected_gain`` after costs, what it costs, a ``reason``, and
-        ``basis`` and ``source``.
+        One row per shape: ``problem`` and its columns as in :func:`predict`, ``instead`` and its
+        sizes ``new_m, new_n, new_k`` (for a convolution ``new_c, new_kout``), ``change``,
+        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains as fractions with their
+        intervals (95% of measured ones, 90% of predicted ones), the ``probability`` that the change
+        gains and its ``expected_gain`` after costs, what it costs, a ``reason``, and ``basis`` and
+        ``source``.
 
     Raises:
-        UserError: as of :func:`predict`; or both ``pad`` and ``choose`` are given.
+        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -171,33 +172,34 @@ def audit(
 
     Args:
         model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
-        machine: where.
+        machine: the machine that the model runs on.
         mode: ``train``, ``prefill`` or ``decode``.
-        batch: sequences or images.
+        batch: number of sequences or images.
         seq: tokens of a sequence.
-        tokens: new tokens of each, when decoding.
+        tokens: new tokens of each sequence, when decoding.
         dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
-        autocast: keep parameters in fp32.
-        tp: the tensor-parallel degree.
+        autocast: if True, parameters remain in fp32.
+        tp: tensor-parallel degree.
         runtime: ``eager`` or ``compile``.
-        fuse: products that are one, of ``qkv`` and ``gate_up``.
-        recompute: compute repeated layers' forward pass again.
-        loss_chunks: parts of the head and the loss.
+        fuse: GEMMs that are computed as one, of ``qkv`` and ``gate_up``.
+        recompute: if True, the forward pass of repeated layers is computed again.
+        loss_chunks: number of parts into which the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``.
-        attention: the share of the peak that attention is taken to reach.
-        causal_half: whether a causal mask leaves half of the work.
-        skew: tokens go to one expert in so many.
+        attention: share of the peak that attention is assumed to reach.
+        causal_half: if True, a causal mask leaves half of the work.
+        skew: tokens go to one in this many experts.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
         parameters: how many more parameters the joint change may have, as a fraction.
         sizes: sizes of the model that replace its own.
-        inputs: of a factory's module, such as ``int64[8,2048]``.
-        results: the folder of all machines' results.
+        inputs: inputs of a factory's module, such as ``int64[8,2048]``.
+        results: folder of all machines' results.
 
     Returns:
-        An :class:`Audit`: print it, or take its DataFrames ``products`` and ``changes``.
+        An :class:`Audit`. Print it, or take its DataFrames ``products`` and ``changes``.
 
     Raises:
-        UserError: PyTorch is not installed, the model cannot be built, or a word is not known.
+        UserError: if PyTorch is not installed, the model cannot be built, or an argument's value is
+            not known.
 
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
@@ -241,16 +243,17 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
     Args:
         place: a machine, or the folder of a recording; the machine measured last if None.
-        results: the folder of all machines' results.
+        results: folder of all machines' results.
 
     Returns:
-        A :class:`Recording`. Its ``rows`` are a DataFrame of measurements.csv, one row per case;
-        ``ok`` are those with times, ``machine`` are its facts, ``health`` how quiet it was.
+        A :class:`Recording`. Its ``rows`` are a DataFrame of measurements.csv, with one row per
+        case. ``ok`` are the rows with times, ``machine`` has the facts about the machine, and
+        ``health`` says how quiet it was.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: if nothing was recorded, or the recording cannot be read.
 
-    Of the machine measured last it is ``rooftile.load()``; of a folder:
+    ``rooftile.load()`` reads the machine measured last. A folder is read like this:
 
     >>> recording = rooftile.load("tests/recordings/cpu-amd-epyc-2t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
@@ -265,15 +268,15 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
 
 def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
-    """Every machine, and what the answers about it rest on.
+    """List every machine, and what the answers about it rest on.
 
     Args:
-        results: the folder of all machines' results.
+        results: folder of all machines' results.
 
     Returns:
         One row per machine: ``slug, name, basis`` (``recorded``, ``public``, ``shipped``,
-        ``generation`` or ``none``), ``rows`` and ``source``, and ``median, mean, p95``, the errors
-        of predictions as fractions, where they are known.
+        ``generation`` or ``none``), ``rows`` and ``source``, and the errors of predictions
+        ``median, mean, p95`` as fractions, if they are known.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis
@@ -288,7 +291,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """The types of what is taken and returned, imported late: most callers do not name them."""
+    """Import the types of arguments and results late, because most callers do not name them."""
     if name == "Audit":
         from analysis.audit.audit import Audit
 

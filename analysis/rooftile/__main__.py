@@ -1,4 +1,4 @@
-"""The one command: the verbs of all three packages in one list, by what they are for."""
+"""The ``rooftile`` command: the verbs of all three packages in one list, grouped by purpose."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GROUPS = {
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
-"""The verbs that most people need, for their help; the others are named below them."""
+"""Verbs that most people need, as groups of the help; the other verbs are named below them."""
 
 
 class Verbs(TyperGroup):
-    """Its help groups the verbs and fits a screen of 24 lines, 80 columns wide."""
+    """Command group whose help lists the verbs by purpose and fits 24 lines of 80 columns."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The verbs alone: the options are named in the text above them."""
+        """Write only the verbs, because the options are named in the text above them."""
         formatter.write("\n")
         shown = {name for names in GROUPS.values() for name in names}
         width = max(map(len, shown))
@@ -37,7 +37,7 @@ class Verbs(TyperGroup):
 
 
 def one_command() -> typer.Typer:
-    """The application with the commands of all packages, called as :func:`verb` says."""
+    """Return the application with the commands of all packages, named as :func:`verb` says."""
     from analysis.__main__ import app as analysis
     from kernels.__main__ import app as kernels
     from kernels.cli import new_app
@@ -52,7 +52,7 @@ def one_command() -> typer.Typer:
     def version(
         version: Annotated[bool, typer.Option("--version", callback=_tell_version)] = False,
     ) -> None:
-        """Which version this is, before any verb."""
+        """Take ``--version`` before any verb."""
 
     for package, verbs in (("kernels", kernels), ("sweeps", sweeps), ("analysis", analysis)):
         for command in verbs.registered_commands:

@@ -1,1 +1,1 @@
-"""The field's rules as experiments, each with a verdict that is computed."""
+"""Test the field's rules as experiments, and compute a verdict for each."""

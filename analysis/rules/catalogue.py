@@ -1,4 +1,4 @@
-"""The field's rules as ``rules.toml`` states them."""
+"""Read the field's rules from ``rules.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("rules.toml")
 
 @dataclass(frozen=True)
 class Rule:
-    """One piece of advice as an experiment; the fields are those of ``rules.toml``."""
+    """A piece of advice as an experiment; the fields are those of ``rules.toml``."""
 
     id: str
     statement: str
@@ -38,7 +38,7 @@ class Rule:
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Every rule of ``rules.toml`` by id, in its order."""
+    """Return every rule of ``rules.toml`` by id, in its order."""
     entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
     lists = {"sweeps", "also", "by"}
     rules: dict[str, Rule] = {}
@@ -49,6 +49,6 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """The sweeps that the rules need, those that a rule needs together joined by commas."""
+    """Return the sweeps that rules need; commas join those that one rule needs together."""
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

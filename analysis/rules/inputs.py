@@ -1,4 +1,4 @@
-"""What a machine's rules are judged by: its sweeps, and what was measured for rules besides."""
+"""Collect what a machine's rules are judged by: its sweeps, and measurements for rules."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from sweeps.store import folder_for
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """What a machine's rules are judged by: recordings of one software, and profiled models.
+    """Recordings of one machine, PyTorch and driver, and profiled models, to judge rules by.
 
-    ``folder`` is where the verdicts go: beside the machine's sweeps, but never from a user's
-    run into a published folder.
+    ``folder`` is where the verdicts go: next to the machine's sweeps, but never from a user's run
+    into a published folder.
     """
 
     recordings: Sequence[Recording]
@@ -34,12 +34,12 @@ class RuleInputs:
 
     @property
     def machine(self) -> Machine:
-        """The machine of all recordings."""
+        """Machine of all recordings."""
         return self.recordings[0].machine
 
     @property
     def public(self) -> bool:
-        """Whether this is others' table, which can answer few rules."""
+        """True if the recording was imported; a public table can answer only a few rules."""
         return self.recordings[0].public
 
     @property
@@ -50,12 +50,13 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """A machine's sweeps, and what was measured for rules besides, under ``rules/``.
+    """Return a machine's sweeps, and what was measured for its rules under ``rules/``.
 
-    Without a name: the machine that was measured last. Of two kinds of software, the later one.
+    Without a name, the machine that was measured last is used. Only recordings of the same PyTorch
+    and driver as the newest one are used.
 
     Raises:
-        UserError: there is neither.
+        UserError: if the machine has no results to judge rules by.
     """
     places = (results / "rules", results)
     if machine is not None:
@@ -67,10 +68,12 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         raise UserError(
             f"there are no results{known} to judge rules by; run {target('rules', 'record')} first."
         )
+    # 1. Read all usable runs of both folders; if there are none, an unusable one.
     recordings = []
     for folder in folders:
         own = load(folder)
         recordings += [own] if own.public else usable_runs(own) or [own]
+    # 2. Keep those of the machine, PyTorch and driver of the newest one.
     newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
     same = [
         r
@@ -78,6 +81,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
     ]
     steps = [step for r in same for step in read_models(r.folder)]
+    # 3. Write next to the main recording, unless published and own runs are mixed.
     unmixed = len({bool(r.run.get("published")) for r in same}) == 1
     places = (results, folder_of(results, newest.machine.slug).parent)
     main = next((r.folder for r in same if r.folder.parent in places), None)
@@ -93,12 +97,15 @@ def _find(machine: str | None, place: Path) -> Path | None:
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """The versions on which times depend most."""
+    """Return the versions on which times depend most."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
-    """A row for every rule; pairs of two recordings are never mixed, an unusable one has none."""
+    """Return a row for every rule.
+
+    Cases of two recordings are never paired, and an unusable recording has no pairs.
+    """
     evidence = [
         Evidence.from_unusable(r) if r.unusable else Evidence.from_recording(r)
         for r in inputs.recordings
@@ -107,13 +114,13 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """What every imported table says of the rules that it can answer.
+    """Return what every imported table says about the rules that it can answer.
 
-    Each has the machine's slug and name, the table's source and package, and the rows of rules.json
-    with a verdict.
+    Each document has the machine's slug and name, the table's source and package, and the rows of
+    rules.json that have a verdict.
 
     Raises:
-        UserError: nothing is imported, or nothing that answers a rule.
+        UserError: if nothing is imported, or nothing that answers a rule.
     """
     documents: list[dict[str, Any]] = []
     for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):

@@ -1,7 +1,8 @@
-"""The field's rules: each one's evidence in a recording, and the verdict that follows from it.
+"""Judge the field's rules: the evidence for each in a recording, and the resulting verdict.
 
-``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Pairs
-are of one run, and verdicts come from their intervals alone (:mod:`analysis.rules.rule_finding`).
+``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Both
+cases of a pair come from one run. Verdicts depend only on intervals
+(:mod:`analysis.rules.rule_finding`).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _UNUSABLE = "measured, but unusable"
 
 @dataclass(frozen=True)
 class RuleResult:
-    """A rule's row: the verdict, the effect with its interval, and what it rests on.
+    """Result of a rule: the verdict, the effect with its interval, and what these rest on.
 
-    ``effect`` is a ratio, None where nothing was measured; ``predicted`` is the model's, None where
-    it does not know the operation. ``cases`` is the number of pairs.
+    ``effect`` is a ratio, None if nothing was measured. ``predicted`` is the model's prediction of
+    it, None if the model does not know the operation. ``cases`` is the number of pairs.
     """
 
     id: str
@@ -58,20 +59,20 @@ class RuleResult:
 
     @property
     def unusable(self) -> bool:
-        """Whether its cases were measured, but only by a run that is unusable."""
+        """True if its cases were measured, but only by a run that is unusable."""
         return self.verdict == NOT_MEASURED and self.reason.startswith(_UNUSABLE)
 
     def to_json(self) -> dict[str, Any]:
-        """As in rules.json."""
+        """Return a record of rules.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cases of one run on one machine that rules may pair, and the model's seconds of each.
+    """Cases of one run on one machine that rules may pair, and the predicted seconds of each.
 
-    ``planned`` are the sweeps that the run was to measure, of which its budget may have left out
-    the cases that a rule needs. ``unusable`` are the sweeps that it measured in vain.
+    ``planned`` are the sweeps that the run was to measure; its budget may have left out the cases
+    that a rule needs. ``unusable`` are the sweeps that an unusable run measured.
     """
 
     machine: Machine
@@ -83,23 +84,26 @@ class Evidence:
 
     @classmethod
     def none(cls, machine: Machine) -> Evidence:
-        """No case at all."""
+        """Return evidence without any case."""
         return cls(machine, [], np.empty(0))
 
     @classmethod
     def from_unusable(cls, recording: Recording) -> Evidence:
-        """No case, and which sweeps an unusable run measured."""
+        """Return evidence without any case, which says what an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """The library's cases of a recording, in bursts; a case of two sweeps stays two.
+        """Return the burst cases of vendor libraries in a recording.
 
-        Products are predicted by constants that had not seen them.
+        A case of two sweeps is two cases. GEMMs and convolutions are predicted by constants that
+        had not seen them.
         """
         if recording.public:
             return cls._of_imported(recording)
+        # 1. All cases with times, corrected for the machine's speed in each round. If there are
+        # very many GEMMs, only a sample of them is fitted.
         products = recording.products
         products = products.iloc[drawn(products)]
         fitted = recording.ok.index.isin(products.index)
@@ -116,6 +120,7 @@ class Evidence:
             pd.factorize(places_of(rows[["worker", "gpu"]]))[0],
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
+        # 2. Predictions: held-out ones of GEMMs and convolutions, and plain ones of the rest.
         model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
         if len(products):
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
@@ -123,6 +128,7 @@ class Evidence:
             predicted[fitted] = calibration.held_back.estimate.time
         rest = np.flatnonzero(~fitted)
         predicted[rest] = predicted_seconds([cases[i] for i in rest], model)
+        # 3. Rules are only about bursts of the vendor libraries, with an interval.
         library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
         keep = np.flatnonzero(library & np.isfinite(error))  # at least six samples
         planned = frozenset(recording.run["plan"]["sweeps"])
@@ -131,12 +137,13 @@ class Evidence:
 
     @classmethod
     def _of_imported(cls, recording: Recording) -> Evidence:
-        """An imported table: as :meth:`of_source`, but predicted by fits that had not seen a row.
+        """Return the cases of an imported table, like :meth:`from_public`.
 
-        Without fp8: its times contain more than the products that rules are about.
+        The predictions are those of fits that had not seen the cases. fp8 is left out, because its
+        times contain more than the GEMMs that rules are about.
 
         Raises:
-            UserError: its import was not completed.
+            UserError: if the import is incomplete.
         """
         products = recording.products
         products = products.iloc[drawn(products)]
@@ -156,12 +163,12 @@ class Evidence:
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
-        """Others' measurements: one time per case, without an interval."""
+        """Return the cases of a public table: one time per case, without an interval."""
         cases = _cases_with_times(source.problems, source.implementations, source.seconds)
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """The cases that the rule may look at, the pairs among them, and the model's seconds."""
+        """Return the cases that a rule may look at, the pairs among them, and predicted seconds."""
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
         named = {*rule.sweeps, *rule.also}
@@ -174,15 +181,16 @@ class Evidence:
 def _cases_with_times(
     workloads: Sequence[Workload], implementations: Iterable[str], seconds: Array
 ) -> list[TimedCase]:
-    """Cases of which nothing is told but a time: no sweep, no configuration, no interval."""
+    """Return cases of which only a time is known: no sweep, no configuration, no interval."""
     rows = zip(workloads, implementations, seconds, strict=True)
     return [TimedCase(what, name, "", "", "", float(time), np.nan) for what, name, time in rows]
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
-    """The model's seconds of each case, summed over its products; NaN for an unknown dtype.
+    """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
-    A layer takes its bytes over the machine's bandwidth, and a launch.
+    The time of a layer that only moves memory is a launch plus its bytes over the machine's
+    bandwidth. The result is NaN for an unknown dtype.
     """
     machine = model.machine
     known = [case.workload.dtype in machine.peaks for case in cases]
@@ -209,11 +217,11 @@ def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
 def judge_all(
     evidence: Sequence[Evidence], model_rows: Mapping[str, RuleResult] | None = None
 ) -> list[RuleResult]:
-    """A row for every rule, each from the run with the strongest evidence.
+    """Return a row for every rule, each from the run with the strongest evidence.
 
     Args:
-        evidence: runs of one machine; pairs of several runs are never mixed.
-        model_rows: the rows of the rules about profiled models, by rule.
+        evidence: runs of one machine; cases of several runs are never paired.
+        model_rows: rows of the rules about profiled models, by rule.
     """
     rows = []
     for rule in all_rules().values():
@@ -234,17 +242,20 @@ def judge_all(
 
 
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
-    """Pairs with a control before any number without, since the claim is about them."""
+    """Return a sort key: any pairs with a control come before any number of pairs without one.
+
+    The claim of the rule is about the pairs with a control.
+    """
     return any(match.control is not None for match in matches), len(matches)
 
 
 def not_measured(
     rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
-    """The row of a rule without evidence: what it needs, here or on another machine.
+    """Return the row of a rule without evidence: what it needs, here or on another machine.
 
-    Where a run had ``planned`` its sweeps, it is time that was lacking; where only ``unusable``
-    runs have measured them, a quieter machine.
+    If a run had ``planned`` its sweeps, the rule needs more time. If only ``unusable`` runs have
+    measured them, it needs a quieter machine.
     """
     how = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
     of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
@@ -267,7 +278,7 @@ def _judged(
     if not np.isfinite(finding.effect.hi):
         return not_measured(rule, on_gpu=True)  # a single pair without an interval
     log_predicted = pairs.log_predicted
-    if rule.largest:  # the effect is one group's: so must be the prediction beside it
+    if rule.largest:  # the effect is that of one group, so the prediction has to be, too
         best = next(name for name, e in finding.groups.items() if e is finding.effect)
         log_predicted = pairs.by_group()[best].log_predicted
     log_predicted = log_predicted[np.isfinite(log_predicted)]
@@ -286,7 +297,7 @@ def _judged(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """What was compared, what the source promised, and the groups with the largest effects."""
+    """Say what was compared, what the source promised, and which groups have large effects."""
     where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     promised = f", advertised {finding.claim:.2g}×" if finding.claim is not None else ""
     text = f"{where}{rule.effect}{promised}; {pairs} pairs"

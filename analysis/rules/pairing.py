@@ -1,8 +1,8 @@
-"""Which cases of a run make a pair: one against a rule's advice, and one that follows it.
+"""Find the cases of a run that make a pair: one against a rule's advice, one following it.
 
-Every pairing takes the cases and a machine, and yields matches: the two cases, the work of the
-second over that of the first where a ratio is per unit of work, what a source claims of the ratio,
-and the words that its group is named by.
+Every pairing takes the cases and a machine, and yields matches. A match has the positions of two
+cases, the work of the second over that of the first if the ratio is per unit of work, the ratio
+that a source claims, and the words that its group is named by.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from kernels.operation import Layer, Workload
 from kernels.problem import Conv, Gemm
 from kernels.timemodel.estimate import Array
 
-_REACH = 0.125  # how far a round size may be from one that is not
-_JUST_PAST = 16  # elements past an edge: more of them would be more work
+_REACH = 0.125  # largest relative distance between a round size and one that is not
+_JUST_PAST = 16  # largest distance past an edge in elements; more would be more work
 
 
 @dataclass(frozen=True)
 class TimedCase:
-    """A case with its time: seconds, and the standard error of its logarithm (NaN: unknown)."""
+    """A case with its time in seconds, and the standard error of the time's logarithm.
+
+    The error is NaN if it is unknown.
+    """
 
     workload: Workload
     implementation: str
@@ -38,14 +41,15 @@ class TimedCase:
     sweep: str
     seconds: float
     error: float
-    gpu: int = 0  # a number of its worker and GPU: cases of two GPUs make no pair
+    gpu: int = 0  # number of its worker and GPU; cases of two GPUs are never paired
 
 
 @dataclass(frozen=True)
 class Match:
-    """One pair, by the positions of its cases; the time of ``beside`` adds to that of ``against``.
+    """One pair, given by the positions of its cases.
 
-    ``control`` has two more cases, against and following: their ratio divides that of the pair.
+    The time of ``beside`` is added to that of ``against``. ``control`` has two more cases, against
+    and following, whose ratio divides that of the pair.
     """
 
     against: int
@@ -63,7 +67,7 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Cases that are the same but for ``axis``: config, dtype or layout."""
+    """Pair cases that differ only in ``axis``: config, dtype or layout."""
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         value, key = _switched(case, axis)
@@ -75,8 +79,9 @@ def switch(
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """A depthwise convolution and the pointwise one that makes it separable, together, against the
-    dense convolution; speeds are compared.
+    """Pair a separable convolution with the dense one: speeds are compared.
+
+    The separable one is a depthwise and a pointwise convolution, whose times are added.
     """
     by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
@@ -104,17 +109,19 @@ def rounded(
     among: int = 1,
     whole: bool = False,
 ) -> Iterator[Match]:
-    """A size that is no multiple of ``unit`` against the nearest multiples, all else being equal.
+    """Pair sizes that are not a multiple of ``unit`` with the nearest multiples.
+
+    All other properties of the two cases are equal.
 
     Args:
         cases: the cases.
         machine: not used.
         dims: fields of the workload; ``m+n`` changes both together.
-        unit: what a size should be a multiple of.
-        units: dtype → unit, where it differs from ``unit``.
+        unit: number that a size should be a multiple of.
+        units: unit of each dtype for which it differs from ``unit``.
         among: only sizes that are multiples of this are compared.
-        whole: times are compared, with the next larger multiple, which does all of the work;
-            otherwise speeds, with the nearest multiple on either side.
+        whole: if True, times are compared, with the next larger multiple, which does all of the
+            work; otherwise speeds, with the nearest multiple on either side.
     """
     for dim, members in _along(cases, dims):
         for values in members.values():
@@ -136,7 +143,7 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Named sizes of a dimension against what they are padded ``to``, all else being equal."""
+    """Pair named sizes of a dimension with what they are padded ``to``, all else being equal."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             for small, large in to.items():
@@ -151,7 +158,7 @@ def doubled(
     per: str = "flops",
     claim: float = math.nan,
 ) -> Iterator[Match]:
-    """A size against twice that size: what one unit of ``per`` (flops, bytes) costs at either."""
+    """Pair each size with twice that size, by the cost of one unit of ``per`` (flops, bytes)."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             for v, i in values.items():
@@ -172,10 +179,11 @@ def threshold(
     dtypes: Sequence[str] = (),
     over: str = "",
 ) -> Iterator[Match]:
-    """A size of ``least`` to ``small`` against the first of at least ``large``, by speed.
+    """Pair sizes of ``least`` to ``small`` with the first one of at least ``large``, by speed.
 
-    With ``over``, a dtype, the speed-ups over it are compared, of pairs that were also measured in
-    it, and the claim is about those. Where there are none, speeds are compared, without a claim.
+    With ``over``, a dtype, speed-ups over that dtype are compared, for pairs that were also
+    measured in it, and the claim is about those. If there are none, speeds are compared without a
+    claim.
     """
     matches = []
     for dim, members in _along(cases, dims):
@@ -194,8 +202,9 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """The matches whose two cases were measured in another dtype too, which is their control."""
-    key = [_switched(case, "dtype")[1] for case in cases]  # equal for cases that differ in dtype
+    """Return the matches whose cases were both measured in another dtype, too, as their control."""
+    # The key is equal for cases that differ only in dtype.
+    key = [_switched(case, "dtype")[1] for case in cases]
     baseline = {key[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
     return [
         Match(
@@ -213,10 +222,10 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """A GEMM just past an edge of a ``wave`` or a ``tile`` against the one just before it.
+    """Pair a GEMM just past an edge of a ``wave`` or a ``tile`` with the one just before it.
 
-    The tile is the one that large products get on this machine. The claim about a wave is the
-    ratio of the numbers of waves; about a tile within the same wave there is none.
+    The tile is the one that large GEMMs get on this machine. The claim about a wave is the ratio of
+    the numbers of waves. Nothing is claimed about a tile within the same wave.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -239,15 +248,15 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 
 
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """A layer of low arithmetic intensity against the linear layer 4096 × 1024 at batch 512.
+    """Pair a layer of low arithmetic intensity with the linear layer 4096 × 1024 at batch 512.
 
-    Speeds are compared; what is claimed is their ratio under the machine's roofs.
+    Speeds are compared. The claim is their ratio under the machine's roofs.
     """
 
     def roof(workload: Workload) -> float:
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
-    # The largest case of each layer, in which the launch counts least.
+    # Take the largest case of each layer, in which the launch counts least.
     largest: dict[tuple[str, str], int] = {}
     for i, case in enumerate(cases):
         name = _intensity_name(case.workload)
@@ -272,9 +281,9 @@ def _intensity_name(workload: Workload) -> str:
 
 
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """The layer that moves most per second against the product that computes most, by dtype.
+    """Pair the layer that moves most per second with the GEMM that computes most, by dtype.
 
-    The ratio is that of the FLOP/s and bytes/s that they reach, over the datasheet's.
+    The ratio is the reached FLOP/s over the reached bytes/s, divided by that of the datasheet.
     """
     if machine.kind == "cpu":
         return
@@ -295,24 +304,28 @@ PAIRINGS: dict[str, Pairing] = {
     f.__name__: f
     for f in (switch, separable, rounded, padded, doubled, threshold, edge, intensity, ridge)
 }
-"""By the name that ``rules.toml`` calls them."""
+"""Pairings by the names that ``rules.toml`` uses."""
 
 
 def pairs_of(
     cases: Sequence[TimedCase], matches: Sequence[Match], by: Sequence[str], predicted: Array
 ) -> Pairs:
-    """Matches as arrays; ``by`` are the words that name a group, ``predicted`` seconds per case."""
+    """Return matches as arrays.
+
+    ``by`` has the words that name a group, ``predicted`` the seconds of each case.
+    """
     cases, matches = list(cases), list(matches)
-    # Two cases whose times add become one more case.
+    # 1. Two cases whose times add become one additional case.
     for number, match in enumerate(matches):
         if match.beside is not None:
             parts = [cases[match.against], cases[match.beside]]
             seconds = sum(part.seconds for part in parts)
-            # Errors are of logs, that is relative: absolute ones add in quadrature.
+            # Errors of logs are relative; it is the absolute ones that add in quadrature.
             error = math.hypot(*(part.seconds * part.error for part in parts)) / seconds
             matches[number] = replace(match, against=len(cases))
             cases.append(replace(parts[0], seconds=seconds, error=error))
             predicted = np.append(predicted, predicted[match.against] + predicted[match.beside])
+    # 2. One element per pair. The predicted ratios are not known yet.
     a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
     work = np.log([match.work for match in matches])
     controls = [match.control for match in matches if match.control is not None]
@@ -327,7 +340,7 @@ def pairs_of(
         group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
-    # The same contrasts of predicted instead of measured times.
+    # 3. Predicted ratios are the same contrasts, of predicted instead of measured times.
     log_predicted = replace(pairs, log_time=np.log(predicted)).log_ratio
     return replace(pairs, log_predicted=log_predicted)
 
@@ -336,7 +349,7 @@ _SIDES = ("against", "following")
 
 
 def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
-    """One word of a group's name: from the pairing, or a property of the case against."""
+    """Return one word of a group's name: from the pairing, or a property of the first case."""
     if name in words:
         return words[name]
     workload = case.workload
@@ -349,7 +362,7 @@ def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
 
 
 def _switched(case: TimedCase, axis: str) -> tuple[str, Any]:
-    """A case's value on an axis, and everything else that identifies it."""
+    """Return a case's value on an axis, and everything else that identifies the case."""
     workload = case.workload
     values = {f.name: getattr(workload, f.name) for f in fields(workload)}
     config = case.config
@@ -357,14 +370,17 @@ def _switched(case: TimedCase, axis: str) -> tuple[str, Any]:
         value, config = config, ""
     else:
         value = str(values.pop(axis, ""))
-    # The implementation is no part of it: another dtype may be another library's.
+    # The implementation is not part of the key, because another dtype may use another library.
     return value, (workload.op, tuple(values.items()), config, case.cache, case.gpu)
 
 
 def _along(
     cases: Sequence[TimedCase], dims: Sequence[str]
 ) -> Iterator[tuple[str, dict[Any, dict[int, int]]]]:
-    """For each dimension: cases that differ in it alone, as value → position."""
+    """Yield, for each dimension, the groups of cases that differ only in it.
+
+    A group maps each size to the position of its case.
+    """
     for dim in dims:
         tied = dim.split("+")  # fields that change together, such as m+n
         members: dict[Any, dict[int, int]] = defaultdict(dict)
@@ -381,12 +397,12 @@ def _along(
 
 
 def _work(a: TimedCase, b: TimedCase, per: str) -> float:
-    """How much more of ``per`` the second case does."""
+    """Return how many times as much of ``per`` the second case does."""
     return float(getattr(b.workload, per) / getattr(a.workload, per))
 
 
 def _counts(gemm: Gemm, machine: Machine) -> tuple[int, int]:
-    """Tiles and waves with the tile of large products."""
+    """Return the numbers of tiles and of waves, with the tile that large GEMMs get."""
     bm, bn = large_tile(machine.generation, gemm.dtype)
     tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
     return int(tiles), int(ceil_div(tiles, machine.sms))

@@ -1,10 +1,11 @@
-"""What many ratios of times say together: an effect, its interval, and a verdict on a claim.
+"""Combine many ratios of times into an effect, its interval, and a verdict on a claim.
 
-A pair is two cases of one run, one *against* a piece of advice and one *following* it; its ratio is
-the time of the first over that of the second, times the work of the second over that of the first
-where more is computed. Above 1, following the advice is faster. An effect is the geometric mean of
-the ratios of some pairs. Where a claim is about a gain, such as one dtype's speed-up over another,
-a pair has a *control*: two more cases, whose ratio divides that of the pair.
+A pair is two cases of one run, one *against* a piece of advice and one *following* it. Its ratio is
+the time of the first over that of the second, multiplied by the work of the second over that of the
+first if the two compute different amounts. Above 1, following the advice is faster. An effect is
+the geometric mean of the ratios of some pairs. If a claim is about a gain, such as the speed-up of
+one dtype over another, a pair has a *control*: two more cases, whose ratio divides that of the
+pair.
 """
 
 from __future__ import annotations
@@ -20,28 +21,33 @@ from scipy.stats import norm, t
 from kernels.timemodel.estimate import Array
 
 MIN_EFFECT = 1.02
-"""An effect closer to 1 than this counts as none, however certain: too small to act on."""
+"""Smallest effect that counts; closer to 1, it is too small to act on, however certain it is."""
 
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Chance that any group of a rule is found to differ from the others by accident."""
+"""Probability that any group of a rule is found to differ from the others by accident."""
 
 _LEVEL = 0.05
-_MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out more than this
-_CLAIM_REACHED = 0.9  # of a claimed ratio: sources round
+_MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
+_CLAIM_REACHED = 0.9  # share of a claimed ratio that is enough, because sources round
 _MIN_SCATTER_PAIRS = 4  # with fewer, the scatter says less than the measured intervals
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of cases; arrays have one element per case or one per pair.
+    """Pairs of cases, as arrays with one element per case or one per pair.
 
-    ``log_time`` and ``error`` (the standard error of a log time, NaN where unknown) are per case;
-    all others are per pair. ``against`` and ``following`` index the cases, so that pairs may share
-    one. ``log_work`` is what a ratio is multiplied by, ``log_claim`` what a source promises of the
-    ratio (NaN where it gives no number), ``log_predicted`` the model's prediction of it, ``group``
-    the name of its group. ``control`` has two more columns of cases, if pairs have a control.
+    Attributes:
+        log_time: logarithm of the time, per case.
+        error: standard error of the log time, per case; NaN if unknown.
+        against: position of the case against the advice, per pair. Pairs may share a case.
+        following: position of the case that follows the advice, per pair.
+        log_work: logarithm of the factor that a ratio is multiplied by, per pair.
+        log_claim: logarithm of the ratio that a source promises, per pair; NaN without a number.
+        log_predicted: logarithm of the ratio that the model predicts, per pair.
+        group: name of the group, per pair.
+        control: positions of two more cases (columns), per pair; None if pairs have no control.
     """
 
     log_time: Array
@@ -59,7 +65,7 @@ class Pairs:
 
     @property
     def contrast(self) -> csr_array:
-        """The sign with which each case (columns) counts in each pair (rows)."""
+        """Sign with which each case (columns) counts in each pair (rows)."""
         signed = [(1.0, self.against), (-1.0, self.following)]
         if self.control is not None:
             signed += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
@@ -70,11 +76,11 @@ class Pairs:
 
     @property
     def log_ratio(self) -> Array:
-        """Of each pair."""
+        """Logarithm of the ratio of each pair."""
         return self.contrast @ self.log_time + self.log_work
 
     def take(self, where: NDArray[np.intp]) -> Pairs:
-        """The pairs at some positions, with the same cases."""
+        """Return the pairs at some positions, with the same cases."""
         return Pairs(
             self.log_time,
             self.error,
@@ -88,14 +94,14 @@ class Pairs:
         )
 
     def by_group(self) -> dict[str, Pairs]:
-        """The pairs of each group, in order of appearance."""
+        """Return the pairs of each group, in order of appearance."""
         names = np.array(self.group, dtype=object)
         return {name: self.take(np.flatnonzero(names == name)) for name in dict.fromkeys(names)}
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A geometric mean of ratios, its interval, and how many pairs it is of."""
+    """A geometric mean of ratios, its interval, and the number of pairs."""
 
     value: float
     lo: float
@@ -104,7 +110,7 @@ class Effect:
 
     @property
     def sign(self) -> int:
-        """1 if following the advice is faster beyond doubt, -1 if slower, 0 if neither."""
+        """1 if following the advice is faster beyond doubt, -1 if it is slower, 0 if neither."""
         if self.lo > 1 and self.value >= MIN_EFFECT:
             return 1
         return -1 if self.hi < 1 and self.value <= 1 / MIN_EFFECT else 0
@@ -114,30 +120,35 @@ class Effect:
 
 
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
-    """The effect of some pairs with its interval of coverage 1 − ``level``.
+    """Return the effect of some pairs, with its interval of coverage 1 − ``level``.
 
-    The mean is a weighted sum of log times, in which a case that many pairs share weighs as often.
-    With independent errors of equal size s, the scatter of the ratios around their mean estimates
-    s² without bias: E[r'Mr] = s² tr(M Σ), where Σ = D D' and D is the contrast of each pair.
-    The degrees of freedom are Satterthwaite's. That accounts for errors of cases alone, which
-    cancel where one pair ends at the case at which the next begins; true differences between the
-    pairs do not cancel, so the mean is also taken as one of independent ratios, and where pairs
-    share a control, as one of independent controls. The measured intervals give one more width.
-    The widest of all counts.
+    The mean is a weighted sum of log times, in which a case that several pairs share counts several
+    times. The interval is the widest of these:
+
+    1. The interval from the measured errors of the cases.
+    2. The interval from the scatter of the ratios, if errors of cases are independent and of equal
+       size s. The scatter around the mean then estimates s² without bias: E[r'Mr] = s² tr(M Σ),
+       where M centres, Σ = D D' and D is the contrast of each pair. The degrees of freedom are
+       Satterthwaite's. Such errors cancel if one pair ends at the case at which the next begins.
+    3. The interval of a mean of independent ratios, because true differences between pairs do not
+       cancel.
+    4. The same with one ratio per control, if pairs share a control.
+
+    Fewer than four pairs with measured intervals are judged only by the first.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
     contrast = pairs.contrast
-    # The weight of each case in the mean: +1/n for each pair that it is against, −1/n for each
-    # that it follows. In a chain of pairs those of the inner cases cancel.
+    # The weight of each case in the mean: +1/n for each pair in which it is against the advice,
+    # −1/n for each in which it follows. In a chain of pairs, weights of inner cases cancel.
     weights = np.asarray(contrast.sum(axis=0)).ravel() / n
     half = _measured_half_width(pairs.error, weights, level)
-    # Few pairs with measured intervals are judged by these alone; without them, by the scatter.
+    # A few pairs with measured intervals are judged only by these, all others by scatter, too.
     if n >= _MIN_SCATTER_PAIRS or not np.isfinite(half):
         half = np.nanmax([half, _scatter_half_width(ratios, contrast, weights, level)])
         half = max(half, _independent_half_width(ratios, level))
         if pairs.control is not None:
-            # Ratios that share a control share its error: their mean counts as one.
+            # Ratios that share a control share its error, so their mean counts as one ratio.
             per_control = _group_means(ratios, pairs.control[:, 1])
             half = max(half, _independent_half_width(per_control, level))
     mean = float(ratios.mean())
@@ -146,14 +157,17 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
 
 
 def _measured_half_width(error: Array, weights: Array, level: float) -> float:
-    """Half the interval of the mean ratio, from the cases' measured errors; NaN if one is."""
+    """Return half the log interval of the mean ratio, from the measured errors of its cases.
+
+    NaN if the error of a case that counts is unknown.
+    """
     # A case whose weights cancel does not count, even if its error is unknown.
     counted = np.where(weights != 0, error, 0.0)
     return float(norm.ppf(1 - level / 2) * np.sqrt(np.sum((weights * counted) ** 2)))
 
 
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
-    """Half the interval of the mean ratio, from the scatter of the ratios; infinite for one."""
+    """Return half the log interval of the mean ratio, from the scatter; infinite for one pair."""
     n = len(ratios)
     # The covariance of the ratios over s²: pairs that share a case are correlated.
     sigma = contrast @ contrast.T
@@ -173,7 +187,7 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
-    """Half the interval of the mean of independent ratios; infinite for one."""
+    """Return half the log interval of the mean of independent ratios; infinite for one."""
     n = len(ratios)
     if n < 2:
         return float("inf")
@@ -181,7 +195,7 @@ def _independent_half_width(ratios: Array, level: float) -> float:
 
 
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
-    """The mean ratio of each distinct key; the ratios themselves where there is only one key."""
+    """Return the mean ratio of each distinct key; for a single key, the ratios themselves."""
     _, group = np.unique(keys, return_inverse=True)
     means = np.bincount(group, ratios) / np.bincount(group)
     return means if len(means) > 1 else ratios
@@ -189,7 +203,7 @@ def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """The result for a rule: a verdict, the effect that it is about, and that of each group."""
+    """Result for a rule: a verdict, the effect that it is about, and the effect of each group."""
 
     verdict: str
     effect: Effect
@@ -200,26 +214,28 @@ class RuleFinding:
 def find_verdict(
     pairs: Pairs, largest: bool = False, tolerance: float | None = None
 ) -> RuleFinding:
-    """The verdict on a rule, from intervals alone.
+    """Return the verdict on a rule; it depends only on intervals.
 
-    ``holds``: following the advice is faster, by what was claimed if a number was. ``holds,
-    weaker``: faster, by less than claimed. ``no longer``: it is slower. ``no effect``: neither, and
-    the interval leaves no room for much. ``depends: …``: one of these in some groups and another
-    in others, or the interval is too wide to tell.
+    - ``holds``: following the advice is faster, by what was claimed if a number was.
+    - ``holds, weaker``: it is faster, by less than claimed.
+    - ``no longer``: it is slower.
+    - ``no effect``: it is neither, and the interval rules out a large effect.
+    - ``depends: …``: groups have different verdicts, or the interval is too wide to tell.
 
     Args:
         pairs: the evidence.
-        largest: the claim is "up to": it is the best group's effect that counts.
-        tolerance: the claim is that ratios *are* what is claimed, 1 where no number is, within
-            this much: it ``holds`` where the whole interval does, is ``weaker`` where its middle
-            does.
+        largest: if True, the claim is "up to", so that the effect of the best group counts.
+        tolerance: if given, the claim is that ratios *are* the claimed one (1 without a number),
+            within this share. The rule then ``holds`` if the whole interval is within the
+            tolerance, is ``no longer`` true if the whole interval is outside, and ``holds, weaker``
+            otherwise.
     """
     by_group = pairs.by_group()
     level = FAMILYWISE_ALPHA / len(by_group)  # Bonferroni
     groups = {name: mean_effect(members, level) for name, members in by_group.items()}
     effect = mean_effect(pairs)
     claims = pairs.log_claim
-    if largest:  # of those whose gain is beyond doubt, if there is one
+    if largest:  # the best group whose gain is beyond doubt; if none is, the best of all
         certain = [name for name, e in groups.items() if e.sign > 0] or list(groups)
         best = max(certain, key=lambda name: groups[name].value)
         claims = by_group[best].log_claim
@@ -229,7 +245,7 @@ def find_verdict(
         verdict = _judge_equality(effect, groups, claim or 1.0, 1 + tolerance)
     elif largest:
         verdict = _judge_claim(effect, claim)
-        # Another group than the best may reach the claim, where its interval is wide enough.
+        # Another group than the best may still reach the claim, if its interval is wide.
         possible = [n for n, e in groups.items() if claim and e.hi >= _CLAIM_REACHED * claim]
         if verdict == "holds, weaker" and possible:
             verdict = f"depends: {_listed(possible, groups)} too uncertain to tell"
@@ -262,10 +278,11 @@ def _judge_equality(
 
 
 def _contradiction(groups: Mapping[str, Effect]) -> str:
-    """``depends: …`` where groups contradict one another beyond doubt; empty where they do not.
+    """Return ``depends: …`` if groups contradict one another beyond doubt, else an empty text.
 
-    A group contradicts those that gain where it is slower, or where its interval ends below half
-    of the smallest gain among them. A group of few pairs has a wide interval and does neither.
+    A group contradicts those that gain if it is slower, or if its interval ends below half of the
+    smallest gain among them (both as logarithms). A group of few pairs has a wide interval and does
+    neither.
     """
     gaining = [name for name, e in groups.items() if e.sign > 0]
     losing = [name for name, e in groups.items() if e.sign < 0]
@@ -291,7 +308,7 @@ _MAX_LISTED = 4
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """The names with their effects, the largest first."""
+    """Return the names with their effects, the largest first."""
     order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MAX_LISTED]]
     rest = len(order) - len(shown)

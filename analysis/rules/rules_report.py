@@ -1,4 +1,4 @@
-"""``rules.{csv,md,json}`` of a machine, and who uses Tensor Cores on it."""
+"""Write ``rules.{csv,md,json}`` of a machine, and its report on the use of Tensor Cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sweeps.store import make_folder, write_whole
 
 
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """rules.csv, .json and .md, and tensor-cores.md where models were profiled.
+    """Write rules.csv, .json and .md, and tensor-cores.md if models were profiled.
 
     Returns:
         The Markdown files.
@@ -34,7 +34,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """The table, those with a verdict first."""
+    """Return the table of rules in Markdown, those with a verdict first."""
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     lines = [
         f"# The field's rules on {plain(machine.name)}",
@@ -67,7 +67,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
 
 
 def counts_sentence(rows: Sequence[RuleResult]) -> str:
-    """How many rules were measured, and how many of them in vain."""
+    """Say how many rules were judged, and how many were measured only by an unusable run."""
     judged = sum(row.verdict != NOT_MEASURED for row in rows)
     unusable = sum(row.unusable for row in rows)
     told = f"{judged} of {len(rows)} rules were judged here."
@@ -77,7 +77,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
 
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:
-    """One aligned line per rule, for a terminal."""
+    """Return one aligned line per rule, for a terminal."""
     return "\n".join(
         f"{row.id:18}{figures(row):24}{row.cases:6}  {row.reason if row.unusable else row.verdict}"
         for row in rows
@@ -99,7 +99,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def figures(row: RuleResult) -> str:
-    """``1.12× [1.10, 1.14]``; a dash where nothing was measured."""
+    """Format an effect as ``1.12× [1.10, 1.14]``; a dash if nothing was measured."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     return str(Effect(row.effect, row.lo, row.hi, row.cases))

@@ -1,7 +1,8 @@
-"""Which operations could use Tensor Cores, which do, and what faster matrix work could still give.
+"""Report which operations could use Tensor Cores, which do, and what faster ones could give.
 
-The table that PyProf and DLProf used to print, from what was recorded: a model's profiled step
-(``models.json``) or the rows of a sweep. Whether a kernel uses Tensor Cores is read off its name.
+This is the table that PyProf and DLProf used to print, made from what was recorded: a model's
+profiled step (``models.json``) or the rows of a sweep. The name of a kernel says whether it uses
+Tensor Cores.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _MATRIX = re.compile(r"(^|_)(mm|addmm|bmm|baddbmm|linear)$|convolution|attention
 _EXACT = "FP32 is IEEE: TF32 is not asked for"
 _NO_PRODUCT = "not a matrix operation"
 _MAX_OPERATIONS = 25
-_MIN_USED_SHARE = 0.9  # of the eligible time, from which on a model counts as using them
+_MIN_USED_SHARE = 0.9  # share of the eligible time above which a model counts as using them
 
 
 @dataclass(frozen=True)
 class StepOperation:
-    """One kind of operation of a step or a sweep.
+    """One kind of operation of a model's step or of a sweep.
 
-    ``why_not`` is empty where it is eligible for Tensor Cores. ``used`` is None where no kernel's
-    name tells; ``share`` is of the time of the whole.
+    ``why_not`` is empty if the operation is eligible for Tensor Cores. ``used`` is None if no
+    kernel's name shows it. ``share`` is the share of the whole time.
     """
 
     operation: str
@@ -61,34 +62,36 @@ class TimedStep:
 
     name: str
     dtype: str
-    kind: str  # of machine: gpu or cpu
+    kind: str  # kind of the machine: gpu or cpu
     operations: Sequence[StepOperation]
     seconds: Sequence[float] = ()
 
     @property
     def matrix_share(self) -> float:
-        """Share of the operations' time that is in products of matrices."""
+        """Share of the operations' time that is spent in matrix operations."""
         return sum(o.share for o in self.operations if o.matrix)
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix work took no time; infinite if all work is."""
+        """Amdahl's bound: the speed-up if matrix work took no time; infinite without other work."""
         rest = 1 - self.matrix_share
         return 1 / rest if rest > 1e-9 else float("inf")
 
     @property
     def used_share(self) -> float | None:
-        """Share of the eligible time in Tensor Core kernels; None where no kernel's name tells."""
+        """Share of the eligible time in Tensor Core kernels; None if no kernel's name shows it."""
         known = [o for o in self.operations if not o.why_not and o.used is not None]
         total = sum(o.seconds for o in known)
         return sum(o.seconds for o in known if o.used) / total if total else None
 
 
 def read_models(folder: Path) -> list[TimedStep]:
-    """The profiled steps of a folder; none where no model was profiled, or its kernels not seen.
+    """Return the profiled steps of a folder.
+
+    Empty if no model was profiled, or none of its kernels was seen.
 
     Raises:
-        UserError: the file cannot be read, or is of another version.
+        UserError: if the file cannot be read, or has another schema version.
     """
     path = folder / "models.json"
     if not path.exists():
@@ -132,10 +135,10 @@ def _model_step(entry: dict[str, Any], kind: str) -> TimedStep:
 
 
 def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
-    """The rows of a sweep, each case an operation.
+    """Return the rows of a sweep as a step, in which each case is an operation.
 
     Raises:
-        UserError: it has no measured row.
+        UserError: if the sweep has no measured row.
     """
     rows = rows[rows["sweep"] == name]
     if rows.empty:
@@ -182,7 +185,7 @@ def _used(kernels: Sequence[str]) -> bool | None:
 
 
 def step_markdown(step: TimedStep) -> str:
-    """The table in Markdown, and Amdahl's bound below it."""
+    """Return the table of a step in Markdown, with Amdahl's bound below it."""
     lines = [
         f"## {step.name}{' in ' + step.dtype if step.dtype else ''}",
         "",
@@ -210,7 +213,7 @@ def step_markdown(step: TimedStep) -> str:
 
 
 def step_json(step: TimedStep) -> dict[str, Any]:
-    """For JSON: the shares and every operation."""
+    """Return the shares and all operations of a step, for JSON."""
     bound = step.bound if np.isfinite(step.bound) else None
     return {
         "name": step.name,
@@ -223,13 +226,16 @@ def step_json(step: TimedStep) -> dict[str, Any]:
 
 
 def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
-    """The rows of the rules that are about models: ``amdahl`` and ``tc-used``."""
+    """Return the rows of the rules that are about models: ``amdahl`` and ``tc-used``."""
     on_gpu = [step for step in steps if step.kind == "gpu"]
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
 
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
-    """TF32 makes nothing but matrix work faster: its speed-up must stay under the bound of FP32."""
+    """Judge the ``amdahl`` rule: TF32 makes nothing but matrix work faster.
+
+    Its speed-up over FP32 must therefore stay below the bound of the FP32 step.
+    """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
     speed_ups = []  # share of the bound, interval, name, ratio, bound
@@ -245,7 +251,7 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
         speed_ups.append((ratio / exact.bound, interval, name, ratio, exact.bound))
     if not speed_ups:
         return not_measured(rule)
-    # The one that comes closest to its bound decides.
+    # The model that comes closest to its bound decides.
     value, interval, *_, bound = max(speed_ups)
     lo, hi = (end / bound for end in interval)
     listing = "; ".join(f"{n}: {r:.2f}× of at most {limit:.2f}×" for *_, n, r, limit in speed_ups)
@@ -265,6 +271,7 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 
 
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
+    """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels."""
     rule = all_rules()["tc-used"]
     shares = {f"{s.name} {s.dtype}": s.used_share for s in steps if s.dtype != "fp32"}
     known = {name: share for name, share in shares.items() if share is not None}
