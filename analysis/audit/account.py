@@ -36,7 +36,7 @@ MOVED_RANGE = 1.5
 """Factor by which the time of other operations may be wrong, either way: caches hold some of their
 data, and small launches take longer."""
 
-NO_PRODUCT = "no product"
+OTHER_OPERATIONS = "other"
 """Label for all other operations together: normalisation, activations, the optimizer and the
 like."""
 
@@ -126,7 +126,7 @@ class Account:
             role = line.product.role
             roles[role] = roles.get(role, 0.0) + line.total_us
         ordered = sorted(roles.items(), key=lambda item: -item[1])
-        return {**dict(ordered), NO_PRODUCT: sum(other.time_us for other in self.other)}
+        return {**dict(ordered), OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
 
     @property
     def step_us(self) -> float:

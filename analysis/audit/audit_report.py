@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.advice.verdict import LEAVE_IT, verdict_text
-from analysis.audit.account import NO_PRODUCT, Account, AccountLine
+from analysis.audit.account import OTHER_OPERATIONS, Account, AccountLine
 from analysis.audit.levers import Lever
 from analysis.markdown import table_row
 
@@ -141,7 +141,7 @@ def _cells(account: Account, row: AccountLine) -> list[str]:
 def _other_rows(account: Account) -> list[list[str]]:
     return [
         [
-            NO_PRODUCT,
+            OTHER_OPERATIONS,
             "",
             "",
             f"{other.what}, {other.bytes / 1e9:.3g} GB",
@@ -170,7 +170,7 @@ def summary(account: Account, levers: Sequence[Lever]) -> str:
     """Summarise an audit in a paragraph: the step's time, where it goes, what to change."""
     low, high = account.interval_us
     products = account.products_us / account.step_us
-    largest = [(role, time) for role, time in account.by_role.items() if role != NO_PRODUCT][:3]
+    largest = [(role, time) for role, time in account.by_role.items() if role != OTHER_OPERATIONS][:3]
     told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
     worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
     advice = f"Most promising change: {worth[0].words}." if worth else "Nothing to gain here."
@@ -220,7 +220,7 @@ def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str
     table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
     lines = _aligned(table)
     if left_out:
-        lines.append(f"… and {len(left_out)} GEMMs that take less; --json lists them all.")
+        lines.append(f"… and {len(left_out)} more that take less; --json lists them all.")
     lines.append("")
     lines += [lever_line(lever) for lever in levers]
     lines.append("")

@@ -405,7 +405,8 @@ def _reason(
     """Explain a change, and say what it means for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
-    words = f"{told}: {share:.0%} of the step, which becomes {products:.1%} faster"
+    how = "faster" if products >= 0 else "slower"
+    words = f"{told}: {share:.0%} of the step, which becomes {abs(products):.1%} {how}"
     if _aligns(pairs):
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:

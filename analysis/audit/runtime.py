@@ -180,7 +180,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
-        return product.resized({"batch": _divided(work.batch, tp, "batched products")})
+        return product.resized({"batch": _divided(work.batch, tp, "batched GEMMs")})
     if product.role in _BY_COLUMNS or _COLUMNS_BY_PATH.search(product.path):
         size = out_size(product, forward)
     elif product.role in _BY_ROWS:
@@ -205,7 +205,7 @@ def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
 
 def _divided(size: int, tp: int, what: str) -> int:
     if size % tp:
-        raise UserError(f"--tp {tp} does not divide the {size} of {what}.")
+        raise UserError(f"--tp {tp} does not divide {what} ({size}).")
     return size // tp
 
 

@@ -162,7 +162,7 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
     for title, found in (("slower", ups), ("faster", downs)):
-        print(f"One more along M, {title}:")
+        print(f"One more row, {title}:")
         for row in found.to_dict("records"):
             again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(

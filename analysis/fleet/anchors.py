@@ -190,7 +190,7 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     time, lo, hi = (rows[name] for name in _TIMES)
     faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     inside = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
-    faults.tell((lo.notna() | hi.notna()) & ~inside, "its interval does not hold the time")
+    faults.tell((lo.notna() | hi.notna()) & ~inside, "its interval does not contain the time")
     faults.tell(~(rows["samples"] >= 1), "it has no samples")
     for name in SENSORS:
         least = -300 if name == "temp_c" else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.advice.verdict import LEAVE_IT
-from analysis.audit.account import NO_PRODUCT, Account
+from analysis.audit.account import OTHER_OPERATIONS, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
 
@@ -31,12 +31,12 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     roles = list(dict.fromkeys(role for each in accounts.values() for role in each.by_role))
     colors = {
         role: _COLORS[i % len(_COLORS)]
-        for i, role in enumerate(role for role in roles if role != NO_PRODUCT)
+        for i, role in enumerate(role for role in roles if role != OTHER_OPERATIONS)
     }
     for row, account in enumerate(accounts.values()):
         left = 0.0
         for role, time in sorted(account.by_role.items(), key=lambda item: roles.index(item[0])):
-            plain = role != NO_PRODUCT
+            plain = role != OTHER_OPERATIONS
             axes.barh(
                 row,
                 time / 1e3,
@@ -59,7 +59,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Say which role takes most of the step on the first machine."""
     account = next(iter(accounts.values()))
-    products = [item for item in account.by_role.items() if item[0] != NO_PRODUCT]
+    products = [item for item in account.by_role.items() if item[0] != OTHER_OPERATIONS]
     role, time = max(products, key=lambda item: item[1])
     return f"{role} takes {time / account.step_us:.0%}"
 

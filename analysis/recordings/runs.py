@@ -169,7 +169,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     if count := len(recording.damaged):
         lines.append(
             f"{count} line{'s' * (count > 1)} of measurements.csv {'are' if count > 1 else 'is'} "
-            "damaged and left out."
+            f"damaged and {'were' if count > 1 else 'was'} left out."
         )
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()

@@ -126,7 +126,7 @@ def test_a_titan_does_not_halve() -> None:
 def test_a_card_that_does_not_tell_its_memory_clock_says_what_is_assumed() -> None:
     machine = from_properties(replace(UNKNOWN, memory_mhz=0.0))
     assert machine.bandwidth == known_machine("nvidia-geforce-rtx-4090").bandwidth
-    assert "assumed to be nvidia-geforce-rtx-4090's" in machine.sources["bandwidth"]
+    assert "assumed equal to nvidia-geforce-rtx-4090" in machine.sources["bandwidth"]
 
 
 def test_a_card_newer_than_the_table_takes_the_newest_older_row() -> None:
@@ -253,7 +253,7 @@ def test_a_damaged_table_of_machines_is_one_sentence(
     (tmp_path / "machines.toml").write_text(text)
     monkeypatch.setattr("kernels.machine._TABLE", tmp_path / "machines.toml")
     for reader in (known_machines, _slug_of_device_name):
-        with pytest.raises(UserError, match=r"machines\.toml is damaged .*; restore it"):
+        with pytest.raises(UserError, match=r"machines\.toml is damaged .*Restore it"):
             reader.__wrapped__()
 
 

@@ -198,7 +198,7 @@ def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     told = capsys.readouterr()
     if no_index:
         assert told.out.strip() == sys.executable
-        assert "The optional extra page is missing" in told.err
+        assert "The optional extra page could not be installed" in told.err
         # It is not asked again on the same day, neither for what was found nor for a sentence.
         asked = len(stage["did"])
         assert stage["did"][-1] == ("asked", True)

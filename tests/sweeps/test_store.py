@@ -78,7 +78,7 @@ def test_a_line_cut_in_half_is_named_and_spoils_no_other(tmp_path: Path) -> None
         log.append({**EVENT, "n": 3})
     events, damaged = read_events(tmp_path)
     assert events == [{**EVENT, "n": number} for number in (0, 1, 3)]
-    assert damaged == ["1-of-1.jsonl line 3 is damaged and was left out: it is no JSON."]
+    assert damaged == ["1-of-1.jsonl line 3 is damaged and was left out: it is not JSON."]
 
 
 RUN = {

@@ -83,8 +83,8 @@ def test_more_work_for_the_same_bytes_is_a_gain_per_flop() -> None:
 def test_what_costs_is_named_so_that_points_add_up() -> None:
     after = row(tile_efficiency=0.96, tail_efficiency=0.4)
     reason = why(PROBLEM, OPTION, row(), after, gain=0.2, choose=True, measured=True)
-    assert "by emptier waves (2 → 2)" in reason
-    less = [int(number) for number in re.findall(r"less (\d+) by", reason)]
+    assert "from emptier waves (2 → 2)" in reason
+    less = [int(number) for number in re.findall(r"minus (\d+) from", reason)]
     assert sum(points(reason)) - sum(less) == pytest.approx(20, abs=2)
 
 
@@ -92,12 +92,12 @@ def test_a_cost_is_not_called_by_the_name_of_a_gain() -> None:
     wider = Gemm(1408, 768, 10240, "bf16")
     limit = row(limit="memory")
     bytes_too = why(PROBLEM, wider, limit, row(limit="memory", bytes=1.1e6), 0.2, measured=True)
-    assert bytes_too.endswith("by more bytes")
+    assert bytes_too.endswith("from more bytes")
     flops_too = why(PROBLEM, wider, row(), row(tile_efficiency=0.82), 0.2, measured=True)
-    assert flops_too.endswith("by 9.9% more FLOPs")
+    assert flops_too.endswith("from 9.9% more FLOPs")
     odd, even = Gemm(4096, 4097, 4096, "bf16"), Gemm(4096, 4104, 4096, "bf16")
     full = row(tile_efficiency=1.0)
-    assert "by alignment" not in why(odd, even, row(tile_efficiency=0.5), full, gain=0.2)
+    assert "from alignment" not in why(odd, even, row(tile_efficiency=0.5), full, gain=0.2)
 
 
 LIMITS = st.sampled_from(ALL_LIMITS)
@@ -117,7 +117,7 @@ def test_any_gain_has_a_reason_that_says_no_more_than_the_gain(
     reason = why(PROBLEM, OPTION, before, after, gain, choose, False, measured, kind)
     assert reason
     assert "nan" not in reason
-    less = [int(number) for number in re.findall(r"less (\d+) by", reason)]
+    less = [int(number) for number in re.findall(r"minus (\d+) from", reason)]
     # Parts of less than a tenth of the gain are not named, at most three of them.
     if points(reason):
         assert sum(points(reason)) - sum(less) <= 100 * gain * 1.3 + 3

@@ -47,7 +47,7 @@ def test_a_handful_of_rows_may_become_several_times_as_many() -> None:
 
 @pytest.mark.parametrize("text", ["1", "2", 1, "10"])
 def test_a_share_that_may_mean_two_things_is_refused(text: str | int) -> None:
-    with pytest.raises(UserError, match=r"--pad \d+ may mean \d+% or \d+00%; write one of the two"):
+    with pytest.raises(UserError, match=r"--pad \d+ could mean \d+% or \d+00%; write one of them"):
         question_of(text, None, ANY_DIMENSION)
 
 

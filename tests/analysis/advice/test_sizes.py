@@ -73,7 +73,7 @@ def test_a_vocabulary_can_be_shared_by_eight() -> None:
     [
         (GEMM, SizeConstraints(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
         (GEMM, SizeConstraints(fix=("x",)), "has no size X"),
-        (CONV, SizeConstraints(change=("n",)), "its sizes are C, KOUT"),
+        (CONV, SizeConstraints(change=("n",)), "it has C, KOUT"),
         (GEMM, SizeConstraints(change=("m",), fix=("m",)), "has no size left to change"),
     ],
 )

@@ -209,7 +209,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     found = findings([*advice, one, left])
     assert [len(finding.advice) for finding in found] == [1, 6]  # the surest first
     text = found[1].text()
-    assert text.startswith("**likely**, fp32, N: make it a multiple of 8, misalignment")
+    assert text.startswith("**likely**, fp32, N: make it a multiple of 8; misalignment")
     assert "5% to 8%" in text
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])

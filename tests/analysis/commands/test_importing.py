@@ -187,7 +187,7 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
     for arguments, words in (
         ((path,), "name the machine"),
         ((path, path, "--machine", "h200"), "one file of times at a time"),
-        ((path, "--machine", "h100"), "say which"),
+        ((path, "--machine", "h100"), "give the full name"),
         ((path, "--machine", "l20"), "is not known"),
         ((path, "--machine", "h200", "--dtype", "bf61"), "did you mean 'bf16'"),
         ((path, "--machine", "h200", "--layout", "xx"), "--layout is 'xx'"),

@@ -99,7 +99,7 @@ def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
         read_table(written(tmp_path, frame().drop(columns=["device", "latency"])))
     with pytest.raises(UserError, match="has no rows"):
         read_table(written(tmp_path, frame().head(0)))
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         read_table(tmp_path / "nowhere.parquet")
 
 

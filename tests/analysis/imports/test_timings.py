@@ -203,7 +203,7 @@ def test_damaged_lines_are_named_and_left_out(
     assert len(found) == 37
     said = capsys.readouterr().err
     assert "line 5 is damaged and was left out: m is 'x', no size" in said
-    assert "line 9 is damaged and was left out: time_us is '-1', no time" in said
+    assert "line 9 is damaged and was left out: time_us is '-1', not a time" in said
     assert "line 11 is damaged and was left out" in said
     with pytest.raises(UserError, match="2 of 2 lines"):
         read(tmp_path, "m,n,k,dtype,time_us\n8,8,8,int4,1\n8,8,8,bf16,nan\n")

@@ -40,7 +40,7 @@ def line(*times: float, error: float = 0.001) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("error", "title"),
     [
-        (0.001, "M 1025 → 1026 takes 50% more time in bf16, the largest step"),
+        (0.001, "M 1025 → 1026 takes 50% more time in bf16, the largest cliff"),
         (1.0, "No cliff from one size to the next exceeds its interval"),
     ],
 )

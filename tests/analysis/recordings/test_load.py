@@ -104,7 +104,7 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rows of other runs than its run.json"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text(whole.replace("\n1,2026", "\n2,2026", 1))
-    with pytest.raises(UserError, match="has rows of schema 2; this reads 1"):
+    with pytest.raises(UserError, match="has rows of schema 2; this version reads 1"):
         load(tmp_path)
 
 
@@ -141,7 +141,9 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
         names.append(names.pop(0))
         measured_in_turn(*(tmp_path / name for name in names))
         assert find_recording(None, tmp_path).name == names[-1]
-    with pytest.raises(UserError, match="nothing is recorded of nvidia-h20; there are nvidia-a100"):
+    with pytest.raises(
+        UserError, match="nothing is recorded of nvidia-h20; recorded are nvidia-a100"
+    ):
         find_recording("h20", tmp_path)
     assert find_recording("H200", tmp_path).name == "nvidia-h200-local"
 

@@ -50,7 +50,7 @@ def changed(folder: Path, line: int, **cells: str) -> None:
         ({"layout": "xx"}, "GEMM layout 'xx' is not known"),
         ({"op": "foo"}, "op is not one of gemm, conv"),
         ({"dtype": "fp7"}, "dtype is not one of"),
-        ({"status": "fine"}, "status is none of ok, wrong"),
+        ({"status": "fine"}, "status is not one of ok, wrong"),
         ({"cache": ""}, "cache is not one of"),
         ({"run": "another"}, "it belongs to another run"),
         ({"schema": "7"}, "its schema differs"),
@@ -109,7 +109,7 @@ def test_of_a_case_that_is_there_twice_the_first_row_counts(folder: Path) -> Non
 def test_a_file_that_is_damaged_all_over_is_refused(folder: Path) -> None:
     for line in (3, 4, 5):
         changed(folder, line, time_us="0")
-    with pytest.raises(UserError, match=r"3 of 24 lines of .* are damaged: .* line 3 .*no time"):
+    with pytest.raises(UserError, match=r"3 of 24 lines of .* are damaged: .* line 3 .*not a time"):
         load(folder)
 
 

@@ -40,7 +40,7 @@ def test_little_of_a_name_is_enough(word: str, slug: str) -> None:
 
 
 def test_of_several_it_asks_which() -> None:
-    with pytest.raises(UserError, match="nvidia-h100-sxm or nvidia-h100-pcie; say which"):
+    with pytest.raises(UserError, match="nvidia-h100-sxm or nvidia-h100-pcie; give the full name"):
         slug_meant("h100", SLUGS)
 
 
@@ -71,7 +71,7 @@ def test_all_of_a_slugs_words_in_any_order_mean_it_or_a_longer_name(
     words = " ".join(data.draw(st.permutations(slug.split("-"))))
     longer = [other for other in SLUGS if set(slug.split("-")) < set(other.split("-"))]
     if longer and words.split() != slug.split("-"):
-        with pytest.raises(UserError, match="say which"):
+        with pytest.raises(UserError, match="give the full name"):
             slug_meant(words, SLUGS)
     else:
         assert slug_meant(words, SLUGS) == slug

@@ -154,5 +154,5 @@ def test_a_wrong_configuration_gets_a_sentence(
 def test_what_is_no_configuration_gets_a_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="is no JSON"):
+    with pytest.raises(UserError, match=r"is not (a|valid) JSON"):
         find_source(str(path))

@@ -126,10 +126,10 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'hot'\n", "cache is 'hot'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = 'weight-cold'\n", "'weights-cold'?"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ncache = ['cold', 'weights-cold']\n"
-         "mode = ['burst', 'sustained']\n", "block 1: cache is 'weights-cold', which is timed in "
-         "bursts only; take 'sustained' out of mode."),
+         "mode = ['burst', 'sustained']\n", "block 1: cache 'weights-cold' is timed only in "
+         "bursts; remove 'sustained' from mode."),
         ("question = 'Why?'\nop = 'projections'\n[[block]]\ncount = 3\nm = 1\nn = 1\nk = 1\n"
-         "cache = 'weights-cold'\n", "cache is 'weights-cold', which is for gemm and linear only, "
+         "cache = 'weights-cold'\n", "cache 'weights-cold' is available only for gemm and linear, "
          "not for projections."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),

@@ -39,7 +39,7 @@ def test_the_doctor_warns_of_what_spoils_timings(answers: dict[str, Any], words:
 def test_the_doctor_is_content_with_a_healthy_card() -> None:
     findings = list(examine_nvml(FakeNvml(), "card"))
     assert not any(finding.warning for finding in findings)
-    assert "SM clock 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
+    assert "SM clock is 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
 
 
 def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

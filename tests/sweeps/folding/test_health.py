@@ -129,8 +129,8 @@ def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
     assert told["verdict"] == "noisy"
     assert told["reasons"] == [
         "re-timing 24 cases in a new process shows 4% more variation than their intervals explain",
-        "a likely cause: other virtual machines had 10% of the cores' time",
-        "a likely cause: other processes had 60% of the cores' time",
+        "likely cause: other virtual machines used 10% of the cores' time",
+        "likely cause: other processes used 60% of the cores' time",
     ]
 
 
@@ -219,4 +219,4 @@ def test_the_worst_reason_comes_first() -> None:
         [row() for _ in range(20)], events, [STEADY],
     )  # fmt: skip
     assert told["verdict"] == "unusable"
-    assert [reason.split()[0] for reason in told["reasons"]] == ["the", "24"]
+    assert [reason.split()[0] for reason in told["reasons"]] == ["in", "re-timing"]

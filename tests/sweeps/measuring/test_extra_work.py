@@ -32,7 +32,7 @@ def confirmed(
         reader = csv.DictReader(file)
         rows = list(reader)
         assert tuple(reader.fieldnames or ()) == CONFIRMED_COLUMNS
-    return rows, [text for text in said if not text.startswith("Timing ")]
+    return rows, [text for text in said if not text.startswith("Re-timing ")]
 
 
 def test_pairs_are_timed_beside_each_other_a_fixed_number_of_times(tmp_path: Path) -> None:

@@ -149,12 +149,12 @@ def with_another_limit(two: Path) -> None:
     [
         (
             of_another_machine,
-            f"is of {CPU.slug} and .*b of cpu-other-2t; merge recordings",
+            f"is of {CPU.slug} and .*b of cpu-other-2t; merge only recordings",
         ),
         (of_another_cache, "are of machines that differ in l2_bytes"),
         (of_no_machine, "b: invalid machine description"),
         (of_other_software, "torch is 2.12.0 and was 2.11.0. Measure one of them again"),
-        (of_another_protocol, "b was measured with .schema 1 and protocol 99, and this"),
+        (of_another_protocol, "b was measured with schema 1 and protocol 99, but this"),
         (in_shards, "b was measured in shards"),
         (without_samples, "b has no samples, as in a published recording"),
         (with_more_samples, "b has samples other than 1-of-1.jsonl"),
@@ -163,7 +163,7 @@ def with_another_limit(two: Path) -> None:
         (half_a_document, "b/run.json cannot be read"),
         (without_budget, "b: the plan in run.json has no 'budget_s'"),
         (of_no_size, "b: a case of the plan in run.json has no sizes"),
-        (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*; restore the file"),
+        (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*Restore the file"),
         (a_copy, "a and .*b contain the same samples"),
         (with_another_limit, "a GPU of .*b has a power limit of 500 W and one of .*a .* 700 W"),
     ],

@@ -199,7 +199,7 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
     begin(request(tmp_path), said.append)
     kept = first.folder / "runs" / "2026-11-01T12-30-00Z" / "run.json"
     assert kept.exists() == ended
-    assert any("is unusable (other processes had 80%); the old run" in s for s in said) == ended
+    assert any("is unusable (other processes had 80%). The old run" in s for s in said) == ended
     assert (read_run(first.folder)["run"] == record["run"]) == (not ended)
 
 

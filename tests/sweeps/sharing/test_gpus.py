@@ -36,5 +36,5 @@ def test_gpus_of_two_models_are_two_machines(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(gpus, "select_device", select)
     assert list(choose_gpus("1")) == [1]
-    with pytest.raises(UserError, match=r"several models .*H200.*H100.*by itself"):
+    with pytest.raises(UserError, match=r"different models .*H200.*H100.*separately"):
         choose_gpus("0,1")
