@@ -24,9 +24,13 @@ from sweeps.wheel import FRONT
 from tests.support.examples import Example, commands, masked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("[a-z]*/README.md")),
-         ROOT / "analysis" / "validation" / "README.md", ROOT / "analysis" / "page" / "README.md",
-         ROOT / "tests" / "recordings" / "README.md"]  # fmt: skip
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for room in ("analysis", "kernels", "results", "sweeps")
+      for page in sorted((ROOT / room).rglob("*.md")) if "results/public" not in page.as_posix()),
+    *sorted((ROOT / "tests").glob("[rs]*/README.md")),
+]  # fmt: skip
 IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
 RECORDED = "cpu-amd-epyc-2t"
 

@@ -128,7 +128,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
-    with pytest.raises(UserError, match=r"no case was timed in 10 s\. Try again") as told:
+    with pytest.raises(UserError, match=r"no case was timed in \d+ s\. Try again") as told:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
     assert told.value.exit_code == 1
 
