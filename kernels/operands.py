@@ -78,7 +78,8 @@ def view_operands(
 def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
     if isinstance(operation, Layer):
         shape = (operation.n, operation.c, operation.h, operation.w)
-        image, result = (_image(flat, shape, operation.layout) for flat in (a, out))
+        image = _image(a, shape, operation.layout)
+        result = _image(out, shape, operation.layout)
         return Operands(image, b.view(2, -1), result)
     if isinstance(operation, Series):
         count, m, n, k = operation.count, operation.m, operation.n, operation.k
@@ -116,10 +117,8 @@ def random_operands(
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
     count_a, count_b, count_out = element_counts(problem, storage)
-    a, b = (
-        torch.randn(count, generator=generator, device=device).to(dtype)
-        for count in (count_a, count_b)
-    )
+    a = torch.randn(count_a, generator=generator, device=device).to(dtype)
+    b = torch.randn(count_b, generator=generator, device=device).to(dtype)
     out = torch.full((count_out,), math.nan, dtype=dtype, device=device)
     return view_operands(problem, a, b, out, storage)
 

@@ -127,7 +127,10 @@ class Layer(_OperationBase):
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Layer:
         """Create a layer from what :meth:`columns` returned."""
-        n, c, h, w = (int(row[name]) for name in ("batch", "c", "h", "w"))
+        n = int(row["batch"])
+        c = int(row["c"])
+        h = int(row["h"])
+        w = int(row["w"])
         return cls(row["op"], n, c, h, w, row["dtype"], row["layout"])
 
     def __str__(self) -> str:
@@ -204,7 +207,10 @@ class Series(_OperationBase):
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Series:
         """Create a series from what :meth:`columns` returned."""
-        count, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        count = int(row["batch"])
+        m = int(row["m"])
+        n = int(row["n"])
+        k = int(row["k"])
         return cls(row["op"], count, m, n, k, row["dtype"])
 
     def __str__(self) -> str:
@@ -287,7 +293,10 @@ class Lstm(_OperationBase):
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Lstm:
         """Create an LSTM from what :meth:`columns` returned."""
-        steps, minibatch, gates, features = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        steps = int(row["batch"])
+        minibatch = int(row["m"])
+        gates = int(row["n"])
+        features = int(row["k"])
         return cls(steps, minibatch, gates // GATES, features, row["dtype"])
 
     def __str__(self) -> str:

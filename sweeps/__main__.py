@@ -138,7 +138,8 @@ def _show_plan(
             f"{row['name']:20} {row['cases']:5} cases, {row['planned']:5} in the plan, "
             f"about {row['expected_s']:6.0f} s at six samples each"
         )
-    total, checking = (sum(row[name] for row in rows) for name in ("expected_s", "checking_s"))
+    total = sum(row["expected_s"] for row in rows)
+    checking = sum(row["checking_s"] for row in rows)
     share = f", {checking / total:.1%} of it to check results" if total else ""
     print(f"{total:.0f} s in all{share}.")
 

@@ -209,7 +209,10 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
 def problem_of(row: Mapping[str, Any]) -> Workload:
     """Build a problem from its columns; the inverse of :func:`problem_columns`."""
     if row["op"] == "gemm":
-        m, n, k, batch = (int(row[name]) for name in ("m", "n", "k", "batch"))
+        m = int(row["m"])
+        n = int(row["n"])
+        k = int(row["k"])
+        batch = int(row["batch"])
         return Gemm(m, n, k, row["dtype"], row["layout"], batch)
     if row["op"] != "conv":
         return operation_of(row)

@@ -119,7 +119,8 @@ def steady(analysis: Analysis) -> Headline | None:
         return None
     entry = held[len(held) // 2]
     value = float(entry["share"])
-    lo, hi = (math.nan if entry[end] is None else float(entry[end]) for end in ("lo", "hi"))
+    lo = math.nan if entry["lo"] is None else float(entry["lo"])
+    hi = math.nan if entry["hi"] is None else float(entry["hi"])
     about = "" if math.isnan(lo) else f" ({_percent(lo, hi)})"
     sensors = [
         text.format(entry[name])
@@ -217,9 +218,9 @@ def size(table: pd.DataFrame) -> Headline | None:
             continue
         # If not even the largest size is certainly fast, the interval ends at that size.
         largest = int(group["m"].max())
-        value, lo, hi = (
-            fast_from(group, name) or largest for name in ("tflops", "tflops_hi", "tflops_lo")
-        )
+        value = fast_from(group, "tflops") or largest
+        lo = fast_from(group, "tflops_hi") or largest
+        hi = fast_from(group, "tflops_lo") or largest
         about = f" ({lo}–{hi})" if lo != hi else ""
         parts.append(f"from {value} on in {dtype}{about}")
         found.append((value, lo, hi, len(group)))
@@ -291,9 +292,8 @@ def _promise(answer: Advice) -> tuple[int, int, float]:
 
 def sizes_line(advice: Sequence[Advice]) -> str:
     """Say how many shapes should change."""
-    sure, likely = (
-        sum(answer.verdict == verdict for answer in advice) for verdict in (DO_IT, LIKELY)
-    )
+    sure = sum(answer.verdict == DO_IT for answer in advice)
+    likely = sum(answer.verdict == LIKELY for answer in advice)
     if not sure and not likely:
         return f"None of {len(advice)} shapes has a better size nearby."
     return (

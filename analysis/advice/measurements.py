@@ -114,9 +114,8 @@ class Measurements:
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
             return None
-        before, after = (
-            (p, min(both, key=lambda name: self.times_of(p)[name].time)) for p in (problem, option)
-        )
+        before = (problem, min(both, key=lambda name: self.times_of(problem)[name].time))
+        after = (option, min(both, key=lambda name: self.times_of(option)[name].time))
         return self._compared(before, after)
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
@@ -127,17 +126,15 @@ class Measurements:
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
             return None
-        one, other = (
-            min((self.times_of(p)[n] for n in both), key=_seconds) for p in (problem, option)
-        )
+        one = min((self.times_of(problem)[n] for n in both), key=_seconds)
+        other = min((self.times_of(option)[n] for n in both), key=_seconds)
         single = math.isnan(one.lo) and math.isnan(other.lo)
         return one.time / other.time if single and one.run == other.run else None
 
     def _compared(self, before: Way, after: Way) -> Ratio | None:
         """Return the ratio of two ways from the place that knows both best; None if none does."""
-        ones, others = (
-            self._again.get(way) or [self.times_of(way[0])[way[1]]] for way in (before, after)
-        )
+        ones = self._again.get(before) or [self.times_of(before[0])[before[1]]]
+        others = self._again.get(after) or [self.times_of(after[0])[after[1]]]
         pairs = [(one, other) for one in ones for other in others if one.run == other.run]
         best = min(pairs, key=lambda p: p[0].width + p[1].width, default=None)
         return repeated_ratio(*best) if best else None

@@ -98,5 +98,6 @@ def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> Measured
         return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(known.time)))
-    lo, hi = (expected * math.exp(end * spread) for end in (fit.low, fit.high))
+    lo = expected * math.exp(fit.low * spread)
+    hi = expected * math.exp(fit.high * spread)
     return MeasuredTime(known.time, lo, hi)

@@ -170,7 +170,9 @@ def summary(account: Account, levers: Sequence[Lever]) -> str:
     """Summarise an audit in a paragraph: the step's time, where it goes, what to change."""
     low, high = account.interval_us
     products = account.products_us / account.step_us
-    largest = [(role, time) for role, time in account.by_role.items() if role != OTHER_OPERATIONS][:3]
+    largest = [(role, time) for role, time in account.by_role.items() if role != OTHER_OPERATIONS][
+        :3
+    ]
     told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
     worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
     advice = f"Most promising change: {worth[0].words}." if worth else "Nothing to gain here."

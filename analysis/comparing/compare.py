@@ -81,7 +81,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
             "two recordings of one machine."
         )
     keys = [*(name for name in IDENTITY if name != "config"), "choice"]
-    before, after = (_keyed(recording.ok) for recording in (old, new))
+    before = _keyed(old.ok)
+    after = _keyed(new.ok)
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")

@@ -354,7 +354,9 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
         errors = np.array([_error_of_median(own[members]) for members in groups.values()])
         found = _medians(of_nodes, errors)
         half = Z95 * np.sqrt(found.variance + _OF_MEDIANS * 2 * again**2 / counts)
-        ratio, lo, hi = (np.exp(found.median + sign * half) for sign in (0, -1, 1))
+        ratio = np.exp(found.median)
+        lo = np.exp(found.median - half)
+        hi = np.exp(found.median + half)
         slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
         columns = (array.tolist() for array in (ratio, lo, hi, slowed))
         tables[kind] = [SpeedChange(*row) for row in zip(*columns, strict=True)]

@@ -128,8 +128,10 @@ def calibrate_query(
         fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs, prior)
         # 3. Measure how the errors add up in sums of times and in changes of such sums.
         times = Times(predicted, seconds[where])
-        lo, hi = (predicted * np.exp(end * spread) for end in (fit.low, fit.high))
-        before, after = (Times(*(part[at] for part in times)) for at in (small, large))
+        lo = predicted * np.exp(fit.low * spread)
+        hi = predicted * np.exp(fit.high * spread)
+        before = Times(*(part[small] for part in times))
+        after = Times(*(part[large] for part in times))
         less = after.predicted * (1 - np.exp(-fit.pair_high * both))
         more = after.predicted * (np.exp(-fit.pair_low * both) - 1)
         sum_low, sum_high = sum_factors(times, lo, hi)

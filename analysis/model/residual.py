@@ -165,7 +165,8 @@ def _share_shown(predicted: Array, log_ratios: Array) -> float:
     not by its square.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE)
-    shown, whole = (float(np.sum(weight * predicted * x)) for x in (log_ratios, predicted))
+    shown = float(np.sum(weight * predicted * log_ratios))
+    whole = float(np.sum(weight * predicted * predicted))
     return min(max(shown / max(whole, _MIN_SPREAD**2), 0.0), 1.0)
 
 

@@ -110,7 +110,9 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     counts = made_up_counts(rng, _DRAWS)
     rows = rng.integers(0, len(less), counts.shape)
     changed = np.where(promising[rows], counts, 0)
-    rows, counts, changed = (part[changed.any(axis=-1)] for part in (rows, counts, changed))
+    rows = rows[changed.any(axis=-1)]
+    counts = counts[changed.any(axis=-1)]
+    changed = changed[changed.any(axis=-1)]
     # 2. Sum the predicted and the measured time of each step, before and after the changes.
     step = [(counts * times[rows]).sum(axis=-1) for times in before]
     differs = [(changed * (b - a)[rows]).sum(axis=-1) for a, b in zip(before, after, strict=True)]

@@ -156,7 +156,9 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
         return None
     sizes, predicted = _predicted_between(validation, line)
     steepest = line.loc[line["predicted_step"].idxmax()]
-    n, k, m = (int(steepest[name]) for name in ("n", "k", "m"))
+    n = int(steepest["n"])
+    k = int(steepest["k"])
+    m = int(steepest["m"])
     step, expected = steepest["step"], steepest["predicted_step"]
     title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
     figure, (axes,) = panels(1, title, (11.0, 6.0))

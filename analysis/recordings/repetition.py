@@ -109,7 +109,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
             return None
         middle = math.log(one.time / other.time)
         halves = _log_halves(one), _log_halves(other)
-        below, above = (math.hypot(halves[0][i], halves[1][1 - i]) for i in (0, 1))
+        below = math.hypot(halves[0][0], halves[1][1])
+        above = math.hypot(halves[0][1], halves[1][0])
     spread = Z95 * math.hypot(one.between_cases, other.between_cases)
     lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
     return math.exp(middle), math.exp(lo), math.exp(hi)

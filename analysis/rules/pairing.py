@@ -95,7 +95,9 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
             by_shape[(*shape, case.config, case.gpu)][kind] = i
     for kinds in by_shape.values():
         if {"depthwise", "pointwise", "dense"} <= kinds.keys():
-            depth, point, dense = (kinds[k] for k in ("depthwise", "pointwise", "dense"))
+            depth = kinds["depthwise"]
+            point = kinds["pointwise"]
+            dense = kinds["dense"]
             flops = cases[depth].workload.flops + cases[point].workload.flops
             yield Match(depth, dense, cases[dense].workload.flops / flops, beside=point)
 

@@ -152,7 +152,9 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
             per_control = _group_means(ratios, pairs.control[:, 1])
             half = max(half, _independent_half_width(per_control, level))
     mean = float(ratios.mean())
-    value, lo, hi = (float(np.exp(x)) for x in (mean, mean - half, mean + half))
+    value = float(np.exp(mean))
+    lo = float(np.exp(mean - half))
+    hi = float(np.exp(mean + half))
     return Effect(value, lo, hi, n)
 
 

@@ -121,10 +121,8 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     pairs = rows[rows["layout"] == "nhwc"].merge(
         rows[rows["layout"] == "nchw"], on=same, suffixes=("_nhwc", "_nchw")
     )
-    nchw, nhwc = (
-        pairs[[name + end for name in _STEADY]].set_axis(_STEADY, axis=1)
-        for end in ("_nchw", "_nhwc")
-    )
+    nchw = pairs[[name + "_nchw" for name in _STEADY]].set_axis(_STEADY, axis=1)
+    nhwc = pairs[[name + "_nhwc" for name in _STEADY]].set_axis(_STEADY, axis=1)
     label = [f"{row.c}×{row.h}×{row.w}→{row.kout}, {row.r}×{row.s}" for row in pairs.itertuples()]
     return pd.DataFrame(
         {

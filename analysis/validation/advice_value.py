@@ -99,7 +99,8 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     order = [int(i) for i in rng.permutation(len(rows.flops))]
     crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
     padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
-    around, below = (list(itertools.islice(order, draws)) for order in (crowded, padded))
+    around = list(itertools.islice(crowded, draws))
+    below = list(itertools.islice(padded, draws))
     if not around or not below:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice."
@@ -121,7 +122,8 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
             picked = rows.flops[pick] / rows.seconds[pick]
             regrets.setdefault(name, []).append(1 - picked / speed.max())
         if taken != i:
-            before, after = (rows.flops[j] / rows.seconds[j] for j in (i, taken))
+            before = rows.flops[i] / rows.seconds[i]
+            after = rows.flops[taken] / rows.seconds[taken]
             claims.append((claimed, after / before - 1))
     # 3. Pad: compare the time of each padding with that of the original shape.
     possible: list[float] = []  # the gain of the best padding in hindsight

@@ -225,7 +225,8 @@ def _stack_sets(
     )
     if isinstance(problem, Series):  # weights are stored (n, k), and one operand is shared
         shape = (len(a), problem.count, -1, -1)
-        a, b = (t.unsqueeze(1) if t.dim() == 3 else t for t in (a, b.mT))
+        a = a.unsqueeze(1) if a.dim() == 3 else a
+        b = b.mT.unsqueeze(1) if b.mT.dim() == 3 else b.mT
         a, b = a.expand(shape), b.expand(shape)
     return a, b, y
 

@@ -221,7 +221,8 @@ def scaled_constants(
     # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
     their_peak = there.peaks.get(dtype) or there.peak("fp16")
     arithmetic = (here.peak(dtype) / here.sms / (their_peak / there.sms)) ** growth
-    mine, theirs = (facts.get(m.generation, {}) for m in (here, there))
+    mine = facts.get(here.generation, {})
+    theirs = facts.get(there.generation, {})
     sharing = mine.get("share", 1.0) / theirs.get("share", 1.0)
     reached = mine.get("achievable", 1.0) / theirs.get("achievable", 1.0)
     return replace(

@@ -259,9 +259,8 @@ def _interpreter_lack() -> str | None:
 
     In Triton 3.6, it turns one-element arrays into integers, which NumPy 2.4 refuses.
     """
-    triton_version, numpy_version = (
-        tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, np.__version__)
-    )
+    triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
+    numpy_version = tuple(map(int, np.__version__.split(".")[:2]))
     if triton_version < (3, 7) and numpy_version >= (2, 4):
         return f"the interpreter of Triton {triton.__version__} needs NumPy before 2.4."
     return None

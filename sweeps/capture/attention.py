@@ -109,7 +109,9 @@ def _of_pytorch(
 
     The operands may lack the dimension of heads, and may have several batch dimensions.
     """
-    q, k, v = (_cast(t).reshape(-1, *_four(t)[-3:]) for t in (query, key, value))
+    q = _cast(query).reshape(-1, *_four(query)[-3:])
+    k = _cast(key).reshape(-1, *_four(key)[-3:])
+    v = _cast(value).reshape(-1, *_four(value)[-3:])
     result = attention(q, k, v, is_causal, 0)
     return result.reshape(*query.shape[:-1], value.shape[-1])
 
@@ -144,6 +146,8 @@ def for_transformers(
         The result (batch, length, heads, width), and None in place of the attention weights.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    q, k, v = (_cast(tensor) for tensor in (query, key, value))
+    q = _cast(query)
+    k = _cast(key)
+    v = _cast(value)
     mixed = attention(q, k, v, bool(causal), int(sliding_window or 0))
     return mixed.transpose(1, 2), None

@@ -98,7 +98,8 @@ def machine_speed(
     # did is the same. All cases have their k-th samples in the same round, so a half has the even
     # samples of some cases and the odd samples of the others.
     half = (_rank_in_group(case) + case) % 2 == 0
-    one, other = (_common(case[h], stretch[h], log_time[h], count) for h in (half, ~half))
+    one = _common(case[half], stretch[half], log_time[half], count)
+    other = _common(case[~half], stretch[~half], log_time[~half], count)
     # 4. Reduce it to the part on which both halves agree, if that exceeds chance.
     real = float(np.mean((one - one.mean()) * (other - other.mean())))
     if real <= _SIGNIFICANT * one.std() * other.std() / math.sqrt(count):
@@ -134,9 +135,8 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     counts = np.bincount(group, minlength=count)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(counts) - counts
-    low, high = (
-        np.minimum(first + half, len(values) - 1) for half in ((counts - 1) // 2, counts // 2)
-    )
+    low = np.minimum(first + (counts - 1) // 2, len(values) - 1)
+    high = np.minimum(first + counts // 2, len(values) - 1)
     return np.where(counts > 0, (ordered[low] + ordered[high]) / 2, 0.0)
 
 

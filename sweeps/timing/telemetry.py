@@ -105,7 +105,9 @@ class NvmlTelemetry(Telemetry):
         seen = 0
         for row in span:
             seen |= row[4]
-        sm_mhz, power_w, temp_c = (_median_or_none([row[i] for row in span]) for i in (1, 2, 3))
+        sm_mhz = _median_or_none([row[1] for row in span])
+        power_w = _median_or_none([row[2] for row in span])
+        temp_c = _median_or_none([row[3] for row in span])
         reasons = tuple(name for bit, name in _REASONS.items() if seen & bit)
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
