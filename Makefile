@@ -18,7 +18,7 @@ WRITE ?=
 export PYTHON DEVICE GPU GPUS BUDGET THREADS SWEEPS MACHINE FRESH PART WRITE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test plots table rules families record import test-all attacks bench compile-check lint format clean
+.PHONY: help sweep test plots table rules families record import test-all attacks bench compile-check lint format hooks clean
 
 # pytest splits this as a shell would.
 export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) $(PYTEST)
@@ -53,23 +53,23 @@ plots:  ## draw the plots from recorded results (MACHINE=slug)
 table:  ## write the recommendation table from recorded results (MACHINE=slug)
 	@$(call python); "$$py" -m analysis table $(of_machine)
 
-families:  ## the Triton kernels against the library, by class of shape; needs a GPU (BUDGET=8m)
+families:  ## compare the Triton kernels with the vendor library, by class of shape; needs a GPU (BUDGET=8m)
 	@$(call python); "$$py" -m sweeps run families families-conv candidates candidates-conv --add \
 		--budget "$${BUDGET:-8m}" $(fresh) $(on_device) --results results/families \
 	&& "$$py" -m analysis compare --kernels --results results/families
 
-rules:  ## judge the field's rules: measures what they need and results lack (BUDGET=5m MACHINE=slug)
+rules:  ## judge the field's rules, after measuring what they need (BUDGET=5m MACHINE=slug)
 	@$(call python,page?); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
 		--add --budget "$${BUDGET:-5m}" $(fresh) $(on_device) \
 		--results results/rules --skip-recorded results \
 	&& "$$py" -m sweeps profile $(fresh) $(on_device) --results results/rules; } \
 	&& "$$py" -m analysis rules $(of_machine)
 
-record:  ## everything that this machine can tell, one archive; resumable (BUDGET=50m PART="clock real-layers")
+record:  ## measure everything that this machine supports, into one archive; resumable (BUDGET=50m PART="clock real-layers")
 	@$(call python,test?); "$$py" -m analysis record $(budget) \
 		$$(for part in $$PART; do printf -- '--part %s ' "$$part"; done) $(on_device)
 
-import:  ## others' public tables as recordings under results/public/ (MACHINE=slug)
+import:  ## public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
 attacks:  ## wrong kernels, kills, damaged files, hostile names: the long tests, over an hour
@@ -82,7 +82,7 @@ bench:  ## benchmark our own code
 # What most GPU nodes have. It only compiles and launches here: the kernels must suit both.
 OLDER_TRITON = .venv-triton-3.6.0
 
-compile-check:  ## compile the kernels for named architectures, without a GPU, by two Tritons; launch them on a stub
+compile-check:  ## compile the kernels for named architectures without a GPU, with two versions of Triton, and launch them on a stub
 	@$(call python); "$$py" -m kernels compile $${WRITE:+--write "$$WRITE"} \
 	&& { test -d $(OLDER_TRITON) || "$$py" -m pip install -q --no-deps --target $(OLDER_TRITON) triton==3.6.0; } \
 	&& PYTHONPATH=$(OLDER_TRITON) "$$py" -m kernels compile --arch sm_90 \
@@ -94,6 +94,9 @@ lint:  ## ruff and the type checker
 
 format:  ## rewrite the code as lint wants it
 	@$(call python,test lint); "$$py" -m ruff check --fix . && "$$py" -m ruff format .
+
+hooks:  ## run lint and the tests of changed packages before each commit
+	git config core.hooksPath .githooks
 
 clean:  ## remove the environment; results stay
 	rm -rf .venv .venv-failed $(OLDER_TRITON)

@@ -20,6 +20,10 @@ from typing import Any
 
 import pytest
 
+from analysis.rules.catalogue import all_rules
+from kernels.config import HAND_WRITTEN
+from kernels.machine import known_machines
+from sweeps.planning.choice import choose_sweeps
 from sweeps.wheel import FRONT
 from tests.support.examples import Example, commands, masked
 
@@ -37,6 +41,7 @@ RECORDED = "cpu-amd-epyc-2t"
 # The tests here only check that a target exists. This is where each one is really run:
 ELSEWHERE = {
     "help": "below",
+    "hooks": "by hand: it changes the checkout's git settings",
     "sweep": "CI, which reads its last lines",
     "test": "CI and everyone who runs this",
     "lint": "CI",
@@ -117,6 +122,30 @@ def as_parameter(example: Example) -> Any:
     """A minute or two of importing first is for the long part."""
     marks = [pytest.mark.long] if example.imported else []
     return pytest.param(example, marks=marks, id=name_of(example))
+
+
+NUMBERS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "count"),
+    [
+        ("README.md", r"\[(\d+) rules\]", len(all_rules())),
+        ("README.md", r"for (\d+) GPUs", len(known_machines())),
+        ("README.md", r"(\w+) \[hand-written Triton families\]", len(HAND_WRITTEN)),
+        ("kernels/README.md", r"(\w+) hand-written Triton families", len(HAND_WRITTEN)),
+        ("sweeps/README.md", r"(\w+) of them are run by default", len(choose_sweeps(()))),
+    ],
+)  # fmt: skip
+def test_counts_are_those_of_the_code(page: str, words: str, count: int) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    found = re.findall(words, text)
+    assert found
+    assert {int(word) if word.isdigit() else NUMBERS.index(word) for word in found} == {count}
 
 
 @pytest.mark.slow
