@@ -55,15 +55,15 @@ def test_a_path_with_a_space_stays_one_word() -> None:
 
 
 def on_the_page() -> str:
-    """The script that sweeps/README.md shows."""
-    page = (ROOT / "sweeps" / "README.md").read_text(encoding="utf-8")
+    """The script that sweeps/clusters.md shows."""
+    page = (ROOT / "sweeps" / "clusters.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
     return str(block)
 
 
 @pytest.mark.slow
 def test_the_page_shows_what_its_command_prints() -> None:
-    page = (ROOT / "sweeps" / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "sweeps" / "clusters.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"python -m sweeps submit (--print [^\n]*\\\n[^\n]*)", page)
     text = printed(*shlex.split(command.replace("\\\n", "")))
     text = text.replace(sys.executable, "python").replace(str(ROOT), "/shared/rooftile")
