@@ -201,7 +201,7 @@ def table_text(rows: list[dict[str, Any]]) -> str:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of mean errors and coverages, as analysis/model/README.md has it."""
+    """The table of mean errors and coverages, as how-a-prediction-is-made.md has it."""
     lines = [
         "| GPU, prior | " + " | ".join(f"{count:,}" for count in COUNTS) + " |",
         "|---|" + "---|" * len(COUNTS),

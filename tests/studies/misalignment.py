@@ -92,7 +92,7 @@ def judged(rows: pd.DataFrame, slug: str, price: dict[str, Any]) -> list[dict[st
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table of median factors, as analysis/model/README.md has it."""
+    """The table of median factors, as how-a-prediction-is-made.md has it."""
     rows = {(row["machine"], row["n"]): row for row in document["judged"]}
     lines = [
         "| GPU | N = 4, without the price | with it | N = 12, without the price | with it |",

@@ -190,7 +190,7 @@ def deciles(answers: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The shares that gained by tenths, as analysis/model/README.md has it."""
+    """The shares that gained by tenths, as how-advice-is-decided.md has it."""
     lines = [
         "| stated probability | one GEMM: answers | gained | a whole step: answers | gained |",
         "|---|---|---|---|---|",

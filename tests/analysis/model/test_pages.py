@@ -1,4 +1,4 @@
-"""The tables of analysis/model/README.md are those of the recorded studies."""
+"""The tables of three pages of analysis/ are those of the recorded studies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from kernels.timemodel.constants import default_constants
 from tests.studies import evidence, misalignment, reliability
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "analysis" / "model" / "README.md").read_text(encoding="utf-8")
+PREDICTION, ADVICE, ACCURACY = (
+    (ROOT / "analysis" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("how-a-prediction-is-made", "how-advice-is-decided", "how-accurate-it-is")
+)
 RECORDINGS = ROOT / "tests" / "recordings"
 KINDS = ("aligned", "aligned, few M", "vocabulary", "vocabulary, few M", "narrow", "narrow, few M")
 
@@ -42,8 +45,8 @@ def coverage_table(rows: list[dict[str, Any]]) -> str:
 
 def test_accuracy_by_the_number_of_own_measurements() -> None:
     rows = evidence.recorded()
-    assert evidence.markdown(rows) in PAGE
-    assert floor_sentences()[0] in PAGE.replace("\n", " ")
+    assert evidence.markdown(rows) in PREDICTION
+    assert floor_sentences()[0] in ACCURACY.replace("\n", " ")
     for slug, most in (("nvidia-rtx-4090", 0.065), ("nvidia-rtx-3090", 0.0755)):
         ten = {"machine": slug, "prior": "constants", "calibrated": 10}
         assert evidence.mean_of(rows, "mean", **ten) <= most
@@ -69,12 +72,12 @@ def test_more_measurements_are_never_worse_than_fewer() -> None:
 
 def test_coverage_by_kind_of_shape() -> None:
     rows = recorded("software.json")["model"]
-    assert coverage_table(rows) in PAGE
+    assert coverage_table(rows) in ACCURACY
 
 
 def test_the_price_of_misalignment_is_the_recorded_one() -> None:
     document = recorded("misalignment.json")
-    assert misalignment.markdown(document) in PAGE
+    assert misalignment.markdown(document) in PREDICTION
     for generation, price in document["prices"].items():
         shipped = default_constants(generation, "bf16")
         assert (shipped.fallback, shipped.fallback_split) == (
@@ -87,4 +90,4 @@ def test_the_price_of_misalignment_is_the_recorded_one() -> None:
 
 
 def test_stated_probabilities() -> None:
-    assert reliability.markdown(recorded("reliability.json")) in PAGE
+    assert reliability.markdown(recorded("reliability.json")) in ADVICE
