@@ -166,20 +166,21 @@ def _first_options(
 
 
 def _combinations_of_best(
-    alone: Sequence[Problem], frame: pd.DataFrame, question: Question
+    singles: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
     """Return the combinations of the best sizes of each dimension that are not yet options.
 
     Args:
-        alone: the problem, then the options that change one size or were measured.
+        singles: the problem itself, followed by the options that change only one size or that were
+            measured.
         frame: the model's prediction of each.
         question: the query.
     """
-    problem, time = alone[0], dict(zip(alone, frame["time_us"], strict=True))
+    problem, time = singles[0], dict(zip(singles, frame["time_us"], strict=True))
 
     def best(d: str) -> set[int]:
         """Return the problem's size in a dimension, and the best sizes if only that changes."""
-        fixed = {o: getattr(o, d) for o in alone if set(changed(problem, o)) <= {d}}
+        fixed = {o: getattr(o, d) for o in singles if set(changed(problem, o)) <= {d}}
         order = sorted(fixed, key=lambda o: time[o] / question.work(problem, o))
         return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
 

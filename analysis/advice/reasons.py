@@ -81,8 +81,9 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains.
 
-    ``more`` is the logarithm of the option's FLOPs over the problem's. These FLOPs take time where
-    arithmetic is the limit. Where memory is the limit, they are what is gained per byte.
+    ``more`` is the logarithm of the option's FLOPs over the problem's. Where arithmetic is the
+    limit, more FLOPs take more time. Where memory is the limit, only the bytes take time; if the
+    gain is per FLOP (``choose``), more FLOPs for the same bytes add to it.
     """
     if before["limit"] == "memory" and after["limit"] == "memory":
         fewer = math.log(before["bytes"] / after["bytes"]) + (more if choose else 0.0)

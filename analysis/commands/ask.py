@@ -48,7 +48,7 @@ def predict_command(
         list[str] | None,
         typer.Option(
             "--machine",
-            help=("Machine, or several separated by commas [default: the one measured last]."),
+            help="Machine; repeatable [default: the one measured last].",
         ),
     ] = None,
     gemm: GemmOption = None,

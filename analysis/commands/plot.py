@@ -106,7 +106,10 @@ def _draw_recording(
             table = table[table[column] == wanted]
     if table.empty:
         raise UserError(f"{sweep} has no case in {dtype}.")
-    for path in write_plots(replace(analysis, table=table), names, kinds):
+    written = write_plots(replace(analysis, table=table), names, kinds)
+    if not written:
+        raise UserError(f"{analysis.recording.folder} has no data for {', '.join(names or PLOTS)}.")
+    for path in written:
         print(path)
 
 

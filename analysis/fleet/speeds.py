@@ -232,8 +232,8 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
     All devices should be compared in one state. If devices timed an anchor in both phases, the
-    phase is the one in which most did, or alone if as many did in both. Otherwise it is the only
-    one there is.
+    phase is the one that more devices have, and the phase "alone" in a tie. If a device timed the
+    anchor in one phase only, that phase is taken.
 
     Returns:
         Numbers of phases, of shape (1, devices, anchors).
@@ -302,7 +302,10 @@ def _median_variance(log: Array, variance: Array) -> float:
 
 
 def _changes(fleet: Fleet, of: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return the log time together over alone, (devices, anchors), and its standard error."""
+    """Return the log ratio of times in parallel to times alone, and its standard error.
+
+    Both have the shape (devices, anchors).
+    """
     logs, own = fleet.log_time[:, :, of], fleet.error[:, :, of]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(own[_ALONE], own[_TOGETHER])
 

@@ -113,17 +113,21 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
-    lines, kernels = [], []
+    lines, kernels, rounds = [], [], []
     for size in (step["m"], step["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
         kernels.append((row["tile"], row["split"]))
         waves = int(np.ceil(row["waves"]))
+        rounds.append(waves)
         lines.append(
             f"M {int(size)}, predicted: {row['time_us']:.3g} µs, {int(row['tiles'])} tiles of "
             f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
         )
     if kernels[0] != kernels[1]:
-        lines.append("the model attributes the cliff to another kernel, not to another wave")
+        cause = "another kernel"
+        if rounds[0] != rounds[1]:
+            cause += " and another number of waves"
+        lines.append(f"the model attributes the cliff to {cause}")
     axes.text(
         0.99,
         0.03,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kernels.common.errors import UserError
@@ -24,6 +25,7 @@ from sweeps.store import (
     read_events,
     read_run,
     set_aside,
+    write_csv,
     write_run,
     write_table,
     write_whole,
@@ -300,6 +302,12 @@ def test_the_table_is_written_by_repr(tmp_path: Path) -> None:
     assert "0.30000000000000004" in line
     assert ",true," in line
     assert '"a,""b"' in line
+
+
+def test_a_table_has_plain_numbers_whatever_computed_them(tmp_path: Path) -> None:
+    rows = [{"gain": np.float64(0.1) + np.float64(0.2), "count": np.int64(3)}]
+    write_csv(tmp_path / "t.csv", ["gain", "count"], rows)
+    assert (tmp_path / "t.csv").read_text() == "gain,count\n0.30000000000000004,3\n"
 
 
 def test_the_data_dictionary_describes_every_column() -> None:
