@@ -95,7 +95,7 @@ def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> st
         last = predicted.iloc[-1]
         return f"Predicted, not measured: {last['time_us']:.3g} µs at M = {int(last['m'])}"
     more = int(step["after"] - step["m"])
-    rows = "One row more" if more == 1 else f"{more} rows more"
+    rows = "One more row" if more == 1 else f"{more} more rows"
     return (
         f"{rows}, M {int(step['m'])} → {int(step['after'])}: {step['time_us']:.3g} µs become "
         f"{step['after_us']:.3g} µs, {step['ratio'] - 1:+.0%}"

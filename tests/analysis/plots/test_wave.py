@@ -38,7 +38,7 @@ def test_the_title_is_the_largest_step(results: Path) -> None:
     line = rows[(rows["n"] == 768) & (rows["k"] == 10240)]
     figure = draw_wave(basis, Gemm(1, 768, 10240, "bf16"), line)
     title = figure.get_suptitle()
-    assert title.startswith("One row more, M 1280 → 1281: ")
+    assert title.startswith("One more row, M 1280 → 1281: ")
     assert title.endswith("µs, +81%")
     (axes,) = figure.axes
     legend = axes.get_legend()
