@@ -106,7 +106,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     here = ("--machine", "h100-sxm", *place)
     first = analysis("import", path, *here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; on rows not seen ")
+    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; held-out error ")
     assert "already imported" in analysis("import", path, *here).stderr
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
@@ -127,7 +127,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     source = json.loads(analysis(*asked).stdout)["source"]
     assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
     again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
-    assert "already imported, TensorRT-LLM 1.3.0rc20, as a prior of your file's" in again.stderr
+    assert "already imported, TensorRT-LLM 1.3.0rc20, as a prior for your file" in again.stderr
 
 
 @pytest.mark.slow

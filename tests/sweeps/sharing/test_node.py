@@ -164,7 +164,7 @@ def test_two_workers_share_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--gpus", "0", "--gpu", "1"], "give one of them"),
+        (["--gpus", "0", "--gpu", "1"], "give only one of them"),
         (["square", "--gpus", "0,1", "--add"], "--add works on one GPU"),
     ],
 )

@@ -67,7 +67,9 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
 def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
     answer = submit(tmp_path, "square", "--cluster", "debug", "--budget", "0.001s")
     assert answer.returncode == 1
-    assert "Node 1 of 1 is not done: no case of square fits a budget of 0.001 s" in answer.stderr
+    assert (
+        "Node 1 of 1 is not finished: no case of square fits a budget of 0.001 s" in answer.stderr
+    )
     assert "cannot be read" not in answer.stderr
 
 
