@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.advice.headlines import headlines
+from analysis.advice.headlines import headlines, peak
 from analysis.advice.recommend import Advice
 from analysis.advice.table import build_table
 from analysis.advice.verdict import CONFIRMED, DO_IT, LEAVE_IT, MIN_GAIN, PREDICTED
 from analysis.model.calibrate import calibrate
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.query import Query
+from analysis.plots.titles import roofline_title
 from analysis.recordings.load import load, problems_of
 from analysis.rules.inputs import judge_inputs, rule_inputs
+from analysis.slices.series import roofline_series
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
@@ -121,6 +123,18 @@ def test_the_front_page_shows_a_recordings_lines() -> None:
     folder = OURS / "cpu-amd-epyc-2t"
     printed = [f.text for f in headlines(analysed(folder), table_of(folder))]
     assert [form(line) for line in shown] == [form(line) for line in printed]
+
+
+@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+def test_the_terminal_and_the_roofline_say_the_same_of_the_ceiling(folder: Path) -> None:
+    analysis = analysed(folder)
+    found = peak(analysis)
+    assert found is not None
+    said = dict(re.findall(r"(\w+) [\d.]+ \w+/s .*?, (\d+%) of the ceiling", found.text))
+    rows = roofline_series(analysis.table, analysis.recording.cache)
+    title = roofline_title(rows, analysis.recording.machine)
+    assert said
+    assert {dtype: share for share, dtype in re.findall(r"(\d+%) in (\w+)", title)} == said
 
 
 def form(text: str) -> str:

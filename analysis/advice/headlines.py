@@ -18,6 +18,7 @@ from analysis.advice.findings import findings
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import DO_IT, EVIDENCE, LIKELY, VERDICTS
 from analysis.model.fitted import Analysis
+from analysis.recordings.load import bursts
 from analysis.recordings.runs import health_lines
 from analysis.slices.series import NEARLY, alignment_series, fast_from, layout_series, square_series
 from analysis.units import rate
@@ -81,9 +82,11 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype and its share of the ceiling.
 
+    Only cases count that the roofline draws, so that its title says the same.
     The numbers of the headline are those of the fastest dtype.
     """
-    gemms = analysis.table[analysis.table["op"] == "gemm"]
+    drawn = bursts(analysis.table, analysis.recording.cache)
+    gemms = drawn[drawn["op"] == "gemm"]
     parts, best = [], []
     for dtype, rows in gemms.groupby("dtype", sort=False):
         if len(rows) < _LEAST:
@@ -329,5 +332,6 @@ def _ends(texts: Sequence[str]) -> str:
 
 
 def _percent(lo: float, hi: float) -> str:
-    """Format an interval of shares, such as ``86–91%``."""
-    return f"{100 * lo:.0f}–{hi:.0%}"
+    """Format an interval of shares, such as ``86–91%``, or ``-2% to 4%`` if it begins below 0."""
+    low, high = round(100 * lo), round(100 * hi)
+    return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

@@ -29,7 +29,7 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction."""
-    rows = roofline_series(analysis.table)
+    rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
     if rows.empty:
         return None

@@ -94,10 +94,12 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
         return None
     base = int(rows["base"].max())
     rows = rows[rows["base"] == base]
-    figure, all_axes = panels(3, alignment_title(rows), (14.0, 5.0), share_y=True)
+    lines = [along for along in DIMENSIONS if (rows["along"] == along).any()]
+    size = (2.0 + 4.0 * len(lines), 5.0)
+    figure, all_axes = panels(len(lines), alignment_title(rows), size, share_y=True)
     low, high = float(rows["relative_lo"].min()), max(1.0, float(rows["relative_hi"].max()))
     margin = 0.06 * (high - low)
-    for axes, along in zip(all_axes, DIMENSIONS, strict=True):
+    for axes, along in zip(all_axes, lines, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
             bars = np.abs(

@@ -148,12 +148,12 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
     return geometric_mean(pairs["ratio"]), faster, slower
 
 
-def roofline_series(table: pd.DataFrame) -> pd.DataFrame:
+def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
     """Return each measured case once, with its intensity and its measured and predicted TFLOP/s.
 
-    The intensity is in FLOP/byte.
+    The intensity is in FLOP/byte. ``cache`` is where operands come from.
     """
-    rows = _with_ends(bursts(table))
+    rows = _with_ends(bursts(table, cache))
     return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "dtype", "op"]]
 
 

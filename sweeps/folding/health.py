@@ -112,6 +112,8 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     text = f"Health: {verdict}"
     if repeats := run.get("repeats"):
+        if verdict == "noisy" and repeats["between"] < _BETWEEN.noisy:
+            text += f"; {reasons[0]}"
         text += f"; repeated medians differ by {repeats['between']:.0%}"
         if verdict == "noisy":
             text += ", and intervals are widened accordingly"

@@ -10,7 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.advice.headlines import Headline, alignment, headlines, layout, peak, size
+from analysis.advice.headlines import (
+    Headline,
+    _percent,
+    alignment,
+    headlines,
+    layout,
+    peak,
+    size,
+)
 from analysis.advice.table import build_table
 from analysis.model.fitted import Analysis, analyse
 from analysis.recordings.load import load
@@ -64,6 +72,14 @@ def test_what_is_left_of_a_burst_is_said_and_at_most_eight_sentences(analysis: A
     )
     assert found[1].count == 3
     assert len(found) <= 8
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "text"),
+    [(0.86, 0.91, "86–91%"), (-0.002, 0.05, "0–5%"), (-0.02, 0.04, "-2% to 4%")],
+)
+def test_an_interval_of_shares_reads_also_below_zero(lo: float, hi: float, text: str) -> None:
+    assert _percent(lo, hi) == text
 
 
 def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: Analysis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -147,6 +148,14 @@ def test_a_line_says_what_it_means(between: float, sentence: str) -> None:
     record = {**STEADY_RECORD, "repeats": {"cases": 24, "between": between}}
     judged = health(record, CPU, [], [row() for _ in range(20)], [], [STEADY])
     assert health_sentence({**record, "health": judged}) == sentence
+
+
+def test_a_run_that_is_noisy_for_another_reason_names_it() -> None:
+    restless = replace(STEADY, spread=math.log(1.04))
+    judged = health(STEADY_RECORD, CPU, [], [row() for _ in range(20)], [], [restless])
+    assert health_sentence({**STEADY_RECORD, "health": judged}).startswith(
+        "Health: noisy; the machine's speed changed by 4%; repeated medians differ by "
+    )
 
 
 def at_ticks(tick: float, cases: int = 40) -> list[Event]:
