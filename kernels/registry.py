@@ -27,7 +27,7 @@ def all_implementations() -> dict[str, Implementation]:
 
 def _triton_families() -> list[Implementation]:
     try:
-        import triton  # noqa: F401  Linux only; without it the libraries go on alone
+        import triton  # noqa: F401  only on Linux; without it only the vendor libraries are listed
     except ImportError:
         return []
     from kernels.triton.conv import TritonConv

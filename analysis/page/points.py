@@ -68,27 +68,19 @@ def _without_prediction(recording: Recording) -> pd.DataFrame:
     return recording.rows.drop(index=recording.products.index)
 
 
+_CONV = [
+    "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups", "dtype",
+    "layout", "pass",
+]  # fmt: skip
+"""Columns of a convolution, in the order in which the command line takes them."""
+
+
 def _specs(points: pd.DataFrame) -> pd.Series:
     """Return each problem as the command line takes it; empty for other operations."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
     conv = _joined(
         points,
-        [
-            "batch",
-            "c",
-            "h",
-            "w",
-            "kout",
-            "r",
-            "s",
-            "stride",
-            "padding",
-            "dilation",
-            "groups",
-            "dtype",
-            "layout",
-            "pass",
-        ],
+        _CONV,
     )
     return pd.Series(
         np.select([points["op"] == "gemm", points["op"] == "conv"], [gemm, conv], ""),

@@ -254,29 +254,16 @@ def load_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+_PROBLEM = [
+    "op", "pass", "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding",
+    "dilation", "groups", "dtype", "layout",
+]  # fmt: skip
+"""Columns that tell which workload a row timed."""
+
+
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
     """Return the workload that each row timed."""
-    names = [
-        "op",
-        "pass",
-        "m",
-        "n",
-        "k",
-        "batch",
-        "c",
-        "h",
-        "w",
-        "kout",
-        "r",
-        "s",
-        "stride",
-        "padding",
-        "dilation",
-        "groups",
-        "dtype",
-        "layout",
-    ]
-    records: Sequence[dict[str, Any]] = rows[names].to_dict("records")
+    records: Sequence[dict[str, Any]] = rows[_PROBLEM].to_dict("records")
     return [problem_of(record) for record in records]
 
 
