@@ -203,10 +203,9 @@ def doctor_command(
 
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
     from kernels.device import software
-    from sweeps.store import folder_for
 
     facts = selected.machine
-    folder = folder_for(results, facts.slug)
+    folder = results / facts.slug
     if json:
         print_json(
             {
@@ -226,10 +225,10 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
     """Time some cases with the sampler and the usual timer, in two passes by two processes."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
-    from sweeps.store import folder_for, make_folder, write_json
+    from sweeps.store import make_folder, write_json
 
     selected = measured_device(device, gpu)
-    folder = folder_for(results, selected.machine.slug)
+    folder = results / selected.machine.slug
     make_folder(folder)
     report = check_clock(selected, cases or (11 if selected.gpu is None else 60), note)
     write_json(folder / "clock.json", report)
@@ -245,9 +244,8 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
 
 def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
     from sweeps.doctor.recheck import time_again
-    from sweeps.store import folder_for
 
-    report = time_again(selected, folder_for(results, selected.machine.slug), cases)
+    report = time_again(selected, results / selected.machine.slug, cases)
     if json:
         print_json(report)
         return
@@ -427,10 +425,10 @@ def profile_command(
     """Profile a training step of ResNet-50 and of a GPT-2 block, unless that was done already."""
     from kernels.device import select_device
     from sweeps.profiling.profile import is_profiled, profile_models, write_models
-    from sweeps.store import folder_for, make_folder
+    from sweeps.store import make_folder
 
     selected = select_device(device, gpu)
-    folder = folder_for(results, selected.machine.slug)
+    folder = results / selected.machine.slug
     if is_profiled(folder, selected) and not fresh:
         note(f"The models are already profiled in {folder}; use --fresh to profile them again.")
         return

@@ -60,16 +60,6 @@ _SAME_SOFTWARE = ("torch", "driver")
 _FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps it aside and starts a new run."
 
 
-def folder_for(results: Path, slug: str) -> Path:
-    """Return the folder of a machine's own run, which is never that of a published recording."""
-    folder = results / slug
-    try:
-        published = (folder / "run.json").exists() and read_run(folder).get("published")
-    except UserError:  # unreadable: resuming the run reports that
-        published = False
-    return results / f"{slug}-local" if published else folder
-
-
 def make_folder(folder: Path) -> None:
     """Create a folder of results.
 

@@ -36,7 +36,6 @@ PAGES = [
     *sorted((ROOT / "tests").glob("[rs]*/README.md")),
 ]  # fmt: skip
 IN_PYTHON = ("README.md", "analysis/rooftile/__init__.py", "analysis/rooftile/hidden-size.ipynb")
-RECORDED = "cpu-amd-epyc-2t"
 
 # The tests here only check that a target exists. This is where each one is really run:
 ELSEWHERE = {
@@ -69,7 +68,7 @@ TARGETS = [e for e in EXAMPLES if e.command.startswith("make")]
 
 @functools.cache
 def checkout() -> Path:
-    """A copy of what git tracks, with the CPU's recording among its results."""
+    """A copy of what git tracks."""
     folder = Path(tempfile.mkdtemp(prefix="rooftile-readme-"))
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
@@ -81,7 +80,6 @@ def checkout() -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    shutil.copytree(folder / "tests" / "recordings" / RECORDED, folder / "results" / RECORDED)
     return folder
 
 

@@ -23,17 +23,12 @@ from analysis.plots.titles import roofline_title
 from analysis.recordings.load import load, problems_of
 from analysis.rules.inputs import judge_inputs, rule_inputs
 from analysis.slices.series import roofline_series
+from kernels.common.program import ROOT
+from tests.support.published import PUBLISHED, RECORDED
 
 pytestmark = pytest.mark.xdist_group("recordings")  # one worker, which calibrates once
 
-ROOT = Path(__file__).resolve().parent.parent
-OURS = ROOT / "tests" / "recordings"
-RUNS = [*OURS.glob("*/run.json"), *(ROOT / "results").glob("*/run.json")]
-RECORDED = [
-    path.parent
-    for path in sorted(RUNS)
-    if OURS in path.parents or json.loads(path.read_text(encoding="utf-8"))["published"]
-]
+PUBLISHED_RUNS = [path.parent for path in sorted(PUBLISHED.glob("*/run.json"))]
 
 
 @functools.cache
@@ -49,11 +44,11 @@ def table_of(folder: Path) -> list[Advice]:
 
 
 def test_there_is_a_recording() -> None:
-    assert RECORDED
+    assert RECORDED in PUBLISHED_RUNS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
     analysis = analysed(folder)
     assert not analysis.recording.damaged
@@ -79,7 +74,7 @@ def test_a_recording_gives_its_published_table_again(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Path) -> None:
     analysis = analysed(folder)
     table, machine = analysis.table, analysis.recording.machine
@@ -94,7 +89,7 @@ def test_every_measured_row_has_a_prediction_better_than_the_roofline(folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     """Calibrated on two thirds of the problems, asked for the third; three times."""
     recording = load(folder)
@@ -109,7 +104,7 @@ def test_the_interval_covers_rows_that_it_never_met(folder: Path) -> None:
     assert 0.85 <= np.mean(covered) <= 0.95  # 90 % is stated
 
 
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_a_recording_has_its_findings(folder: Path) -> None:
     found = headlines(analysed(folder), table_of(folder))
     assert 5 <= len(found) <= 8
@@ -120,12 +115,11 @@ def test_the_front_page_shows_a_recordings_lines() -> None:
     """All but the digits: another CPU's last digits decide another close call."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"^ {6}• (.*(?:\n {8}.*)*)", page, re.MULTILINE)
-    folder = OURS / "cpu-amd-epyc-2t"
-    printed = [f.text for f in headlines(analysed(folder), table_of(folder))]
+    printed = [f.text for f in headlines(analysed(RECORDED), table_of(RECORDED))]
     assert [form(line) for line in shown] == [form(line) for line in printed]
 
 
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_the_terminal_and_the_roofline_say_the_same_of_the_ceiling(folder: Path) -> None:
     analysis = analysed(folder)
     found = peak(analysis)
@@ -142,18 +136,13 @@ def form(text: str) -> str:
     return re.sub(r"\d[\d,.]*", "#", " ".join(text.split()))
 
 
-RULES = [
-    path
-    for place in (OURS / "rules-cpu", ROOT / "results")
-    for path in sorted(place.glob("*/rules.json"))
-    if place != ROOT / "results" or path.parent in RECORDED
-]
+RULES = sorted(PUBLISHED.glob("*/rules.json"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.parent.name)
 def test_recorded_rules_are_judged_so_again(path: Path) -> None:
-    inputs = rule_inputs(path.parent.name, path.parent.parent)
+    inputs = rule_inputs(path.parent.name, PUBLISHED.parent)
     rows = {row.id: row for row in judge_inputs(inputs)}
     recorded = json.loads(path.read_text(encoding="utf-8"))
     assert recorded
@@ -164,7 +153,7 @@ def test_recorded_rules_are_judged_so_again(path: Path) -> None:
         assert row.lo == pytest.approx(before["lo"])
 
 
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", PUBLISHED_RUNS, ids=lambda folder: folder.name)
 def test_a_recording_names_no_host_user_or_path(folder: Path) -> None:
     text = (folder / "run.json").read_text(encoding="utf-8")
     for word in ("/home", "/root", "/work", "hostname", "GPU-", "serial"):

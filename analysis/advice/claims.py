@@ -2,7 +2,7 @@
 
 A report shows only those of many measured gains that look large, so the errors of the shown gains
 are biased. On simulated machines, intervals that hold 95% of all gains hold only 89–93% of those
-shown (tests/recordings/claims.txt). This module therefore computes the expectation and the interval
+shown (results/accuracy/claims.txt). This module therefore computes the expectation and the interval
 of a gain from its measurement *and* from the distribution of gains on the machine. Such a statement
 holds under any selection that is based on the measurements (Dawid, "Selection paradoxes of Bayesian
 inference", 1994).

@@ -33,7 +33,7 @@ _CHANGES = 3
 _MOST = 8
 _WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
 _MULTIPLES = (1, 2, 4, 8, 16)
-_HARDLY = 0.02  # largest share of the speed that an alignment called enough may cost
+_HARDLY = 0.02  # smallest mean share of the speed that is worth mentioning
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,9 @@ def _enough(rows: pd.DataFrame) -> str:
     }
     least = speed[_MULTIPLES[-1]] - _HARDLY
     multiple = next(multiple for multiple in _MULTIPLES if speed[multiple] >= least)
-    return f"multiples of {multiple} are enough" if multiple > 1 else "alignment hardly matters"
+    if multiple == 1:
+        return "on average, alignment hardly matters"
+    return f"on average, multiples of {multiple} lose less than {_HARDLY:.0%}"
 
 
 def layout(table: pd.DataFrame) -> Headline | None:

@@ -3,7 +3,7 @@
 *do it*: the gain was re-timed after it was chosen, and its whole interval is worth a change.
 *likely*: it gains with a probability of at least 80%, and the expected gain after costs is at least
 1%. *leave it*: the rest. How often advice of a stated probability gains on held-out tables is
-recorded in tests/recordings/reliability.json.
+recorded in results/accuracy/reliability.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRICE = 0.1  # cost per additional FLOP: other GEMMs of a model get the larger 
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
 """Largest probability that is stated. Advice that promised more gained in 88% of cases on held-out
-tables, whatever it promised (tests/recordings/reliability.json)."""
+tables, whatever it promised (results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):

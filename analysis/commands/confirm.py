@@ -24,7 +24,7 @@ _CANDIDATES = 4  # guesses that are measured for each query of the user
 _LEAST_SECONDS = 10.0  # smallest time limit for them; a quiet machine needs far less
 GUESSES = 2
 """Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
-gain of padding over all shapes from 1.2% to 1.3% (``measured`` in tests/recordings/advice.json)."""
+gain of padding over all shapes from 1.2% to 1.3% (``measured`` in results/accuracy/advice.json)."""
 
 
 def measure_best_guesses(
@@ -57,7 +57,6 @@ def measure_best_guesses(
     from sweeps.running.opening import left_for_confirming
     from sweeps.running.request import Request
     from sweeps.sharing.gpus import choose_gpus
-    from sweeps.store import folder_for
 
     begin = time.monotonic()
     if gpus:
@@ -72,7 +71,7 @@ def measure_best_guesses(
         return
     seconds = parse_seconds(budget)
     if seconds is None:
-        seconds = left_for_confirming(folder_for(results, slug))
+        seconds = left_for_confirming(results / slug)
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
     # Subtract the time of the search, which on a CPU is a large part of the small budget.

@@ -107,7 +107,7 @@ def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) ->
     if told.layout and told.layout not in GEMM_LAYOUTS:
         raise UserError(f"--layout is {told.layout!r}; {nearest(told.layout, GEMM_LAYOUTS)}")
     here = known_machine(machine)
-    if any((results / name / "run.json").exists() for name in (here.slug, f"{here.slug}-local")):
+    if (results / here.slug / "run.json").exists():
         raise UserError(
             f"{here.slug} already has its own recording in {results}, which answers use first; "
             "choose another folder with --results."

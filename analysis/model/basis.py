@@ -26,7 +26,13 @@ from analysis.model.prior import (
 from analysis.model.query import Query, group_of
 from analysis.model.residual import MIN_ROWS as MIN_RESIDUAL_ROWS
 from analysis.recordings.imported import FILE, folder_of, is_complete
-from analysis.recordings.load import find_recording, load_run, recorded_machines, slug_at
+from analysis.recordings.load import (
+    PUBLISHED,
+    find_recording,
+    load_run,
+    recorded_machines,
+    slug_at,
+)
 from analysis.recordings.runs import why_unusable
 from kernels.common.errors import UserError
 from kernels.common.program import command
@@ -218,7 +224,7 @@ def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     The times are its own, and the model is the one that it would have without them.
     """
     machine = Machine.from_json(run["machine"])
-    published = results / machine.slug
+    published = results / PUBLISHED / machine.slug
     if folder != published and (published / "run.json").exists():
         basis = _of_recording(published)
     elif is_complete(folder_of(results, machine.slug)):

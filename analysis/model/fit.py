@@ -25,13 +25,13 @@ A100 and V100, but 67% of those of T4 and none of those of L4."""
 UNCALIBRATED_PAIR = (-0.2, 0.2)
 """The same range for the time ratio of two neighbouring shapes, whose errors are largely the same.
 It holds nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the range
-of nine in ten pairs reaches up to 0.34 (tests/recordings/neighbours.json)."""
+of nine in ten pairs reaches up to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
 """The same range for fp32 GEMMs on a GPU with the compute capability of a measured one. It holds
 more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40 and 80 GB) and V100; no
 constants were ever fitted to the A100 40 GB. Other GPUs do not get this range, because T4 and L4
-take twice as long as predicted (tests/recordings/fp32-interval.json)."""
+take twice as long as predicted (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
 """Share by which the larger of two neighbouring shapes may exceed the smaller one in each
@@ -42,7 +42,7 @@ SOFTWARE_ERROR = 0.05
 """Standard deviation of the log ratio that another framework adds to a prediction's error. Trees
 agree about the shapes that they grew from, and on some machines about most shapes, but another
 framework differs at all of them. With a smaller value, an interval holds too few times at the
-shapes that the trees had seen (``coverage_90_seen`` in tests/recordings/software.json)."""
+shapes that the trees had seen (``coverage_90_seen`` in results/accuracy/software.json)."""
 
 _NORMAL = 1.645
 """Number of standard deviations on either side that hold nine in ten values of a normal

@@ -62,7 +62,7 @@ TWINS = {"bf16": "fp16", "fp16": "bf16"}
 _TWIN_WIDER = 1.1
 """Factor by which an interval is wider in the other 16-bit dtype. The shipped bf16 constants
 predict fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times) with a mean error of
-5.7%, and the 90% interval holds 97% of them (tests/recordings/every-m.jsonl)."""
+5.7%, and the 90% interval holds 97% of them (results/accuracy/every-m.jsonl)."""
 
 _GROWTH = 0.75
 """Exponent by which an SM's reads and writes grow with its arithmetic across generations. With 1,

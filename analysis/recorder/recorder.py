@@ -23,7 +23,6 @@ from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
 from sweeps.store import (
-    folder_for,
     other_software,
     read_run,
     set_aside,
@@ -59,12 +58,12 @@ class RecorderPlace:
 
     def folder_of(self, step: RecorderStep) -> Path:
         """Return the folder that a step writes to."""
-        return folder_for(self.results / step.place, self.slug) if step.place else self.folder
+        return self.results / step.place / self.slug if step.place else self.folder
 
     @property
     def folders(self) -> list[Path]:
         """All folders of the machine, its main one first."""
-        places = [folder_for(self.results / place, self.slug) for place in PLACES]
+        places = [self.results / place / self.slug for place in PLACES]
         return [self.folder, *places]
 
 

@@ -36,6 +36,10 @@ _DISTURBED = {
     "noisy": "  ·  noisy run",
     "unusable": "  ·  unusable run: no conclusions possible",
 }
+PUBLISHED = "published"
+"""Folder of the recordings that the project publishes, in that of all results; no run writes there.
+"""
+
 PRODUCTS = ("gemm", "conv")
 """Operations that the model can predict."""
 
@@ -133,7 +137,7 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    It is that of the machine's local run, of a published run or of an imported table, in this
+    It is that of the machine's own run, of a published recording or of an imported table, in this
     order.
 
     Args:
@@ -152,7 +156,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     if not recorded:
         raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
     machine = slug_at(results, machine)
-    for folder in (results / f"{machine}-local", results / machine):
+    for folder in (results / machine, results / PUBLISHED / machine):
         if (folder / "run.json").exists():
             return folder
     if is_complete(folder_of(results, machine)):
@@ -178,11 +182,12 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 def recorded_machines(results: Path) -> set[str]:
     """Return the slugs of all machines that :func:`find_recording` can find.
 
-    They have runs of their own or imported tables.
+    They have runs of their own, published recordings or imported tables.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
+    folders += [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
     folders += [path for path in folder_of(results, "*").parent.glob("*") if is_complete(path)]
-    return {folder.name.removesuffix("-local") for folder in folders}
+    return {folder.name for folder in folders}
 
 
 def slug_at(results: Path, word: str) -> str:

@@ -105,11 +105,10 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def _others(own: Recording) -> Iterator[Recording]:
-    """Yield the machine's other runs with the same versions: set aside, published or local."""
+    """Yield the machine's other runs with the same versions, which were set aside."""
     slug = own.machine.slug
-    places = [own.folder.with_name(name) for name in (slug, f"{slug}-local")]
-    folders = [path for place in places for path in (place, *place.glob("runs/*"))]
-    for folder in folders:
+    place = own.folder.with_name(slug)
+    for folder in (place, *place.glob("runs/*")):
         if folder == own.folder or not (folder / "measurements.csv").exists():
             continue
         try:

@@ -255,11 +255,11 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
     ``rooftile.load()`` reads the machine measured last. A folder is read like this:
 
-    >>> recording = rooftile.load("tests/recordings/cpu-amd-epyc-2t")
+    >>> recording = rooftile.load("results/published/cpu-intel-xeon-avx512bf16-1t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
-          m     n     k dtype     time_us
-    0  1024  1024  1024  fp32  11677.0570
-    1    64    64    64  fp32     83.2975
+         m    n    k dtype   time_us
+    0  512  512  512  fp32  2047.875
+    1  527  512  512  bf16  3551.250
     """
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs

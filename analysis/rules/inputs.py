@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.recordings.imported import folder_of, is_complete
-from analysis.recordings.load import Recording, find_recording, load, load_run, recorded_machines
+from analysis.recordings.load import (
+    PUBLISHED,
+    Recording,
+    find_recording,
+    load,
+    load_run,
+    recorded_machines,
+)
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import TimedStep, model_rules, read_models
@@ -17,15 +24,13 @@ from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, target
 from kernels.machine import Machine, known_machines
-from sweeps.store import folder_for
 
 
 @dataclass(frozen=True)
 class RuleInputs:
     """Recordings of one machine, PyTorch and driver, and profiled models, to judge rules by.
 
-    ``folder`` is where the verdicts go: next to the machine's sweeps, but never from a user's run
-    into a published folder.
+    ``folder`` is where the verdicts go: next to the machine's sweeps.
     """
 
     recordings: Sequence[Recording]
@@ -63,6 +68,11 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         recorded = set[str]().union(*map(recorded_machines, places))
         machine = slug_meant(machine, [*known_machines(), *sorted(recorded)])
     folders = [f for f in (_find(machine, place) for place in places) if f]
+    # A published recording has what was measured for its rules next to it, and is never mixed with
+    # a user's own measurements.
+    if folders and folders[-1].parent == results / PUBLISHED:
+        measured_for_rules = _find(machine, results / PUBLISHED / "rules")
+        folders = folders[:-1] or [f for f in (measured_for_rules, folders[-1]) if f]
     if not folders:
         known = f" of machine {machine!r}" if machine else ""
         raise UserError(
@@ -81,11 +91,10 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
     ]
     steps = [step for r in same for step in read_models(r.folder)]
-    # 3. Write next to the main recording, unless published and own runs are mixed.
-    unmixed = len({bool(r.run.get("published")) for r in same}) == 1
-    places = (results, folder_of(results, newest.machine.slug).parent)
-    main = next((r.folder for r in same if r.folder.parent in places), None)
-    folder = main if main and unmixed else folder_for(results, newest.machine.slug)
+    # 3. Write next to the main recording.
+    slug = newest.machine.slug
+    main = (results, results / PUBLISHED, folder_of(results, slug).parent)
+    folder = next((r.folder for r in same if r.folder.parent in main), results / slug)
     return RuleInputs(same, steps, folder)
 
 

@@ -166,7 +166,7 @@ def priced_alignment(problem: Problem) -> int:
     """Return the bytes, at most 16, that divide the rows whose misalignment costs time.
 
     A matrix-vector multiplication costs the same whether the rows of its output are aligned or not
-    (tests/recordings/misalignment.json), so only the rows of its operands count.
+    (results/accuracy/misalignment.json), so only the rows of its operands count.
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # whose rows are aligned in every dtype

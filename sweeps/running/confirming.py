@@ -23,7 +23,7 @@ from sweeps.running.opening import begin
 from sweeps.running.request import Request
 from sweeps.running.run import Run
 from sweeps.running.supervisor import carry_out, confirm
-from sweeps.store import folder_for, read_run
+from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
 _LARGEST_SHARE = 0.5  # share of the budget for one candidate, since there are few
@@ -41,7 +41,7 @@ def machine_here(request: Request) -> Machine:
         UserError: if the device cannot be used.
     """
     slug = select_device(request.device, request.gpu).machine.slug
-    folder = folder_for(request.results, slug)
+    folder = request.results / slug
     if (folder / "run.json").exists():
         return Machine.from_json(read_run(folder)["machine"])
     return measured_device(request.device, request.gpu).machine

@@ -29,7 +29,6 @@ from sweeps.running.run import Run
 from sweeps.schema import SCHEMA
 from sweeps.store import (
     Event,
-    folder_for,
     make_folder,
     other_software,
     planning,
@@ -78,7 +77,7 @@ def begin(
     """
     sweeps = asked or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
-    folder = folder_for(request.results, device.machine.slug)
+    folder = request.results / device.machine.slug
     opening = _Opening(request, device, folder, sweeps, for_advice=bool(asked))
     make_folder(folder / "samples")
     with planning(folder):
@@ -494,16 +493,15 @@ def _recorded_sweeps(
     results = request.skip_recorded
     if results is None:
         return []
-    for name in (f"{device.machine.slug}-local", device.machine.slug):
-        folder = results / name
-        if not (folder / "run.json").exists():
-            continue
-        record = read_run(folder)
-        unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
-        if not unusable and not _why_outdated(record, device):
-            timed = read_timed(folder)
-            lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
-            groups = [{*map(sweep_name, group)} for group in request.groups]
-            needed = {s for group in groups if lacking & group for s in group}
-            return [s for s, wanted in cases.items() if wanted and s not in needed]
-    return []
+    folder = results / device.machine.slug
+    if not (folder / "run.json").exists():
+        return []
+    record = read_run(folder)
+    unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
+    if unusable or _why_outdated(record, device):
+        return []
+    timed = read_timed(folder)
+    lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
+    groups = [{*map(sweep_name, group)} for group in request.groups]
+    needed = {s for group in groups if lacking & group for s in group}
+    return [s for s, wanted in cases.items() if wanted and s not in needed]

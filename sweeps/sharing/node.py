@@ -39,7 +39,6 @@ from sweeps.sharing.node_gates import Gates
 from sweeps.sharing.worker import WorkerJob, work
 from sweeps.store import (
     Event,
-    folder_for,
     planning,
     read_events,
     read_run,
@@ -79,7 +78,7 @@ def share(
         KeyboardInterrupt: if the user interrupts, after folding.
     """
     first, device = next(iter(gpus.items()))
-    folder = folder_for(request.results, device.machine.slug)
+    folder = request.results / device.machine.slug
     total = _count_shards(folder, request, node[1], len(gpus))
     of_node = total // node[1]
     shards = range((node[0] - 1) * of_node + 1, node[0] * of_node + 1)

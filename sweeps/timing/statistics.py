@@ -26,7 +26,7 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 The last count was compared with PyTorch's timer on a CPU whose speed jumps. Ending at 23 samples
 repeats worse (1.06 times the timer's scatter, the geometric mean over eight runs) in 0.29 of its
 time. Ending at 37 repeats better (0.81 times its scatter) in 0.33 of its time. Ending at 30 took
-0.22 and 0.23 of its time (tests/recordings/cpu-amd-epyc-2t, sampler.csv and sampler.json)."""
+0.22 and 0.23 of its time (results/accuracy, sampler.csv and sampler.json)."""
 TOLERANCE = 0.01
 """Largest distance from either end of a converged case's interval to its median, relative to it."""
 

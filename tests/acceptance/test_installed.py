@@ -10,6 +10,7 @@ import pytest
 
 from kernels.common.program import ROOT
 from tests.support.installed import MEASURING, QUESTION, Installed, build
+from tests.support.published import PUBLISHED, SLUG
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installed")]
 
@@ -72,8 +73,8 @@ def test_without_pytorch_it_answers_and_says_what_measuring_needs(asking: Instal
         assert "Traceback" not in told, told
     told = here.run("rooftile", "audit", "gpt2", "--machine", "nvidia-h200", code=2)
     assert "This command needs PyTorch" in told, told
-    recorded: list[str | Path] = ["--machine", "cpu-amd-epyc-2t", "--results"]
-    recorded.append(ROOT / "tests" / "recordings")
+    recorded: list[str | Path] = ["--machine", SLUG, "--results"]
+    recorded.append(PUBLISHED)
     here.run("rooftile", "recommend", *recorded, "--gemm", "1037,1024,1024,bf16")
     here.run("rooftile", "predict", *recorded, "--gemm", "1037,1024,1024,fp16", code=2)
     here.run("python", ROOT / "tests" / "support" / "examples.py", ROOT / "README.md")

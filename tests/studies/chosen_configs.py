@@ -86,7 +86,7 @@ def differs(old: Sequence[Any], new: Sequence[Any]) -> bool:
 def main(
     other: Annotated[Path, typer.Argument(help="A checkout of an earlier version.")],
     write: Annotated[Path, typer.Option(help="Where the table goes.")] = (
-        ROOT / "tests" / "recordings" / "chosen-configs.csv"
+        ROOT / "results" / "accuracy" / "chosen-configs.csv"
     ),
 ) -> None:
     """Compare the choices."""

@@ -57,7 +57,7 @@ def main(
         ROOT / "no-results"
     ),
     write: Annotated[Path, typer.Option(help="File that a line is added to.")] = (
-        ROOT / "tests" / "recordings" / "every-m.jsonl"
+        ROOT / "results" / "accuracy" / "every-m.jsonl"
     ),
 ) -> None:
     """Judge a file and add a line."""

@@ -10,7 +10,7 @@ another framework's table of that GPU, as they are shipped. Nobody can import a 
 3090 and 4090. The files of casys-kaist/LLMServingSim play them, whose own measurements are drawn
 from all rows that do not judge.
 
-Each line of tests/recordings/evidence.jsonl is one draw: errors and the share of the judging rows
+Each line of results/accuracy/evidence.jsonl is one draw: errors and the share of the judging rows
 inside the 90% interval are fractions, ``width`` is the median of hi / lo. Lines that are there are
 not made again.
 """
@@ -43,7 +43,7 @@ from tests.studies.shipping.learning import shipped_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("ROOFTILE_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
-RECORD = ROOT / "tests" / "recordings" / "evidence.jsonl"
+RECORD = ROOT / "results" / "accuracy" / "evidence.jsonl"
 
 COUNTS = (0, 1, 5, 10, 50, 256, 2048)
 JUDGED_BY = "VLLM"

@@ -47,7 +47,7 @@ def judge(file: Path, machine: str) -> dict[str, Any]:
 def main(
     file: Annotated[Path, typer.Argument(help="NeuSight's table of linear layers.")],
     write: Annotated[Path, typer.Option(help="File to write.")] = (
-        ROOT / "tests" / "recordings" / "fp32-interval.json"
+        ROOT / "results" / "accuracy" / "fp32-interval.json"
     ),
 ) -> None:
     """Judge each GPU of the table and write a list of results."""

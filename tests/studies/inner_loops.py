@@ -26,7 +26,7 @@ def main(
     before: Annotated[Path, typer.Argument(help="JSON of the checkout before the change.")],
     after: Annotated[Path, typer.Argument(help="JSON of the one after it.")],
     write: Annotated[Path, typer.Option(help="Where the table goes.")] = (
-        ROOT / "tests" / "recordings" / "inner-loops.csv"
+        ROOT / "results" / "accuracy" / "inner-loops.csv"
     ),
 ) -> None:
     """Join both, and print the median instructions per matrix instruction by family and GPU."""

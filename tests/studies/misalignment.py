@@ -8,7 +8,7 @@ two constants ``fallback`` and ``fallback_split`` on some GPUs and some K at N =
 best ones at all N, on the other GPUs and at all K. All other constants are those shipped for each
 GPU, which were fitted to aligned shapes of another framework.
 
-tests/recordings/misalignment.json has, for each generation, what was learned. For each GPU and N it
+results/accuracy/misalignment.json has, for each generation, what was learned. For each GPU and N it
 has the median factor between measured and predicted time, with the price and without
 (``fallback`` = 0), and the middle 90% of log(measured / predicted).
 """
@@ -32,7 +32,7 @@ from kernels.timemodel.constants import Constants
 from kernels.timemodel.estimate import Array
 from tests.studies.evidence import DATA, ROOT
 
-RECORD = ROOT / "tests" / "recordings" / "misalignment.json"
+RECORD = ROOT / "results" / "accuracy" / "misalignment.json"
 LEARNED_ON = {
     "hopper": ("nvidia-h100-sxm",), "blackwell": ("nvidia-b200", "nvidia-b300"),
 }  # fmt: skip

@@ -10,10 +10,10 @@ judges, with the shipped constants as the prior. The advice is the measured neig
 first, among those up to 15% larger (pad) or up to 15% away (choose), however little it promises, so
 that all probabilities occur. A gain is real if the collection's own times show one.
 
-tests/recordings/reliability.json has, for each way, each question and each tenth of the stated
+results/accuracy/reliability.json has, for each way, each question and each tenth of the stated
 probability, how many answers there were, the mean stated probability, the share that gained, and
 the stated and the real mean gain; and the same of whole steps, made of 3 to 12 such GEMMs, whose
-gain an audit would state (:mod:`tests.studies.baskets`). tests/recordings/reliability.png
+gain an audit would state (:mod:`tests.studies.baskets`). results/figures/reliability.png
 draws the shares.
 """
 
@@ -47,8 +47,8 @@ from analysis.recordings.load import load
 from kernels.machine import known_machine, known_machines
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "tests" / "recordings" / "reliability.json"
-PICTURE = RECORD.with_suffix(".png")
+RECORD = ROOT / "results" / "accuracy" / "reliability.json"
+PICTURE = ROOT / "results" / "figures" / "reliability.png"
 
 SHAPES = 400  # of each collection, question and way
 STEPS = 400  # of each collection and way

@@ -20,7 +20,6 @@ from sweeps.schema import COLUMNS, IDENTITY
 from sweeps.store import (
     Event,
     SampleLog,
-    folder_for,
     make_folder,
     read_events,
     read_run,
@@ -174,15 +173,6 @@ def test_a_run_reads_back_with_its_cases_on_a_line_each(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match="run.json cannot be read"):
         read_run(tmp_path)
-
-
-def test_a_published_recording_is_never_written(tmp_path: Path) -> None:
-    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
-    (tmp_path / "nvidia-h200").mkdir()
-    write_run(tmp_path / "nvidia-h200", {**RUN, "published": False})
-    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200"
-    write_run(tmp_path / "nvidia-h200", {**RUN, "published": True})
-    assert folder_for(tmp_path, "nvidia-h200") == tmp_path / "nvidia-h200-local"
 
 
 def test_an_old_run_is_set_aside_whole(tmp_path: Path) -> None:

@@ -6,14 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-from kernels.common.program import ROOT
 from tests.support.command_line import ANALYSIS, said
-
-SLUG = "cpu-amd-epyc-2t"
+from tests.support.published import PUBLISHED, SLUG
 
 
 def test_rules_are_judged_and_written_next_to_the_recording(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "tests" / "recordings" / "rules-cpu", tmp_path / "results")
+    shutil.copytree(PUBLISHED, tmp_path / "results")
     told = said(ANALYSIS, "rules", "--machine", SLUG, "--results", str(tmp_path / "results"))
     assert (told.code, told.faults) == (0, []), told.err
     rules = json.loads((tmp_path / "results" / SLUG / "rules.json").read_text(encoding="utf-8"))

@@ -12,18 +12,19 @@ import numpy as np
 from analysis.model.prior import floor_sentences
 from kernels.timemodel.constants import default_constants
 from tests.studies import evidence, misalignment, reliability
+from tests.support.published import ACCURACY as RECORDED_FIGURES
 
 ROOT = Path(__file__).resolve().parents[3]
 PREDICTION, ADVICE, ACCURACY = (
     (ROOT / "analysis" / f"{name}.md").read_text(encoding="utf-8")
     for name in ("how-a-prediction-is-made", "how-advice-is-decided", "how-accurate-it-is")
 )
-RECORDINGS = ROOT / "tests" / "recordings"
+
 KINDS = ("aligned", "aligned, few M", "vocabulary", "vocabulary, few M", "narrow", "narrow, few M")
 
 
 def recorded(name: str) -> Any:
-    return json.loads((RECORDINGS / name).read_text(encoding="utf-8"))
+    return json.loads((RECORDED_FIGURES / name).read_text(encoding="utf-8"))
 
 
 def coverage_table(rows: list[dict[str, Any]]) -> str:

@@ -10,11 +10,8 @@ import pandas as pd
 import pytest
 
 from tests.support.browsing import Opened, need_browser, opened
+from tests.support.published import RECORDED
 
-RECORDED = Path(__file__).resolve().parents[2] / "recordings" / "cpu-amd-epyc-2t"
-RULES = (
-    Path(__file__).resolve().parents[2] / "recordings" / "rules-cpu" / "rules" / "cpu-amd-epyc-2t"
-)
 SECTIONS = ("roofline", "neighbourhood", "advice", "rules", "accuracy", "tensor-cores")
 GROUP = pytest.mark.xdist_group("browser")
 pytestmark = [pytest.mark.slow, GROUP]

@@ -255,24 +255,6 @@ def test_an_interrupt_leaves_an_archive_of_what_there_is(tmp_path: Path) -> None
         assert {"machine/doctor.json", "machine/record.json"} <= set(archive.getnames())
 
 
-def test_beside_a_published_recording_everything_goes_to_the_machine_s_own_folder(
-    tmp_path: Path,
-) -> None:
-    node = Node(tmp_path)
-    (tmp_path / "machine").mkdir()
-    (tmp_path / "machine" / "run.json").write_text(
-        json.dumps({"schema": 1, "protocol": 1, "run": "then", "machine": {}, "software": {},
-                    "plan": {"cases": []}, "published": True})
-    )  # fmt: skip
-    node.place = replace(node.place, folder=tmp_path / "machine-local")
-    recorder, _ = node.slice(3000)
-    assert recorder.missing() == []
-    families = next(c for c in node.asked if c[:2] == ["analysis", "compare"])
-    assert families[2] == "machine"  # that folder is not published
-    with tarfile.open(tmp_path / "machine-local.tar.gz") as archive:
-        assert {"machine-local/run.json", "families/machine/run.json"} <= set(archive.getnames())
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"software": {"torch": "2"}}'])
 def test_a_damaged_state_costs_only_itself(tmp_path: Path, text: str) -> None:
     node = Node(tmp_path)

@@ -123,12 +123,6 @@ def test_a_strange_folder_among_the_runs_is_left_out(key: str, tmp_path: Path) -
     assert set(times(folder).values()) == {10.5}
 
 
-def test_local_runs_and_a_published_recording_add_up(tmp_path: Path) -> None:
-    local = record(tmp_path / f"{H100.slug}-local", CASES[:1], [1.05e-5], run=LATER, **NOISY)
-    record(tmp_path / H100.slug, CASES, [1e-5] * 4, run=EARLIER, **QUIET)
-    assert set(times(local).values()) == {10.0}
-
-
 @pytest.mark.slow
 def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path, UNUSABLE, UNUSABLE)

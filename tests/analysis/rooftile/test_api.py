@@ -15,11 +15,11 @@ from analysis import rooftile
 from analysis.imports.problems import as_problems
 from analysis.rooftile import Conv, Gemm, UserError
 from tests.support.command_line import analysis
+from tests.support.published import RECORDED
 
 H100 = "nvidia-h100-sxm"
 SHAPE = "2048,50257,768,bf16"
 NUMPYS = np.array([8192, 50257, 768])
-RECORDED = Path(__file__).resolve().parents[2] / "recordings" / "cpu-amd-epyc-2t"
 FUNCTIONS = [
     getattr(rooftile, name) for name in ("predict", "recommend", "audit", "load", "machines")
 ]

@@ -33,6 +33,7 @@ from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.cases.expand import expand
 from sweeps.cases.spec import all_sweeps
+from tests.support.published import ACCURACY
 from tests.support.synthetic import H100, gemm_cases, measured_in_turn, model_law, problems, record
 
 IDS = """
@@ -44,7 +45,6 @@ IDS = """
 """.split()  # noqa: SIM905  as the list of the field's advice has them
 VERDICT = re.compile(r"holds|holds, weaker|no longer|no effect|not measured here|depends: .+")
 NOISE = 0.03
-RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 Law = Callable[[Workload], float]
 
 
@@ -226,7 +226,7 @@ def test_the_sheet_of_a_table_has_what_the_table_can_answer(
     machine = known_machine("nvidia-a100-sxm-80gb")
     rows = [
         RuleResult(**row)
-        for row in json.loads((RECORDINGS / "rules-a100.json").read_text(encoding="utf-8"))
+        for row in json.loads((ACCURACY / "rules-a100.json").read_text(encoding="utf-8"))
     ]
     assert len(sheet_data(rows, facts=True)) == 5
     (written,) = write_table_sheet(rows, machine, read_source(path, machine), tmp_path)
@@ -248,12 +248,19 @@ def test_pairs_of_two_runs_are_never_mixed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_users_verdicts_never_go_into_a_published_folder(tmp_path: Path) -> None:
     case = gemm_cases([(64, 64, 64)], "alignment")
-    published = record(tmp_path / H100.slug, case, [1e-5], published=True)
-    assert rule_inputs(H100.slug, tmp_path).folder == published  # from the recording alone
-    record(tmp_path / "rules" / H100.slug, case, [1e-5])
-    assert rule_inputs(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
-    record(tmp_path / f"{H100.slug}-local", case, [1e-5])
-    assert rule_inputs(H100.slug, tmp_path).folder == tmp_path / f"{H100.slug}-local"
+    published = record(tmp_path / "published" / H100.slug, case, [1e-5])
+    for_rules = record(tmp_path / "published" / "rules" / H100.slug, case, [1e-5])
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert [r.folder for r in inputs.recordings] == [for_rules, published]
+    assert inputs.folder == published
+    own_for_rules = record(tmp_path / "rules" / H100.slug, case, [1e-5])
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert [r.folder for r in inputs.recordings] == [own_for_rules]
+    assert inputs.folder == tmp_path / H100.slug
+    own = record(tmp_path / H100.slug, case, [1e-5])
+    inputs = rule_inputs(H100.slug, tmp_path)
+    assert [r.folder for r in inputs.recordings] == [own_for_rules, own]
+    assert inputs.folder == own
 
 
 def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> None:
@@ -355,7 +362,7 @@ def test_public_tables_answer_the_rules_that_they_can(
     machine = known_machine(slug)
     source = read_source(public_data / "aiconfigurator" / f"{table}.parquet", machine)
     rows = {r.id: r for r in judge_all([Evidence.from_public(source, Model(machine))])}
-    recorded = RECORDINGS / f"rules-{slug.split('-')[1]}.json"
+    recorded = ACCURACY / f"rules-{slug.split('-')[1]}.json"
     for before in json.loads(recorded.read_text(encoding="utf-8")):
         now = rows[before["id"]]
         assert (now.verdict, now.cases) == (before["verdict"], before["cases"])

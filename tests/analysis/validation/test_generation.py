@@ -21,9 +21,10 @@ from kernels.machine import known_machine, slug_of_device
 from kernels.timemodel.constants import shipped_fits
 from tests.studies.shipping.generation import carried_collections, judge_generation
 from tests.studies.shipping.learning import ShippedFit, software_range
+from tests.support.published import ACCURACY
 from tests.support.synthetic import random_sizes
 
-RECORDED = Path(__file__).parents[2] / "recordings" / "generation.json"
+RECORDED = ACCURACY / "generation.json"
 HOPPER = ("nvidia-h100-sxm", "nvidia-h200")
 BLACKWELL = ("nvidia-b200", "nvidia-b300")
 

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from kernels.common.errors import UserError
-from kernels.common.program import ROOT
 from kernels.device import this_cpu
 from sweeps.doctor.recheck import time_again
-
-RECORDING = ROOT / "tests" / "recordings" / "cpu-amd-epyc-2t"
+from tests.support.published import RECORDED
 
 
 def test_recorded_cases_are_timed_again_and_compared() -> None:
-    report = time_again(this_cpu(), RECORDING, 3)
+    report = time_again(this_cpu(), RECORDED, 3)
     assert 1 <= report["cases"] <= 3
     assert report["ratio"] > 0
     assert report["lo"] is None  # an interval needs six cases

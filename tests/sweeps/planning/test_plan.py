@@ -21,8 +21,7 @@ from sweeps.planning.plan import (
     naming_reserve,
 )
 from sweeps.store import read_run
-
-RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+from tests.support.published import PUBLISHED
 
 H200 = known_machine("nvidia-h200")
 CPU = cpu_machine({"fp32": 2e11, "bf16": 4e11}, 3e10, 2)
@@ -217,7 +216,7 @@ def test_checking_results_is_part_of_what_a_case_is_expected_to_take() -> None:
     assert PlanEntry.from_json(large.to_json()).expected == pytest.approx(large.expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("run", sorted(RECORDINGS.rglob("run.json")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("run", sorted(PUBLISHED.rglob("run.json")), ids=lambda p: p.parent.name)
 def test_every_recorded_plan_is_read_again(run: Path) -> None:
     """Of GEMMs, convolutions, layers, series and LSTMs."""
     rows = read_run(run.parent)["plan"]["cases"]

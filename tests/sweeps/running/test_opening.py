@@ -295,11 +295,13 @@ def test_a_run_in_progress_is_not_set_aside(tmp_path: Path) -> None:
 
 def test_a_published_recording_is_left_alone(tmp_path: Path) -> None:
     first = begin(request(tmp_path), quiet)
-    write_run(first.folder, {**read_run(first.folder), "published": True})
-    before = (first.folder / "run.json").read_bytes()
+    published = tmp_path / "published" / first.folder.name
+    published.parent.mkdir()
+    first.folder.rename(published)
+    before = (published / "run.json").read_bytes()
     second = begin(request(tmp_path), quiet)
-    assert second.folder == first.folder.with_name(first.folder.name + "-local")
-    assert (first.folder / "run.json").read_bytes() == before
+    assert second.folder == first.folder
+    assert (published / "run.json").read_bytes() == before
 
 
 def test_shards_share_one_plan(tmp_path: Path) -> None:
