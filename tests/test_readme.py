@@ -211,6 +211,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
             assert anchor in {anchor_of(heading) for heading in headings}, target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path) -> None:
+    """GitHub drops the cells of a row that its head does not have."""
+    text = re.sub(r"`[^`\n]*`|\\\|", "", page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert {row.count("|") for row in rows} == {rows[0].count("|")}, rows[0]
+
+
 def anchor_of(heading: str) -> str:
     """As GitHub makes one: lower case, without punctuation, a hyphen for each space."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
