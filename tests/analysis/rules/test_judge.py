@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -52,8 +53,10 @@ def test_every_rule_of_the_field_is_there_and_its_sweeps_exist() -> None:
     assert sorted(all_rules()) == sorted(IDS)
     assert {name for group in rule_sweeps() for name in group.split(",")} <= set(all_sweeps())
     assert "sources,layers" in rule_sweeps()  # what a rule needs together
+    sizes = {f.name for workload in get_args(Workload) for f in fields(workload)}
     for rule in all_rules().values():
         assert set(rule.also) <= set(all_sweeps())
+        assert {size for dim in rule.options.get("dims", ()) for size in dim.split("+")} <= sizes
         assert rule.statement
         assert rule.source
         assert rule.effect

@@ -75,7 +75,9 @@ def test_no_rule_compares_cases_of_two_shards(shards: int) -> None:
             continue
         where = [i for i, one in enumerate(timed) if one.sweep in rule.sweeps]
         pairing = PAIRINGS[rule.pairing]
-        for match in pairing([timed[i] for i in where], H200, **rule.options):
+        matches = list(pairing([timed[i] for i in where], H200, **rule.options))
+        assert matches, f"{rule.id} has no pair in its sweeps"
+        for match in matches:
             sides = {shard[where[match.against]], shard[where[match.following]]}
             compared += 1
             assert len(sides) == 1, (rule.id, match)
