@@ -268,7 +268,7 @@ def run_command(
         str, typer.Option(help="Share I of N, counted from 1; with --gpus, of N nodes.")
     ] = "1/1",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Keep an old run aside and start a new one.")
+        bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
     ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
+_MEASURING = "Measuring"  # a phase that samples its cases again and again
 
 
 class Reporter(Protocol):
@@ -22,7 +23,8 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: what is done, such as ``Measuring``.
+            phase: what is done. The phase ``Measuring`` continues once all of its cases are done,
+                and then repeats them.
             seconds: how long it should take at most; None if nobody knows.
             after: seconds that later phases should take.
         """
@@ -34,9 +36,10 @@ class Reporter(Protocol):
 
 
 class LiveReporter:
-    """Bar with the phase, its cases and the time left. Elsewhere, a line every ten seconds.
+    """Show a progress bar, or print a line every ten seconds if the output is not a terminal.
 
-    The time left is that of the whole call. It also counts down between two updates, and ends at 0.
+    Both have the phase, its cases and the time left. The time left is that of the whole call. It
+    also counts down between two updates, and ends at 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -84,22 +87,36 @@ class LiveReporter:
             self._bar.update(task, completed=done, total=total, until=self._until)
         if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
             self._last = now
-            words = [
-                f"  {self._phase}: {done} of {total} {self._unit}",
-                seconds_left(self._until - now),
-            ]
+            repeating = _repeats(self._phase, done, total)
+            counted = f"{done} of {total} {self._unit}"
+            if repeating:
+                counted = f"all {total} {self._unit} timed" if total > 1 else "the case is timed"
+            words = [f"  {self._phase}: {counted}", seconds_left(self._until - now, repeating)]
             print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
 
 
-def seconds_left(seconds: float) -> str:
-    """Return the time left in words; empty if nobody knows it."""
+def _repeats(phase: str, done: float, total: float | None) -> bool:
+    """Return True if a phase has timed each of its cases, and now adds samples to them.
+
+    This can take most of a run. With only the count of cases, the run would seem to hang.
+    """
+    return phase == _MEASURING and bool(total) and done == total
+
+
+def seconds_left(seconds: float, repeating: bool = False) -> str:
+    """Return the time left in words; empty if nobody knows it.
+
+    ``repeating`` says that cases are sampled again in this time.
+    """
     if seconds == math.inf:
         return ""
-    return f"at most {max(0.0, seconds):.0f} s left"
+    most = f"at most {max(0.0, seconds):.0f} s"
+    return f"repeating for {most}" if repeating else f"{most} left"
 
 
 class _TimeLeft(ProgressColumn):
     """Column that counts the time down to the moment at which everything should be over."""
 
     def render(self, task: Task) -> Text:
-        return Text(seconds_left(task.fields["until"] - time.monotonic()))
+        repeating = _repeats(task.description, task.completed, task.total)
+        return Text(seconds_left(task.fields["until"] - time.monotonic(), repeating))

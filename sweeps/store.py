@@ -57,7 +57,10 @@ _PLANNING = ".plan"
 _SAME_SOFTWARE = ("torch", "driver")
 """Components of which a run never resumes with another version."""
 
-_FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps it aside and starts a new run."
+START_OVER = (
+    f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
+)
+"""Sentence that says what to do about a run that cannot be resumed."""
 
 
 def make_folder(folder: Path) -> None:
@@ -88,7 +91,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     if isinstance(plan, dict) and "cases" not in plan:
         run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN)}}
     if fault := misfit(run, RUN, "the document"):
-        raise UserError(f"{path} is damaged: {fault}; {_FRESH}")
+        raise UserError(f"{path} is damaged: {fault}. {START_OVER}")
     return dict(run)
 
 
@@ -103,14 +106,14 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({why}); {_FRESH}") from None
+        raise UserError(f"{path} cannot be read ({why}). {START_OVER}") from None
 
 
 def _parse_json(text: str, where: Path | str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read ({error}); {_FRESH}") from None
+        raise UserError(f"{where} cannot be read ({error}). {START_OVER}") from None
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:

@@ -202,8 +202,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         tried = rows[rows["sweep"] == CONFIRM]
         if quickly and not {problem for problem, _ in ways}.intersection(problems_of(tried)):
             raise UserError(
-                f"The new measurements are unusable: no case was timed in {request.budget:.0f} "
-                "s. Try again when the machine is quiet.",
+                f"No case was timed within {request.budget:.0f} s. Try again when the machine is "
+                "idle.",
                 exit_code=1,
             )
         explored = read_measurements(tried, recording)

@@ -75,7 +75,8 @@ def plot_command(
             return
         if n is None or k is None:
             raise UserError(
-                "wave needs a class: --n N --k K; --find lists those with large cliffs."
+                "`plot wave` needs --n and --k. Run `plot wave --find` to list the pairs with "
+                "large cliffs."
             )
         print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return

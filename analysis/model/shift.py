@@ -85,9 +85,9 @@ class Shift:
             raise ValueError(fault)
         shift = cls(tuple(data["log_seconds"]), tuple(data["log_ratios"]))
         if len(shift.log_seconds) != len(shift.log_ratios):
-            raise ValueError("a shift has as many times as ratios")
+            raise ValueError("log_seconds and log_ratios differ in length")
         if list(shift.log_seconds) != sorted(shift.log_seconds):
-            raise ValueError("a shift's times are in order")
+            raise ValueError("log_seconds are not in ascending order")
         return shift
 
 

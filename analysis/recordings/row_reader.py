@@ -62,7 +62,10 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     schemas = frame["schema"].dropna()
     if (schemas != SCHEMA).mean() > MOST_DAMAGED:
         other = schemas[schemas != SCHEMA].iloc[0]
-        raise UserError(f"{path} has rows of schema {other}; this version reads {SCHEMA}.")
+        raise UserError(
+            f"{path} has rows of schema {other}; this version reads {SCHEMA}. Measure again, or "
+            "read it with the version of Rooftile that wrote it."
+        )
     others = sorted(set(frame["run"].dropna()) - {run, ""})
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(

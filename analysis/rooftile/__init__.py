@@ -217,7 +217,7 @@ def audit(
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UserError(needs_extra("torch", "models")) from None
+        raise UserError(needs_extra("torch", "models", "rooftile.audit")) from None
 
     step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     how = Runtime(

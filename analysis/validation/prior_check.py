@@ -111,7 +111,9 @@ def validate_with_prior(
         UserError: if there are too few rows, or the hold-out is none of these.
     """
     if holdout not in _HOLDOUTS:
-        raise UserError(f"with --prior, --holdout takes {', '.join(_HOLDOUTS)}, not {holdout!r}.")
+        *others, last = _HOLDOUTS
+        words = f"{', '.join(others)} or {last}"
+        raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
         raise UserError("public tables have only GEMMs: --prior cannot judge convolutions.")
     source = replace(source, warm=True)

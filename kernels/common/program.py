@@ -39,10 +39,16 @@ def extra(name: str) -> str:
     return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"
 
 
-def needs_extra(module: str, name: str = "measure") -> str:
-    """Return the sentence for a package that is missing and that an extra installs."""
+def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
+    """Return the sentence for a package that is missing and that an extra installs.
+
+    Args:
+        module: the missing package.
+        name: the extra that installs it.
+        subject: what needs the package, as the subject of the sentence.
+    """
     called = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
-    return f"This command needs {called}, which is not installed; {extra(name)}."
+    return f"{subject} needs {called}, which is not installed; {extra(name)}."
 
 
 def verb(package: str, name: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from kernels.common.errors import UserError
-from kernels.common.program import target
 from kernels.machine import Machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
 from sweeps.folding.case_rows import confirmed_table, fold_rows, rounds_table
@@ -19,6 +18,7 @@ from sweeps.folding.raised_ceilings import raise_ceilings
 from sweeps.folding.steadiness import canary_report, machine_speeds, repeats_report
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import (
+    START_OVER,
     folding,
     planning,
     read_events,
@@ -63,8 +63,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         if too_damaged(len(events), len(damaged)):
             raise UserError(
                 f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table "
-                f"was not changed; {target('sweep FRESH=1', 'run --fresh')} keeps the run aside "
-                "and starts a new one."
+                f"was not changed. {START_OVER}"
             )
         # 2. Raise a CPU's ceilings to what the run reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

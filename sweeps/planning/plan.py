@@ -18,7 +18,6 @@ import numpy as np
 
 from kernels.common.documents import COUNT, NOT_NEGATIVE, POSITIVE, SIZE, Each, misfit
 from kernels.common.errors import UserError
-from kernels.common.program import target
 from kernels.machine import Machine
 from kernels.operation import Workload, products_of
 from kernels.problem import DTYPE_BYTES, Problem
@@ -28,6 +27,7 @@ from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 from sweeps.cases.case import CONFIRM, Case
 from sweeps.planning.compiling import compilers, kernel_key
 from sweeps.planning.lines import lines_of, share_out
+from sweeps.store import START_OVER
 from sweeps.timing.clock import CpuClock, CudaClock
 from sweeps.timing.sampler import SUSTAINED_BATCH, SUSTAINED_SETTLE
 from sweeps.timing.statistics import CHECKPOINTS
@@ -67,7 +67,6 @@ _PLAN = {
     "cases": [dict], "budget_s": NOT_NEGATIVE, "shards": SIZE, "sweeps": [str],
     "left_out": Each(COUNT), "recorded_elsewhere": [str], "costs?": _COSTS,
 }  # fmt: skip
-_FRESH = f"{target('sweep FRESH=1', 'run --fresh')} keeps the run aside and starts a new one."
 _PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE, "shard?": SIZE}
 
 
@@ -101,7 +100,7 @@ class PlanEntry:
                 return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError, OverflowError):
             fault = "a case of the plan in run.json has no sizes"
-        raise UserError(f"{fault}; {_FRESH}")
+        raise UserError(f"{fault}. {START_OVER}")
 
 
 def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
@@ -111,12 +110,12 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
         UserError: if a run cannot resume that plan.
     """
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
-        raise UserError(f"{fault}; {_FRESH}")
+        raise UserError(f"{fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
     of_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
     if not {entry.shard for entry in planned} <= of_shards:
         raise UserError(
-            f"the plan in run.json has cases that belong to none of its shards; {_FRESH}"
+            f"the plan in run.json has cases that belong to none of its shards. {START_OVER}"
         )
     return planned
 
@@ -157,7 +156,7 @@ class Costs:
         if row is None:
             return cls.default(kind)
         if any(len(point) != 2 for points in row["slower"].values() for point in points):
-            raise UserError(f"the costs of the plan in run.json are damaged; {_FRESH}")
+            raise UserError(f"the costs of the plan in run.json are damaged. {START_OVER}")
         return cls(**{name: row[name] for name in _COSTS})
 
     @classmethod

@@ -62,8 +62,8 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     if apart := limits_apart(settings, places):
         raise UserError(
             f"this GPU has {apart[0]}, but the run began with {apart[1]}. Leave this GPU out, "
-            f"measure it into another --results, or use {USE_FRESH} to keep the run aside and "
-            "start a new one.",
+            f"measure it with another --results folder, or use {USE_FRESH} to set the run aside "
+            "and start a new one.",
             exit_code=1,
         )
     known = [place for place in places if place["id"] == card]

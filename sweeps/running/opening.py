@@ -257,7 +257,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         if "merged" in record:
             raise UserError(
                 f"the recording in {folder} was merged from several and cannot be resumed. "
-                f"Resume one of those and merge again, or use {USE_FRESH} to keep it aside and "
+                f"Resume one of those and merge again, or use {USE_FRESH} to set it aside and "
                 "start a new run."
             )
         why = _why_outdated(record, opening.device)
@@ -272,7 +272,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         if record["plan"].get("shards", 1) == request.shard[1] > 1:
             raise UserError(
                 f"{why}, so this node cannot join the run in {folder}. Use nodes with the same "
-                "software, or --fresh to keep that run aside and start a new one.",
+                "software, or --fresh to set that run aside and start a new one.",
                 exit_code=1,
             )
     refuse_if_running(folder)
@@ -313,19 +313,19 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     adds = _adds(request, sweeps, plan)
     if adds and (shares > 1 or request.shard != (1, 1)):
         raise UserError(
-            "--add works only for runs without shards; use --fresh to keep the old run aside."
+            "--add works only for runs without shards; use --fresh to set the old run aside."
         )
     if request.shard[1] != shares:
         option = f"give --gpus or --shard I/{shares}" if shares > 1 else "leave --shard out"
         raise UserError(
             f"the run in this folder was planned for {shares} shard(s); {option} to resume it, "
-            "or use --fresh to keep it aside and start a new one."
+            "or use --fresh to set it aside and start a new one."
         )
     planned = plan["budget_s"] + plan.get("left_s", 0.0)
     if not adds and (request.budget or math.inf) < planned:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned:g} s, not "
-            f"{request.budget:g}. Leave the option out to resume it, or use {USE_FRESH} to keep "
+            f"{request.budget:g}. Leave the option out to resume it, or use {USE_FRESH} to set "
             "it aside and start a new one."
         )
 
@@ -341,7 +341,7 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     if named and named != {*planned}:
         raise UserError(
             f"the run in {folder} covers {', '.join(planned)}, and a run on several GPUs takes "
-            f"no more sweeps. Name exactly those or none, or use {USE_FRESH} to keep it aside "
+            f"no more sweeps. Name exactly those or none, or use {USE_FRESH} to set it aside "
             "and start a new run."
         )
 

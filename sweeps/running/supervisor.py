@@ -422,8 +422,8 @@ class _Supervisor:
             self._careful.update(child.cases)
             if self._idle_crashes >= _MAX_IDLE_CRASHES:
                 raise UserError(
-                    f"The measuring process ended {_MAX_IDLE_CRASHES} times before its first "
-                    f"case ({how}); {command('sweeps doctor')} may show why.",
+                    f"The measuring process crashed {_MAX_IDLE_CRASHES} times without taking a "
+                    f"sample ({how}). Run {command('sweeps doctor')} to look for the cause.",
                     exit_code=1,
                 )
             return

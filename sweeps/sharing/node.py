@@ -108,7 +108,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
         raise UserError(
             f"the run in {folder} was planned for {shards} GPU(s), which {nodes} node(s) with "
             f"{gpus} GPUs cannot share. Resume with the original number, or use {USE_FRESH} to "
-            "keep it aside and start a new run."
+            "set it aside and start a new run."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])

@@ -56,7 +56,7 @@ def submit_command(
         Path, typer.Option("--results", help="Folder of all results, visible from every node.")
     ] = RESULTS,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Keep an old run aside and start a new one.")
+        bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
     ] = False,
     device: DeviceOption = "gpu",
     gpu_ids: Annotated[

@@ -39,7 +39,8 @@ def answers(*arguments: object) -> Any:
 def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]:
     """A machine that other work disturbs may be too noisy to say anything, and then says that."""
     told = analysis(*arguments)
-    assert told.returncode == 0 or "The new measurements are unusable:" in told.stderr, told.stderr
+    excuses = ("The new measurements are unusable:", "No case was timed within")
+    assert told.returncode == 0 or any(text in told.stderr for text in excuses), told.stderr
     return told
 
 
@@ -128,7 +129,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
-    with pytest.raises(UserError, match=r"no case was timed in \d+ s\. Try again") as told:
+    with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try again") as told:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
     assert told.value.exit_code == 1
 

@@ -91,7 +91,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
         in analysis("plot", "wave", *where, "--find").stdout
     )
     for arguments, words in (
-        (("wave", *where), "needs a class"),
+        (("wave", *where), "needs --n and --k"),
         (("wave", *where, "--n", "768", "--k", "10240", "--m", "5"), "M 5 was not measured"),
         (("wave", *where, "--find", "--dtype", "fp16"), "no fp16 GEMM"),
         (("roofline", *where, "--find"), "are for `plot wave`"),
