@@ -117,11 +117,11 @@ def renewed_page(folder: Path) -> Path | None:
 
 def _report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     from analysis.page.page_report import PageReport
-    from analysis.rules.tensor_cores import read_models
+    from analysis.rules.tensor_cores import read_profiled_steps
 
     folder = analysis.recording.folder
     folders = (folder, folder.parent / "rules" / folder.name)
-    steps = [step for folder in folders for step in read_models(folder)]
+    steps = [step for folder in folders for step in read_profiled_steps(folder)]
     rules = next((rows for folder in folders if (rows := _rules(folder))), [])
     return PageReport(analysis, advice, rules, steps)
 

@@ -207,7 +207,9 @@ class Recorder:
         """Return a sentence for each part that is not complete."""
         sentences = []
         for part in self._parts:
-            missing = [text for step in self._steps(part) if (text := self._lacks(step))]
+            missing = [
+                text for step in self._steps(part) if (text := self._unfinished_reason(step))
+            ]
             if missing:
                 sentences.append(f"{part.name}: {'; '.join(missing)}")
         return sentences
@@ -221,7 +223,7 @@ class Recorder:
         kind = self._place.kind
         return [
             f"{part.name:14} {part_seconds(part, kind):5.0f} s  {part.purpose}"
-            + (" (done)" if not any(map(self._lacks, self._steps(part))) else "")
+            + (" (done)" if not any(map(self._unfinished_reason, self._steps(part))) else "")
             for part in self._parts
             if self._steps(part)
         ] + [total_line(self._parts, kind)]
@@ -241,7 +243,7 @@ class Recorder:
         failed = [step for step in steps if self._failed(step)]
         steps = [step for step in steps if step not in failed]
         for step in steps:
-            if self._lacks(step) and not self._used_up(step):
+            if self._unfinished_reason(step) and not self._used_up(step):
                 yield step
         for step in steps:
             if self._open_cases(step)[0] and not self._failed(step):
@@ -254,8 +256,10 @@ class Recorder:
         A sweep that used its whole time has not failed, because it can be resumed.
         """
         ended = self._state.ended.get(step.name)
-        if ended is None or ended["finished"]:
-            return ended is not None and bool(ended["exit"])
+        if ended is None:
+            return False
+        if ended["finished"]:
+            return bool(ended["exit"])
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
@@ -267,8 +271,8 @@ class Recorder:
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
-    def _lacks(self, step: RecorderStep) -> str:
-        """Say what a step still lacks; empty if it is done."""
+    def _unfinished_reason(self, step: RecorderStep) -> str:
+        """Return a clause that says why a step is not done; empty if it is."""
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not started"
@@ -278,7 +282,9 @@ class Recorder:
             return f"{step.name} failed with exit code {ended['exit']}"
         remaining, left_out = self._open_cases(step)
         if remaining:
-            return f"{step.name} has {remaining} open cases"
+            return f"{step.name} has {remaining} unmeasured case{'s' * (remaining > 1)}"
+        if left_out == 1:
+            return f"{step.name} left out 1 case that does not fit its time"
         return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from analysis.recordings.load import (
 )
 from analysis.recordings.runs import usable_runs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
-from analysis.rules.tensor_cores import TimedStep, model_rules, read_models
+from analysis.rules.tensor_cores import TimedStep, model_rules, read_profiled_steps
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, target
@@ -90,7 +90,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         for r in recordings
         if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
     ]
-    steps = [step for r in same for step in read_models(r.folder)]
+    steps = [step for r in same for step in read_profiled_steps(r.folder)]
     # 3. Write next to the main recording.
     slug = newest.machine.slug
     main = (results, results / PUBLISHED, folder_of(results, slug).parent)

@@ -85,10 +85,10 @@ class TimedStep:
         return sum(o.seconds for o in known if o.used) / total if total else None
 
 
-def read_models(folder: Path) -> list[TimedStep]:
-    """Return the profiled steps of a folder.
+def read_profiled_steps(folder: Path) -> list[TimedStep]:
+    """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Empty if no model was profiled, or none of its kernels was seen.
+    Models without operations are left out.
 
     Raises:
         UserError: if the file cannot be read, or has another schema version.
@@ -96,17 +96,21 @@ def read_models(folder: Path) -> list[TimedStep]:
     path = folder / "models.json"
     if not path.exists():
         return []
+    again = target("rules FRESH=1", "profile --fresh")
+    unreadable = f"{path} cannot be read; {again} writes it again."
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
-        kind = str(document["machine"]["kind"])
-        steps = [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        again = target("rules FRESH=1", "profile --fresh")
-        raise UserError(f"{path} cannot be read; {again} writes it again.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(unreadable) from None
+    # The schema comes first: a file with another one may have another layout.
     if schema != SCHEMA:
         raise UserError(f"{path} has schema {schema}; this version reads {SCHEMA}.")
-    return steps
+    try:
+        kind = str(document["machine"]["kind"])
+        return [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        raise UserError(unreadable) from None
 
 
 def _model_step(entry: dict[str, Any], kind: str) -> TimedStep:

@@ -13,7 +13,7 @@ from analysis.recordings.load import load
 from analysis.rules.judge import NOT_MEASURED
 from analysis.rules.tensor_cores import (
     model_rules,
-    read_models,
+    read_profiled_steps,
     step_json,
     step_markdown,
     sweep_step,
@@ -54,7 +54,7 @@ def test_a_steps_table_says_who_is_eligible_who_is_used_and_the_bound(tmp_path: 
               operation("convolution_backward", 1e-4, "bf16", SIMT),
               operation("mm", 5e-5, "fp32", SIMT), operation("native_layer_norm", 2.5e-4, "bf16")),
     )  # fmt: skip
-    (step,) = read_models(folder)
+    (step,) = read_profiled_steps(folder)
     assert step.matrix_share == pytest.approx(0.75)
     assert step.bound == pytest.approx(4.0)
     assert step.used_share == pytest.approx(6 / 7)
@@ -75,7 +75,7 @@ def test_amdahls_rule_holds_unless_tf32_gains_more_than_it_could(
     tmp_path: Path, fast: float, verdict: str, effect: float
 ) -> None:
     half = [operation("mm", 5e-4, "fp32", SIMT), operation("relu", 5e-4, "fp32")]
-    steps = read_models(
+    steps = read_profiled_steps(
         profiled(tmp_path, model("fp32", 1e-3, *half),
                  model("tf32", fast, operation("mm", 1e-5, "tf32", NVJET)))
     )  # fmt: skip
@@ -86,7 +86,7 @@ def test_amdahls_rule_holds_unless_tf32_gains_more_than_it_could(
 
 
 def test_eligible_work_that_does_not_use_tensor_cores_is_told(tmp_path: Path) -> None:
-    steps = read_models(
+    steps = read_profiled_steps(
         profiled(tmp_path, model("bf16", 1e-3, operation("mm", 1e-3, "bf16", NVJET)),
                  model("tf32", 1e-3, operation("mm", 1e-3, "tf32", SIMT)))
     )  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path
         tmp_path, model("fp32", 1.0, operation("mm", 0.5, "fp32"), operation("relu", 0.5, "fp32")),
         kind="cpu",
     )  # fmt: skip
-    steps = read_models(folder)
+    steps = read_profiled_steps(folder)
     assert {row.verdict for row in model_rules(steps).values()} == {NOT_MEASURED}
     page = step_markdown(steps[0])
     assert "none here" in page
@@ -122,14 +122,17 @@ def test_a_sweeps_rows_are_operations_too(tmp_path: Path) -> None:
 
 
 def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
-    assert read_models(tmp_path) == []
+    assert read_profiled_steps(tmp_path) == []
     profiled(tmp_path, model("bf16", 1e-3))  # its kernels were not seen: nothing is known
-    assert read_models(tmp_path) == []
+    assert read_profiled_steps(tmp_path) == []
     nothing = model("bf16", 1e-3, operation("mm", 0.0, "bf16"))
     for damaged in ("{", "[]", json.dumps({"schema": SCHEMA})):
         (tmp_path / "models.json").write_text(damaged)
         with pytest.raises(UserError, match="writes it again"):
-            read_models(tmp_path)
+            read_profiled_steps(tmp_path)
+    (tmp_path / "models.json").write_text(json.dumps({"schema": SCHEMA + 1, "steps": []}))
+    with pytest.raises(UserError, match=f"has schema {SCHEMA + 1}; this version reads {SCHEMA}"):
+        read_profiled_steps(tmp_path)
     profiled(tmp_path, nothing)
     with pytest.raises(UserError, match="`make rules FRESH=1` writes it again"):
-        read_models(tmp_path)
+        read_profiled_steps(tmp_path)
