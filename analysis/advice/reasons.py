@@ -137,7 +137,7 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
 
     Args:
         row: the model's prediction of the problem.
-        question: the query.
+        question: the pad or choose query.
         uncertain: True if another size may well be better, but may also lose much.
     """
     if uncertain:

@@ -154,7 +154,7 @@ def _advise_among(
     problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
-    best = best_of(choices)
+    best = best_choice(choices)
     option, choice = options[best], choices[best]
     # 2. Another implementation of the same shape may be better than any other size.
     other = _otherwise(problem, measured, library, question)
@@ -320,11 +320,11 @@ def measured_ratio(
     return plain, plain * math.exp(_TO_95 * low), plain * math.exp(_TO_95 * high)
 
 
-def best_of(choices: Sequence[Choice]) -> int:
+def best_choice(choices: Sequence[Choice]) -> int:
     """Return the position of the choice to take; 0, the problem itself, if none is worth it.
 
-    If any choice was re-timed, only re-timed ones count. They were the best of those that were
-    tried. The others were not chosen for re-timing, whatever they promise.
+    If any choice was re-timed, only re-timed choices compete, because the trial re-timed its best
+    candidates.
     """
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]

@@ -50,7 +50,8 @@ class SizeConstraints:
         """Check that the constraints fit a problem.
 
         Raises:
-            UserError: if the problem has no such dimension, or none is left to change.
+            UserError: if ``change`` or ``fix`` names a dimension that the problem lacks, or if no
+                dimension may change.
         """
         known = dimensions(problem)
         names = ", ".join(name.upper() for name in known)

@@ -16,7 +16,7 @@ from analysis.advice.recommend import Advice, advise_all
 from analysis.advice.trials import Trial, trial_among
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, MIN_GAIN, verdict_text
 from analysis.markdown import plain, table_row
-from analysis.model.basis import for_any_software
+from analysis.model.basis import for_any_framework
 from analysis.model.fitted import MOST_ROWS, Analysis
 from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import Recording, library_rows, problems_of
@@ -64,7 +64,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
     if recording.unusable:
         return []
     if recording.is_public_table:
-        model = for_any_software(model)
+        model = for_any_framework(model)
     by_any = _measured(recording)
     problems = _asked(recording, by_any)
     return [

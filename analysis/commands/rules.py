@@ -86,7 +86,7 @@ def rules_command(
     if table is not None:
         rows, written = _judge_table(table, machine, dtype, plots)
     else:
-        rows, written = _judge_recordings(machine, results)
+        rows, written = _judge_and_write(machine, results)
     if json:
         print_json([row.to_json() for row in rows])
         return
@@ -113,10 +113,13 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
         note(str(write_overview(documents, plots)))
 
 
-def _judge_recordings(
+def _judge_and_write(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Return the verdicts by a machine's recordings, and the files written."""
+    """Judge the rules from a machine's recordings and write the report and the cheat sheet.
+
+    Return the results and the files written.
+    """
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
     from analysis.rules.rules_report import write_rules

@@ -170,7 +170,11 @@ def _parse_counts(text: str | None) -> list[int]:
 
 
 def _machine_of(file: Path, slug: str) -> Machine:
-    """Return the machine that is judged: one of machines.toml, else that of the recording."""
+    """Return the machine to validate.
+
+    It is the recording's machine if the slug means it and machines.toml lacks it; otherwise the one
+    in machines.toml.
+    """
     folder = file if file.is_dir() else file.parent
     known = known_machines()
     if (folder / "run.json").exists():

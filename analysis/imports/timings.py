@@ -64,12 +64,12 @@ def read_timings(path: Path, told: FileDefaults) -> FileTimings | None:
     """
     header = _header(path)
     if _is_tritonbench(header):
-        return _of_tritonbench(path, told)
+        return _read_tritonbench(path, told)
     names = {name.strip().strip('"') for name in header.split(",")}
     if {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"} <= names:
-        return _of_cutlass(path)
+        return _read_cutlass(path)
     if "time_us" in {name.lower() for name in names}:
-        return _of_plain(path, told)
+        return _read_plain(path, told)
     return None
 
 
@@ -117,7 +117,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 # --- A plain file ---------------------------------------------------------------------------------
 
 
-def _of_plain(path: Path, told: FileDefaults) -> FileTimings:
+def _read_plain(path: Path, told: FileDefaults) -> FileTimings:
     frame = _read(path, lower=True)
     # Defaults from the user fill the cells and columns that the file lacks.
     for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
@@ -151,11 +151,11 @@ _CUTLASS_CONV = (
 )  # fmt: skip
 
 
-def _of_cutlass(path: Path) -> FileTimings:
+def _read_cutlass(path: Path) -> FileTimings:
     """Read one row per kernel and problem, and keep the fastest kernel of each provider.
 
     A and B are ``bf16:row`` or ``bf16:column``. If C is column-major, the transposed GEMM Cᵀ = Bᵀ
-    Aᵀ is computed. Runtime is in milliseconds, for launches one after another.
+    Aᵀ is computed. Runtime is in milliseconds and was measured over back-to-back launches.
     """
     frame = _read(path)
     products = "A" in frame
@@ -266,7 +266,7 @@ def _is_tritonbench(header: str) -> bool:
     return first.strip('"') in _TRITONBENCH_SHAPES and any(m.endswith(_LATENCY) for m in metrics)
 
 
-def _of_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
+def _read_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
     """Read one row per shape, with ``name-latency`` for each implementation, in milliseconds.
 
     TritonBench flushes the cache before each launch, and both operands are stored as named (layout

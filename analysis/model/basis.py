@@ -254,7 +254,7 @@ def _of_recording(folder: Path) -> Basis:
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
         if not own:
-            model = for_any_software(model)
+            model = for_any_framework(model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} cannot be read; {command(f'analysis calibrate --machine {folder.name}')} "
@@ -275,13 +275,15 @@ def _start_of(fit: Fit) -> str:
     return fit.start if fit.rows < MIN_RESIDUAL_ROWS else ""
 
 
-def for_any_software(model: Model) -> Model:
-    """Adapt the model of a public table, which is of one framework, to users of any framework."""
+def for_any_framework(model: Model) -> Model:
+    """Return a copy of a public table's model, measured with one framework, for any framework."""
     slug = model.machine.slug
     fits = {}
     for group, fit in model.fits.items():
         dtype = group.split()[-1]
         fit = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
+        # The factors for kinds of shapes were learned from bf16 GEMMs. They also hold for fp16,
+        # which runs on the same units; intervals of other dtypes stay the same for all kinds.
         if dtype in TWINS:
             fit = replace(fit, groups=factors_of_prior("public", model.machine.generation))
         fits[group] = fit

@@ -153,7 +153,7 @@ def calibrate_query(
             PartialPrediction(at, guess, low, high)
             for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
         ]
-    held_back = Prediction.joined(len(seconds), parts)
+    held_back = Prediction.from_parts(len(seconds), parts)
     return Calibration(Model(machine, fits), held_back)
 
 

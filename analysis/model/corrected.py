@@ -29,7 +29,7 @@ def corrected_estimate(
     if offsets is not None:
         estimates = offsets.at(inputs)
         columns = estimates.columns
-        log_ratio, spread = offsets.together(estimates), offsets.spread(estimates)
+        log_ratio, spread = offsets.combined_offsets(estimates), offsets.spread(estimates)
     if residual is not None:
         more, own = residual.predict(inputs.features(constants, guess, columns))
         log_ratio, spread = log_ratio + more, spread * own

@@ -125,7 +125,7 @@ def fit_group(
     guess = inputs.estimate(constants)
     left = np.log(seconds / guess.time)
     if offsets is not None and estimates is not None:
-        left = left - offsets.together(estimates)
+        left = left - offsets.combined_offsets(estimates)
     columns = None if estimates is None else estimates.columns
     features = inputs.features(constants, guess, columns)
     residual = fit_residual(features, left, bool(prior.collections), part_of)

@@ -244,8 +244,8 @@ class Offsets:
         """Predict some cases by each collection."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
-    def together(self, estimates: CollectionEstimates) -> Array:
-        """Return the offset of each case."""
+    def combined_offsets(self, estimates: CollectionEstimates) -> Array:
+        """Return each case's offset: the weighted sum of the collections' estimates."""
         return np.sum(estimates.columns * self._weights_at(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:

@@ -61,7 +61,7 @@ class Model:
             low = np.where(like, low, np.minimum(low, UNCALIBRATED[0]))
             high = np.where(like, high, np.maximum(high, UNCALIBRATED[1]))
             parts.append(PartialPrediction(where, guess, low, high))
-        return Prediction.joined(len(groups), parts)
+        return Prediction.from_parts(len(groups), parts)
 
 
 def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
@@ -91,10 +91,13 @@ class Prediction:
     hi: Array
 
     @classmethod
-    def joined(cls, count: int, parts: Sequence[PartialPrediction]) -> Prediction:
-        """Put the groups' estimates back into the order of the query."""
-        columns = {f.name: np.empty(count) for f in fields(Estimate)}
-        lo, hi = np.empty(count), np.empty(count)
+    def from_parts(cls, cases: int, parts: Sequence[PartialPrediction]) -> Prediction:
+        """Combine the groups' partial predictions in the order of the query's cases.
+
+        ``cases`` is the number of these cases.
+        """
+        columns = {f.name: np.empty(cases) for f in fields(Estimate)}
+        lo, hi = np.empty(cases), np.empty(cases)
         for part in parts:
             for name, column in columns.items():
                 column[part.where] = getattr(part.estimate, name)

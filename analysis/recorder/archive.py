@@ -20,9 +20,9 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
     """Pack a machine's folders, without samples and old runs; return the archive.
 
-    The first folder names the archive. Files are added in the order of their value, plots last. A
-    file that would exceed ``limit`` bytes is left out, and ``left-out.txt`` in the archive names
-    it. An old archive is replaced atomically.
+    The archive is named after the first folder. Files are added in the order of their value, plots
+    last. A file that would exceed ``limit`` bytes is left out, and ``left-out.txt`` in the archive
+    names it. An old archive is replaced atomically.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()

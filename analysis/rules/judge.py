@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -214,10 +214,21 @@ def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
     return products_of(workload)
 
 
+class _Candidate(NamedTuple):
+    """Evidence that may judge a rule, and what it shows about the rule."""
+
+    evidence: Evidence
+    cases: list[TimedCase]
+    matches: list[Match]
+    predicted: Array
+
+
 def judge_all(
     evidence: Sequence[Evidence], model_rows: Mapping[str, RuleResult] | None = None
 ) -> list[RuleResult]:
     """Return a row for every rule, each from the run with the strongest evidence.
+
+    A rule without matches gets a row that says what it needs.
 
     Args:
         evidence: runs of one machine; cases of several runs are never paired.
@@ -228,9 +239,11 @@ def judge_all(
         if model_rows and rule.id in model_rows:
             rows.append(model_rows[rule.id])
             continue
-        candidates = [(e, *e.matches(rule)) for e in evidence if rule.public or not e.public]
-        best = max(candidates, key=lambda item: _strength(item[2]), default=None)
-        if best is None or not best[2]:
+        candidates = [
+            _Candidate(e, *e.matches(rule)) for e in evidence if rule.public or not e.public
+        ]
+        best = max(candidates, key=lambda one: _strength(one.matches), default=None)
+        if best is None or not best.matches:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
             sweeps = set(rule.sweeps)
             planned = any(e.planned & sweeps for e in evidence)

@@ -138,7 +138,7 @@ def rounded(
                 nearest = [*above[:1], *([] if whole else below[-1:])]
                 for size in nearest:
                     b = values[size]
-                    work = 1.0 if whole else _work(cases[i], cases[b], "flops")
+                    work = 1.0 if whole else _work_ratio(cases[i], cases[b], "flops")
                     yield Match(i, b, work, words={"dim": dim})
 
 
@@ -166,7 +166,7 @@ def doubled(
             for v, i in values.items():
                 if 2 * v in values:
                     b = values[2 * v]
-                    work = _work(cases[i], cases[b], per)
+                    work = _work_ratio(cases[i], cases[b], per)
                     yield Match(i, b, work, claim, {"dim": dim})
 
 
@@ -196,7 +196,8 @@ def threshold(
                     continue
                 if enough is not None and least <= v <= small:
                     b = values[enough]
-                    work, words = _work(cases[i], cases[b], "flops"), {"dim": dim, "of": "speed"}
+                    work = _work_ratio(cases[i], cases[b], "flops")
+                    words = {"dim": dim, "of": "speed"}
                     matches.append(Match(i, b, work, math.nan if over else claim, words))
     yield from _speed_ups(cases, matches, over, claim) or matches
 
@@ -398,8 +399,8 @@ def _along(
         yield dim, members
 
 
-def _work(a: TimedCase, b: TimedCase, per: str) -> float:
-    """Return how many times as much of ``per`` the second case does."""
+def _work_ratio(a: TimedCase, b: TimedCase, per: str) -> float:
+    """Ratio of the second case's ``per`` (such as ``flops``) to the first case's."""
     return float(getattr(b.workload, per) / getattr(a.workload, per))
 
 

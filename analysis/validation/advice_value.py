@@ -22,7 +22,7 @@ import numpy as np
 
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question
-from analysis.advice.recommend import best_of, weigh
+from analysis.advice.recommend import best_choice, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.verdict import MIN_GAIN
 from analysis.imports.public import PublicRows
@@ -275,5 +275,5 @@ class _HeldOutRows:
             Measurements({}),
             Question(question, _REACH),
         )
-        best = best_of(choices)
+        best = best_choice(choices)
         return order[best], choices[best].gain.lo

@@ -212,6 +212,6 @@ def _together(judged: Sequence[Validation], seed: int) -> Validation:
         judged[0],
         seed=seed,
         tested=tested,
-        prediction=Prediction.joined(int(counts[-1]), parts),
+        prediction=Prediction.from_parts(int(counts[-1]), parts),
         baselines=dict.fromkeys(judged[0].baselines),
     )

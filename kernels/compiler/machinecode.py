@@ -1,8 +1,8 @@
 """Machine code (SASS) of one turn of a kernel's inner loop, as ``nvdisasm`` prints it.
 
-PTX shows which work the compiler asked for. Only SASS shows what it costs in addition to the matrix
-instructions: addresses, masks, predicates, and whether the loop waits for all matrix instructions
-in flight or lets some of them run on.
+PTX shows which work the compiler asked for. Only SASS shows the instructions added to the matrix
+instructions, such as addresses, masks and predicates. It also shows whether the loop waits for all
+matrix instructions or keeps some in flight.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
 def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
     """Return a call that computes the convolution's pass.
 
-    Its result is allocated at each launch, as it is in every model.
+    Each launch allocates its result, as a real model does.
     """
     geometry = (
         list(problem.stride),

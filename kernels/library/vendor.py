@@ -177,12 +177,15 @@ def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
 
 def libraries() -> list[Library]:
     """Return cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch uses on the CPU."""
-    gpu = ("fp32", "tf32", "fp16", "bf16")
-    stored = ("fp32", "fp16", "bf16")
+    gpu_dtypes = ("fp32", "tf32", "fp16", "bf16")
+    storage_dtypes = ("fp32", "fp16", "bf16")
+    # PyTorch calls cuDNN for an LSTM in bf16 only if it was built with cuDNN 9.13 or later. Older
+    # builds use PyTorch's own kernels, so bf16 is left out.
+    lstm_dtypes = ("fp32", "tf32", "fp16")
     return [
-        Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu)),
-        Library("cudnn", "gpu", {"conv": gpu, "lstm": ("fp32", "tf32", "fp16")}),
-        Library("aten", "gpu", dict.fromkeys(LAYERS, stored)),
+        Library("cublas", "gpu", dict.fromkeys(("gemm", *SERIES), gpu_dtypes)),
+        Library("cudnn", "gpu", {"conv": gpu_dtypes, "lstm": lstm_dtypes}),
+        Library("aten", "gpu", dict.fromkeys(LAYERS, storage_dtypes)),
         *_cpu_libraries(),
     ]
 

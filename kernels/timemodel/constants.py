@@ -137,7 +137,7 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str) -> Constants:
     """Return the shipped constants of a generation, before any calibration (``constants.toml``)."""
     c = _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
-    return replace(c, **_price_of_misalignment(generation, dtype))
+    return replace(c, **_misaligned_constants(generation, dtype))
 
 
 @functools.cache
@@ -167,8 +167,8 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Return constants for a machine from the measurements of another one.
 
-    They are scaled by the two datasheets (:func:`scaled_constants`). The seconds of a launch are
-    those of the generation.
+    They are scaled by the two datasheets (:func:`scaled_constants`). The launch time is the one
+    recorded for the machine's generation, if there is one.
 
     Args:
         machine: machine that the constants are for.
@@ -185,19 +185,21 @@ def foreign_constants(
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
     table = _constants_table()
-    order = table["order"]["generations"]
-    here = order.index(machine.generation)
-    nearest_first = [*order[: here + 1][::-1], *order[here + 1 :]]
+    generations = table["order"]["generations"]
+    position = generations.index(machine.generation)
+    nearest_first = [*generations[: position + 1][::-1], *generations[position + 1 :]]
     entries = [_entry(name, dtype) for name in nearest_first if name in table]
     by_slug = {e["machine"]: e for e in entries if e["machine"] != machine.slug}
     if slug is not None and slug not in by_slug:
         known = nearest(slug, by_slug)
         raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {known}")
     origin = slug or next(iter(by_slug))
-    there, c = known_machine(origin), _constants(by_slug[origin])
-    facts = table["facts"].get(machine.generation, {})
-    scaled = scaled_constants(c, there, machine, dtype)
-    return replace(scaled, launch=facts.get("launch", c.launch)), origin
+    origin_machine = known_machine(origin)
+    origin_constants = _constants(by_slug[origin])
+    scaled = scaled_constants(origin_constants, origin_machine, machine, dtype)
+    generation_facts = table["facts"].get(machine.generation, {})
+    launch = generation_facts.get("launch", origin_constants.launch)
+    return replace(scaled, launch=launch), origin
 
 
 def scaled_constants(
@@ -232,14 +234,14 @@ def scaled_constants(
         store=c.store * arithmetic,
         l2=c.l2 * clock * here.sms / there.sms * sharing,
         step=c.step / arithmetic,
-        **_price_of_misalignment(here.generation, dtype),
+        **_misaligned_constants(here.generation, dtype),
     )
 
 
-def _price_of_misalignment(generation: str, dtype: str) -> dict[str, float]:
-    """Return what a generation's kernels for misaligned rows cost.
+def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
+    """Return the two constants of a generation's kernels for misaligned rows.
 
-    Plain fp32 needs no bulk copies, so it has no such cost.
+    Plain fp32 needs no bulk copies, so these kernels cost it nothing.
     """
     facts = _constants_table()["facts"].get(generation, {})
     known = {} if dtype == "fp32" else facts

@@ -39,11 +39,12 @@ _TMA_MAJOR = 9  # compute capability 9.0: Hopper
 
 
 @triton.jit
-def described(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-              TRANSPOSED: tl.constexpr):  # fmt: skip
-    """Build a TMA descriptor of a (rows, columns) matrix on the device, as it is stored.
+def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                    TRANSPOSED: tl.constexpr):  # fmt: skip
+    """Build, on the device, a TMA descriptor of a (rows, columns) matrix.
 
-    The descriptor's blocks are (ROWS, COLUMNS).
+    If TRANSPOSED, the matrix is stored as (columns, rows). A block is (ROWS, COLUMNS) of the
+    matrix.
     """
     if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])
@@ -102,10 +103,10 @@ def matmul_persistent(
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
-        a = described(a, matrix_stride(a_stride, UNITS[3]), M, K, BM, BK, A_T)
-        b = described(b, matrix_stride(b_stride, UNITS[3]), K, N, BK, BN, B_T)
+        a = make_descriptor(a, matrix_stride(a_stride, UNITS[3]), M, K, BM, BK, A_T)
+        b = make_descriptor(b, matrix_stride(b_stride, UNITS[3]), K, N, BK, BN, B_T)
         if STORE:
-            c = described(c, matrix_stride(c_stride, UNITS[4]), M, N, BM, BN, False)
+            c = make_descriptor(c, matrix_stride(c_stride, UNITS[4]), M, N, BM, BN, False)
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     tiles = batch * rows * columns

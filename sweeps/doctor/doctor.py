@@ -68,7 +68,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
     """Report whether Triton is installed and which hand-written kernels run here."""
-    plain: dict[str, Workload] = {
+    sample_problems: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
     }
@@ -79,7 +79,8 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
         )
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
-            reason = implementation.supports(plain[implementation.ops[0]], device.machine)
+            sample = sample_problems[implementation.ops[0]]
+            reason = implementation.supports(sample, device.machine)
             yield DoctorFinding(reason is not None, f"{name}: {reason or 'runs here'}")
 
 

@@ -54,16 +54,22 @@ class Bench(Protocol):
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases. ``on_start`` is called before anything that may crash."""
+        """Check and warm up cases.
+
+        ``on_start`` is called before anything that may crash, so that the parent process knows
+        which cases to blame.
+        """
         ...
 
-    def name(
+    def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield the columns that name each case's kernels, in any order.
 
-        A case whose records were lost is left out, because another process may get them. A case
-        whose kernels cannot be named has an empty ``kernel``.
+        The profiler loses the records of some launches, and then does not show their kernels. Such
+        a case is left out, because a profiler in another process may show them. A case whose
+        kernels cannot be named has an empty ``kernel``. ``on_start`` is called before each launch,
+        because it may crash.
         """
         ...
 

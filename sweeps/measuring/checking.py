@@ -45,9 +45,9 @@ class ResultChecker:
         self._side = self._random.randrange(2)
         self._unseen: int | None = None
         self.first_seconds = 0.0
-        """Seconds that the launch of :meth:`before` took, on a CPU."""
+        """Seconds that the launch of :meth:`check_before_timing` took, on a CPU."""
         self.allocates = False
-        """True if the launch of :meth:`before` returned memory other than the set's ``out``."""
+        """True if the launch of :meth:`check_before_timing` returned memory other than ``out``."""
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
@@ -58,14 +58,18 @@ class ResultChecker:
             self._norms[last] = _norms(launch.sets[last])
         return self
 
-    def before(self) -> CheckVerdict:
-        """Fill the first set's result with NaN, launch, and check the result."""
+    def check_before_timing(self) -> CheckVerdict:
+        """Fill the first set's result with NaN, launch, and check the result and the operands.
+
+        A kernel that changed its operands has failed. This sets :attr:`first_seconds` and
+        :attr:`allocates`.
+        """
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
         result = self._launch(0)
         self.first_seconds = time.perf_counter() - begin
         self.allocates = result.data_ptr() != self._launch.sets[0].out.data_ptr()
-        verdict = self._verdict({0: result}, entries=True)
+        verdict = self._check_results({0: result}, entries=True)
         return verdict if self._unchanged() else _CHANGED
 
     def poison(self, unseen: int | None) -> None:
@@ -102,7 +106,7 @@ class ResultChecker:
         if last.data_ptr() == sets[final].out.data_ptr():
             places = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in places.values()}
-        self._require(self._verdict(results), "in a timed batch")
+        self._require(self._check_results(results), "in a timed batch")
         if self._unseen is not None:
             self._require(_RIGHT if self._unchanged() else _CHANGED, "in a timed batch")
 
@@ -123,7 +127,7 @@ class ResultChecker:
         out.zero_()  # not NaN: a kernel might compute only where it finds NaN
         a.neg_()
         try:
-            verdict = self._verdict({index: self._launch(index)})
+            verdict = self._check_results({index: self._launch(index)})
             self._require(verdict if self._unchanged() else _CHANGED, "after its samples")
         finally:
             a.neg_()
@@ -135,12 +139,16 @@ class ResultChecker:
     def _unchanged(self) -> bool:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
-    def _verdict(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
+    def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
+        """Check results by set, from the other side each time.
+
+        ``entries`` also compares sampled entries with float64.
+        """
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
-                what = f"{tuple(result.shape)} of {result.dtype}"
-                return CheckVerdict(math.nan, math.nan, f"it returned {what}.")
+                returned = f"{tuple(result.shape)} of {result.dtype}"
+                return CheckVerdict(math.nan, math.nan, f"it returned {returned}.")
         sets = [self._launch.sets[index] for index in results]
         seed = self._random.getrandbits(31)
         self._side = 1 - self._side

@@ -168,7 +168,7 @@ def name_kernels(
         on_start: called before every visit of a case.
     """
     begin = bench.sampler.now()
-    for case, facts in bench.name(cases, on_start):
+    for case, facts in bench.kernel_columns(cases, on_start):
         now = bench.sampler.now()
         emit(make_event(bench, worker, "facts", case.id, now - begin, facts=dict(facts)))
         begin = now

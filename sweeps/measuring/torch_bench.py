@@ -26,7 +26,7 @@ from sweeps.cases.case import Case
 from sweeps.folding.history import CANARY, History
 from sweeps.measuring.bench import OnStart, PoisonedError, Ready, Refusal
 from sweeps.measuring.checking import ResultChecker
-from sweeps.planning.ceilings import ceilings
+from sweeps.planning.ceilings import measure_ceilings
 from sweeps.timing.arena import Arena, ArenaFullError, set_bytes
 from sweeps.timing.clock import CpuClock, CudaClock, SmClock, do_nothing
 from sweeps.timing.profiler_trace import Kernel, LaunchOnce, cpu_tracer, kernel_columns, trace_gpu
@@ -128,7 +128,7 @@ class TorchBench:
             except Exception as error:  # any error of a vendor library or a compiler becomes a row
                 yield Refusal(case, *self.failure(error))
 
-    def name(
+    def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Name the kernels of one launch of each case on a GPU, in a single profiler session.
@@ -166,7 +166,9 @@ class TorchBench:
         """
         if self.gpu is not None:
             return None
-        return ceilings(self.machine, self.machine.peaks.keys() - set(self.machine.emulated))
+        return measure_ceilings(
+            self.machine, self.machine.peaks.keys() - set(self.machine.emulated)
+        )
 
     def canary(self) -> Subject | None:
         """Prepare the canary: a GEMM bound by arithmetic, in the machine's fastest common dtype."""
@@ -215,7 +217,7 @@ class TorchBench:
         # Another process, which finds some samples taken already, checks other entries.
         taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
-        verdict = checker.before()
+        verdict = checker.check_before_timing()
         checking = self.sampler.now() - begin
         exact = math.isfinite(verdict.rel_error)
         facts: dict[str, Any] = {"rel_error": verdict.rel_error} if exact else {}

@@ -26,16 +26,16 @@ _COPY_BYTES = 1 << 28
 def measured_device(kind: str, gpu: int) -> Device:
     """Return the requested device; a CPU gets its ceilings measured."""
     device = select_device(kind, gpu)
-    return measure_ceilings(device) if device.gpu is None else device
+    return with_measured_ceilings(device) if device.gpu is None else device
 
 
-def measure_ceilings(device: Device) -> Device:
+def with_measured_ceilings(device: Device) -> Device:
     """Return the same CPU with its peaks (FLOP/s by dtype) and its bandwidth (bytes/s) measured."""
-    peaks, bandwidth = ceilings(device.machine, device.machine.peaks)
+    peaks, bandwidth = measure_ceilings(device.machine, device.machine.peaks)
     return replace(device, machine=cpu_machine(peaks, bandwidth, device.machine.sms))
 
 
-def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
+def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
     """Measure this CPU's present peak for each dtype (FLOP/s) and its bandwidth (bytes/s).
 
     A peak is the best of up to 20 GEMMs of 1024³, or of 256³ where the dtype is emulated. The
@@ -50,12 +50,14 @@ def ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float],
         problem = Gemm(size, size, size, dtype)
         implementation = implementations()[library_for(problem, machine)]
         launch = implementation.prepare(problem, [random_operands(problem, "cpu")])
+        # This untimed launch is the warm-up: it initialises the library and touches all memory.
         launch(0)
         with launch.settings():
             best = _best(clock, launch.bare)
         peaks[dtype] = problem.flops / best
     source = torch.ones(_COPY_BYTES // 4)
     target = torch.empty_like(source)
+    # The first copy is a warm-up, too: it makes the system provide the target's memory pages.
     target.copy_(source)
     return peaks, 2 * _COPY_BYTES / _best(clock, lambda _: target.copy_(source))
 

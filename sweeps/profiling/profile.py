@@ -95,7 +95,7 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
 
     Args:
         events: ``traceEvents`` of a trace with shapes.
-        dtype: how fp32 was multiplied: ``fp32`` or ``tf32``.
+        dtype: precision of fp32 matrix multiplication, ``fp32`` or ``tf32``.
         kind: kind of machine. If a GPU's profiler shows no kernel, nothing is known and the result
             is empty.
 

@@ -19,7 +19,7 @@ from sweeps.cases.spec import Sweep, all_sweeps
 from sweeps.folding.health import UNUSABLE
 from sweeps.folding.history import spent_seconds
 from sweeps.planning.anchor_plan import anchor_cases, steady_seconds
-from sweeps.planning.ceilings import emulated_sentence, measure_ceilings
+from sweeps.planning.ceilings import emulated_sentence, with_measured_ceilings
 from sweeps.planning.choice import choose_sweeps, is_file, sweep_cases, sweep_name
 from sweeps.planning.plan import Costs, PlanEntry, make_plan, read_plan
 from sweeps.running.devices import take_part
@@ -423,7 +423,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
-        device = measure_ceilings(device)
+        device = with_measured_ceilings(device)
         if sentence := emulated_sentence(device.machine):
             note(sentence)
     machine = device.machine
@@ -487,8 +487,8 @@ def _recorded_sweeps(
 ) -> list[str]:
     """Return the sweeps that were recorded elsewhere by this machine, with this PyTorch and driver.
 
-    Every case of such a sweep has a time there, and so has every case of the sweeps that are needed
-    together with it.
+    That recording has a time for every case of each returned sweep, and for every case of the other
+    sweeps in its group.
     """
     results = request.skip_recorded
     if results is None:

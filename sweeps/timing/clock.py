@@ -42,7 +42,7 @@ class SmClock(Protocol):
     """Reader of the clock of a GPU's SMs, in stream order."""
 
     def mark(self, number: int) -> None:
-        """Read the clock: with 0 before a batch, with 1 after it."""
+        """Read the clock. ``number`` is 0 before a batch and 1 after it."""
         ...
 
     def mhz(self) -> float | None:

@@ -204,7 +204,8 @@ class Sampler:
 
         A cold burst never uses a set twice, because the second use would find the data in the
         cache. That holds for ``weights-cold``, too, where all sets share a first operand that stays
-        cached. Sustained work rotates its sets, of which there must be enough to exceed the cache.
+        cached. Sustained work cycles through its sets, so together they must be larger than the
+        cache.
         """
         sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)

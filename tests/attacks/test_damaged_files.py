@@ -126,7 +126,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of this CPU, on which a run was begun and sampled a little."""
     results = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "measure_ceilings", _no_ceilings)
+        patch.setattr(opening, "with_measured_ceilings", _no_ceilings)
         run = opening.begin(_request(results), _quiet)
     where = {"worker": "1/1", "at": 1.8e9, "cost": 0.01}
     with SampleLog(run.folder, (1, 1)) as log:
@@ -157,7 +157,7 @@ def _request(results: Path, budget: float = 20.0) -> Request:
 def test_a_damaged_run_goes_on_or_says_why_not(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(opening, "measure_ceilings", _no_ceilings)
+    monkeypatch.setattr(opening, "with_measured_ceilings", _no_ceilings)
     results = tmp_path / "results"
     shutil.copytree(begun, results)
     (folder,) = filter(Path.is_dir, results.iterdir())

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question
-from analysis.advice.recommend import Choice, best_of, weigh
+from analysis.advice.recommend import Choice, best_choice, weigh
 from analysis.advice.sizes import SizeIndex
 from analysis.advice.table import QUESTIONS
 from analysis.advice.trials import Trial, affordable, pairs_to_confirm, trial_among
@@ -211,7 +211,7 @@ class Swept:
         taken, told = [], []
         for one in asked:
             choices = self._choices(one, known)
-            best = best_of(choices)
+            best = best_choice(choices)
             taken.append(best)
             told.append(bool(best) and choices[best].verdict == DO_IT)
         return np.array(taken, dtype=np.intp), np.array(told, dtype=bool)

@@ -188,7 +188,7 @@ class FakeBench:
             subject.exposed = len(known[one.id].exposed) if one.id in known else 0
             yield Ready(one, subject, {"rel_error": 1e-7})
 
-    def name(
+    def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         for one in cases:

@@ -190,7 +190,7 @@ class SimulatedBench:
     def canary(self) -> Subject:
         return self.subject(simulated_case(500), CANARY)
 
-    def name(
+    def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         return iter(())  # nothing here has kernels

@@ -162,7 +162,10 @@ def test_the_default_sweeps_leave_room_on_a_card_of_24_gb() -> None:
 
 
 def named(one: TorchBench, *cases: Case) -> dict[str, str]:
-    return {case.id: facts["kernel"] for case, facts in one.name(cases, lambda ids, seconds: None)}
+    return {
+        case.id: facts["kernel"]
+        for case, facts in one.kernel_columns(cases, lambda ids, seconds: None)
+    }
 
 
 def test_a_cpu_names_its_kernels_while_it_prepares() -> None:

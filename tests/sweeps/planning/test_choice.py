@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) ->
 def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "measure_ceilings", with_ceilings)
+    monkeypatch.setattr(opening, "with_measured_ceilings", with_ceilings)
     begin(a_request(tmp_path, "cache"), quiet)
     run = begin(a_request(tmp_path, own(tmp_path)), quiet)
     assert [entry.case.sweep for entry in run.planned] == ["mine"] * 2

@@ -18,5 +18,5 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
         peaks = dict.fromkeys(device.machine.peaks, 1e11)
         return replace(device, machine=cpu_machine(peaks, 3e10, device.machine.sms))
 
-    monkeypatch.setattr(opening, "measure_ceilings", measured)
+    monkeypatch.setattr(opening, "with_measured_ceilings", measured)
     monkeypatch.setattr(opening, "probe", lambda cases, machine: Costs.default(machine.kind))
