@@ -299,11 +299,12 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     """Say how many shapes should change."""
     sure = sum(answer.verdict == DO_IT for answer in advice)
     likely = sum(answer.verdict == LIKELY for answer in advice)
+    shapes = len({answer.problem for answer in advice})
     if not sure and not likely:
-        return f"None of {len(advice)} shapes has a better size nearby."
+        return f"None of {shapes:,} shapes has a better size nearby."
     return (
-        f"{len(advice)} shapes: {sure} with an improvement that was measured twice, {likely} "
-        "with a likely one."
+        f"{len(advice):,} queries (pad and choose for {shapes:,} shapes): {sure:,} confirmed and "
+        f"{likely:,} likely improvements."
     )
 
 

@@ -14,12 +14,15 @@ from typing import Any
 from analysis.advice.times import times_of
 from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
 from analysis.audit.step_totals import summed
+from analysis.model.attention_basis import AttentionBasis, find_attention
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError
 from kernels.config import ceil_div
+from kernels.machine import Machine
 from kernels.problem import Gemm, Problem
 from sweeps.capture.captured import (
+    FORWARD,
     WGRAD,
     Attention,
     Captured,
@@ -29,8 +32,15 @@ from sweeps.capture.captured import (
     Work,
 )
 
+ASSUMED_SHARE = 0.5
+"""Share of the peak at which attention is assumed where none was measured, as on a CPU."""
+
 ATTENTION_RANGE = 1.5
-"""Factor by which the assumed time of attention may be wrong, either way."""
+"""Factor by which an assumed time of attention may be wrong, either way."""
+
+BACKWARD = 2.5
+"""Time of attention's backward pass over that of its forward pass. It has five GEMMs instead of two
+(Dao 2023, FlashAttention-2), and is assumed to reach the same share of the peak."""
 
 MOVED_RANGE = 1.5
 """Factor by which the time of other operations may be wrong, either way: caches hold some of their
@@ -46,7 +56,8 @@ class AccountLine:
     """A matrix operation of the account. Times are those of one instance in µs, NaN if not counted.
 
     ``in_sums`` are the factors by which its interval is wider in a sum, below and above: the errors
-    of a model may be more or less alike than assumed (:class:`analysis.model.fit.Fit`).
+    of a model may be more or less alike than assumed (:class:`analysis.model.fit.Fit`). ``spread``
+    is that of :class:`analysis.model.attention_basis.AttentionTime`, 0 for all but attention.
     """
 
     product: Product
@@ -57,6 +68,7 @@ class AccountLine:
     limit: str
     peak_share: float
     in_sums: tuple[float, float] = (1.0, 1.0)
+    spread: float = 0.0
 
     @property
     def total_us(self) -> float:
@@ -84,13 +96,17 @@ class OtherOperations:
 
 @dataclass(frozen=True)
 class Account:
-    """Time of a model's step on a machine and its parts. All times are in µs."""
+    """Time of a model's step on a machine and its parts. All times are in µs.
+
+    ``attention`` says in words what the times of attention rest on; empty if they are assumed.
+    """
 
     machine: str
     lines: tuple[AccountLine, ...]
     other: tuple[OtherOperations, ...]
     parameters: int
     not_counted: tuple[str, ...]
+    attention: str = ""
 
     @property
     def rows(self) -> list[AccountLine]:
@@ -179,11 +195,17 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     problems = {p.work: as_problem(p.work) for p in products}
     asked = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
     rows = dict(zip(asked, times_of(asked, basis), strict=True))
+    dtypes = {p.work.dtype for p in products if isinstance(p.work, Attention)}
+    measured = {
+        dtype: find_attention(basis.model.machine, dtype, basis.folder)
+        for dtype in dtypes
+        if runtime.attention is None
+    }
     lines = []
     for product in products:
         problem = problems[product.work]
         if isinstance(product.work, Attention):
-            lines.append(_attention(product, product.work, runtime, basis))
+            lines.append(_attention(product, product.work, runtime, basis.model.machine, measured))
         else:
             assert problem is not None
             lines.append(_line(product, problem, rows[problem], basis))
@@ -201,12 +223,16 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         if each.bytes
     )
     missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
+    sources = [
+        known.source(runtime.attention_kernel) for known in measured.values() if known is not None
+    ]
     return Account(
         basis.model.machine.slug,
         tuple(lines),
         other,
         captured.parameters,
         tuple(dict.fromkeys((*captured.uncounted, *missing))),
+        sources[0] if sources else "",
     )
 
 
@@ -221,25 +247,42 @@ def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Bas
     return AccountLine(product, *times, row["basis"], row["limit"], share, in_sums)
 
 
-def _attention(product: Product, work: Attention, runtime: Runtime, basis: Basis) -> AccountLine:
-    """Estimate the time of attention from its FLOPs at an assumed share of the peak.
+def _attention(
+    product: Product,
+    work: Attention,
+    runtime: Runtime,
+    machine: Machine,
+    measured: Mapping[str, AttentionBasis | None],
+) -> AccountLine:
+    """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
-    Attention of fewer than 128 queries is not counted, because FLOPs are not its limit.
+    An assumed share says nothing about fewer than 128 queries, whose limit is memory.
     """
+    peak = machine.peak(work.dtype)
+    known = measured.get(work.dtype)
+    if known is not None:
+        time = known.predict(work, runtime.attention_kernel)
+        forward = work.pass_ == FORWARD
+        longer = 1.0 if forward else BACKWARD
+        unsure = 1.0 if forward else ATTENTION_RANGE
+        us = longer * time.seconds * 1e6
+        return AccountLine(
+            product,
+            us,
+            longer * time.lo * 1e6 / unsure,
+            longer * time.hi * 1e6 * unsure,
+            known.kind if forward else "assumed",
+            time.limit,
+            work.flops / (us * 1e-6) / peak,
+            spread=time.spread,
+        )
     nothing = math.nan
     if work.queries < 128:
         return AccountLine(product, nothing, nothing, nothing, "not counted", "", nothing)
-    peak = basis.model.machine.peak(work.dtype)
-    time = work.flops / (runtime.attention * peak) * 1e6
-    return AccountLine(
-        product,
-        time,
-        time / ATTENTION_RANGE,
-        time * ATTENTION_RANGE,
-        "assumed",
-        "compute",
-        runtime.attention,
-    )
+    share = runtime.attention or ASSUMED_SHARE
+    us = work.flops / (share * peak) * 1e6
+    lo, hi = us / ATTENTION_RANGE, us * ATTENTION_RANGE
+    return AccountLine(product, us, lo, hi, "assumed", "compute", share)
 
 
 def reached_bandwidth(basis: Basis) -> float:

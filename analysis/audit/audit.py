@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from analysis.audit.account import Account, account_of
 from analysis.audit.audit_report import (
+    AuditReport,
     as_markdown,
     as_text,
     audit_json,
     levers_frame,
     products_frame,
 )
-from analysis.audit.levers import Lever, find_levers
+from analysis.audit.levers import Lever, find_levers, try_levers
+from analysis.audit.memory import memory_of, what_fits
 from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, nearest
 from sweeps.capture.captured import Captured, Dimension, with_names
 
 if TYPE_CHECKING:
@@ -30,16 +34,23 @@ if TYPE_CHECKING:
 class Audit:
     """Audit of a model on one machine.
 
-    Printing it gives the command's output. ``account`` has the time of the step and its parts,
-    ``levers`` are other sizes with their gains, the best first, and ``basis`` is what the times
-    rest on.
+    Printing it gives the command's output. ``report`` has the account of the step, its memory and
+    the levers, which are other sizes with their gains, and ``basis`` is what the times rest on.
     """
 
-    account: Account
-    levers: list[Lever]
+    report: AuditReport
     basis: Basis
     step: ModelStep
-    assumptions: tuple[str, ...]
+
+    @property
+    def account(self) -> Account:
+        """Time of the step and its parts."""
+        return self.report.account
+
+    @property
+    def levers(self) -> Sequence[Lever]:
+        """Other sizes with their gains, the best first."""
+        return self.report.levers
 
     @property
     def products(self) -> pd.DataFrame:
@@ -56,15 +67,31 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that the command prints with ``--json``."""
-        mode, source = self.step.mode, self.basis.source
-        return audit_json(self.account, self.levers, mode, self.assumptions, source)
+        return audit_json(self.report, self.step.mode)
 
-    def markdown(self, title: str) -> str:
+    def markdown(self) -> str:
         """Return a page for a pull request."""
-        return as_markdown(title, self.account, self.levers, self.assumptions)
+        return as_markdown(self.report)
 
     def __str__(self) -> str:
-        return as_text(self.account, self.levers, self.assumptions)
+        return as_text(self.report)
+
+
+@dataclass(frozen=True)
+class LeverSearch:
+    """Options that say which changes of a model are looked at.
+
+    Attributes:
+        vary: the only dimensions to vary; all if empty.
+        more_parameters: how many more parameters the joint change may have, as a fraction.
+        multiple: what widths have to be multiples of; None for multiples of 64 and more.
+        tries: values of dimensions, every combination of which is compared instead of searching.
+    """
+
+    vary: tuple[str, ...] = ()
+    more_parameters: float = 0.01
+    multiple: int | None = None
+    tries: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def audit(
@@ -72,8 +99,7 @@ def audit(
     step: ModelStep,
     runtime: Runtime,
     bases: list[Basis],
-    vary: tuple[str, ...] = (),
-    more_parameters: float = 0.01,
+    search: LeverSearch | None = None,
 ) -> list[Audit]:
     """Audit a model on each machine.
 
@@ -82,8 +108,7 @@ def audit(
         step: the step that is computed.
         runtime: how the model is run.
         bases: what times on each machine rest on, from :func:`analysis.model.basis.find_basis`.
-        vary: the only dimensions to vary; all if empty.
-        more_parameters: how many more parameters the joint change may have, as a fraction.
+        search: which changes of the model are looked at.
 
     Raises:
         UserError: if the model cannot be built or has nothing to audit, if a machine does not
@@ -94,6 +119,10 @@ def audit(
 
     if runtime.recompute and step.mode != TRAIN:
         raise UserError("--recompute is only for training: no other mode computes layers twice.")
+    search = search or LeverSearch()
+    for name in search.tries:
+        if name not in source.sizes:
+            raise UserError(f"{source.name} has no size {name!r}; {nearest(name, source.sizes)}")
     captured = capture(source, step)
     if not captured.products:
         what = (
@@ -104,7 +133,7 @@ def audit(
         raise UserError(
             f"{source.name} has no GEMM or convolution{what}, so there is nothing to audit."
         )
-    named = dimensions(source, step, captured, vary)
+    named = dimensions(source, step, captured, search.vary or tuple(search.tries))
     captured = with_names(captured, named)
     known: dict[tuple[tuple[str, int], ...], Captured] = {}
 
@@ -114,12 +143,75 @@ def audit(
             known[key] = capture(source, step, changes)
         return known[key]
 
+    trains = step.mode == TRAIN
     found = []
     for basis in bases:
         account = account_of(captured, runtime, basis)
-        levers = find_levers(captured, named, changed, runtime, basis, account, more_parameters)
-        assumed = _assumptions(captured, named, step, runtime)
-        found.append(Audit(account, levers, basis, step, assumed))
+        refused: dict[str, str] = {}
+        if search.tries:
+            tried = _combinations(search.tries, source.sizes)
+            levers, refused = try_levers(captured, tried, changed, runtime, basis, account)
+        else:
+            levers = find_levers(
+                captured,
+                named,
+                changed,
+                runtime,
+                basis,
+                account,
+                search.more_parameters,
+                search.multiple,
+            )
+        machine = basis.model.machine
+        memory = memory_of(captured, runtime, machine, trains)
+        ways = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
+        report = AuditReport(
+            _title(source, step),
+            account,
+            memory,
+            ways,
+            levers,
+            refused,
+            bool(search.tries),
+            _warnings(source, step),
+            _assumptions(captured, named, step, runtime),
+            basis.source,
+        )
+        found.append(Audit(report, basis, step))
+    return found
+
+
+def _title(source: ModelSource, step: ModelStep) -> str:
+    """Return the model's name, the mode and the batch, without the folders of a file."""
+    name = source.name if ":" in source.name else Path(source.name).name
+    sizes = f"batch {step.batch}"
+    if step.mode == "decode":
+        sizes += f", {step.seq:,} tokens known"
+    return f"{name}, {step.mode}, {sizes}"
+
+
+def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
+    tokens = step.seq + (step.tokens if step.mode == "decode" else 0)
+    if source.positions is None or tokens <= source.positions:
+        return []
+    return [
+        f"Warning: the model has {source.positions:,} positions, and the step {tokens:,} tokens."
+    ]
+
+
+def _combinations(
+    tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
+) -> list[dict[str, tuple[int, int]]]:
+    """Return every combination of values, without the model as it is."""
+    found = []
+    for values in product(*tries.values()):
+        changes = {
+            name: (sizes[name], value)
+            for name, value in zip(tries, values, strict=True)
+            if value != sizes[name]
+        }
+        if changes:
+            found.append(changes)
     return found
 
 
@@ -134,7 +226,7 @@ def _assumptions(
             "(`shape_padding`)"
         )
     said = [
-        f"{step.mode} in {step.dtype}",
+        step.dtype,
         f"{runtime.kind}: {how}",
     ]
     if step.autocast:
@@ -142,6 +234,8 @@ def _assumptions(
     said += runtime.changes(captured)
     if step.mode == "train":
         said.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
+    if runtime.tp > 1:
+        said.append("memory divided evenly, activations by sequence parallelism")
     if not named:
         said.append("no dimension was found that changes a GEMM")
     return (*said, *captured.assumptions)

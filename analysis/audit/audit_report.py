@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -11,9 +12,40 @@ import pandas as pd
 from analysis.advice.verdict import LEAVE_IT, verdict_text
 from analysis.audit.account import OTHER_OPERATIONS, Account, AccountLine
 from analysis.audit.levers import Lever
+from analysis.audit.memory import Memory
 from analysis.markdown import table_row
 
 _MOST_ROWS = 16
+_MARKDOWN_ROWS = 10
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Results of an audit on one machine, as they are reported.
+
+    Attributes:
+        title: model, mode and batch.
+        account: time of the step and its parts.
+        memory: memory that the step needs.
+        fits_with: options with which it would fit.
+        levers: changes of dimensions, the best first; with ``tried``, in the order asked for.
+        refused: changes that were asked for and cannot be judged, with the reason.
+        tried: True if the changes were asked for.
+        warnings: sentences about what cannot be meant.
+        assumptions: what the figures rest on.
+        source: what the times rest on.
+    """
+
+    title: str
+    account: Account
+    memory: Memory
+    fits_with: Sequence[str]
+    levers: Sequence[Lever]
+    refused: Mapping[str, str]
+    tried: bool
+    warnings: Sequence[str]
+    assumptions: Sequence[str]
+    source: str
 
 
 def duration(us: float) -> str:
@@ -86,16 +118,15 @@ def lever_json(lever: Lever) -> dict[str, Any]:
     }
 
 
-def audit_json(
-    account: Account, levers: Sequence[Lever], mode: str, assumptions: Sequence[str], source: str
-) -> dict[str, Any]:
+def audit_json(report: AuditReport, mode: str) -> dict[str, Any]:
     """Return the whole audit as one document."""
+    account = report.account
     low, high = account.interval_us
     return {
         "machine": account.machine,
         "mode": mode,
-        "source": source,
-        "assumptions": list(assumptions),
+        "source": report.source,
+        "assumptions": list(report.assumptions),
         "not_counted": list(account.not_counted),
         "products": [_product(account, row) for row in account.rows],
         "other": [{"what": o.what, "bytes": o.bytes, "time_us": o.time_us} for o in account.other],
@@ -104,7 +135,11 @@ def audit_json(
         "hi_us": high,
         "flops": account.flops,
         "parameters": account.parameters,
-        "levers": [lever_json(lever) for lever in levers],
+        "levers": [lever_json(lever) for lever in report.levers],
+        "refused": dict(report.refused),
+        "warnings": list(report.warnings),
+        "memory": report.memory.to_json(),
+        "fits_with": list(report.fits_with),
     }
 
 
@@ -166,44 +201,92 @@ def lever_line(lever: Lever) -> str:
     )
 
 
-def summary(account: Account, levers: Sequence[Lever]) -> str:
-    """Summarise an audit in a paragraph: the step's time, where it goes, what to change."""
+def headline(report: AuditReport) -> str:
+    """Summarise an audit: the step's time, whether it fits, and what to change."""
+    account, memory = report.account, report.memory
     low, high = account.interval_us
-    products = account.products_us / account.step_us
-    largest = [(role, time) for role, time in account.by_role.items() if role != OTHER_OPERATIONS][
-        :3
-    ]
-    told = ", ".join(f"{role} {time / account.step_us:.0%}" for role, time in largest)
-    worth = [lever for lever in levers if lever.verdict != LEAVE_IT]
-    advice = f"Most promising change: {worth[0].words}." if worth else "Nothing to gain here."
-    return (
-        f"On {account.machine} a step should take {duration(account.step_us)} ({duration(low)} "
-        f"to {duration(high)}), {products:.0%} of it in GEMMs and convolutions: {told}. {advice}"
-    )
+    worth = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
+    best = "nothing to gain here"
+    if worth:
+        told = verdict_text(worth[0].verdict, worth[0].probability)
+        best = f"best change: {worth[0].words}, {told}, {worth[0].gain.value:+.1%}"
+    size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
+    fits = f"fits: {size}"
+    if not memory.fits:
+        ways = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
+        fits = f"DOES NOT FIT: {size}{ways}"
+    parts = [f"step {duration(account.step_us)} ({duration(low)} to {duration(high)})", fits, best]
+    if not memory.fits:
+        parts = [parts[1], parts[0], parts[2]]
+    return f"{report.title} on {account.machine}: {'; '.join(parts)}."
 
 
-def as_comparison(audits: Mapping[str, tuple[Account, Sequence[Lever]]]) -> str:
-    """Compare machines: a table with the time of each role, and a paragraph for each machine."""
-    accounts = {machine: account for machine, (account, _) in audits.items()}
-    by_role = {machine: account.by_role for machine, account in accounts.items()}
-    roles = dict.fromkeys(role for shares in by_role.values() for role in shares)
-    table = [["", *accounts]]
-    for role in roles:
+def time_line(account: Account) -> str:
+    """Say how the time of a step is divided."""
+    shares = [f"{role} {time / account.step_us:.0%}" for role, time in account.by_role.items()]
+    return f"Time: {', '.join(shares)}."
+
+
+def memory_line(memory: Memory) -> str:
+    """Say what the memory of a step is for."""
+    uses = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "KV cache": memory.kv_cache,
+    }
+    parts = [f"{name} {size / 1e9:.3g} GB" for name, size in uses.items() if size]
+    return f"Memory: {', '.join(parts)}."
+
+
+def _tried(levers: Sequence[Lever]) -> list[str]:
+    """Format levers as a table, a row per change."""
+    table = [["change", "step", "interval", "verdict", "FLOPs", "parameters"]]
+    for lever in levers:
+        gain = lever.gain
+        table.append(
+            [
+                lever.words,
+                f"{gain.value:+.1%}",
+                f"{gain.lo:+.1%} to {gain.hi:+.1%}",
+                verdict_text(lever.verdict, lever.probability),
+                f"{lever.flops:+.1%}",
+                f"{lever.parameters:+.1%}",
+            ]
+        )
+    return _aligned(table)
+
+
+def sources(report: AuditReport) -> str:
+    """Say what the times rest on."""
+    attention = report.account.attention
+    return report.source + (f"; attention: {attention}" if attention else "")
+
+
+def as_comparison(reports: Sequence[AuditReport]) -> str:
+    """Compare machines: a paragraph for each machine, and a table with the time of each role."""
+    accounts = [report.account for report in reports]
+    table = [["", *(account.machine for account in accounts)]]
+    by_role = [account.by_role for account in accounts]
+    for role in dict.fromkeys(role for shares in by_role for role in shares):
         cells = []
-        for machine, account in accounts.items():
-            time = by_role[machine].get(role, 0.0)
+        for account, shares in zip(accounts, by_role, strict=True):
+            time = shares.get(role, 0.0)
             cells.append(f"{duration(time)}, {time / account.step_us:.0%}")
         table.append([role, *cells])
-    paragraphs = [
-        "\n".join([summary(account, levers), *(f"  {lever_line(lever)}" for lever in levers[:2])])
-        for account, levers in audits.values()
-    ]
-    missing = [
-        f"Not counted on {machine}: {'; '.join(account.not_counted)}."
-        for machine, account in accounts.items()
+    lines = []
+    for report in reports:
+        lines += [headline(report), *(f"  {lever_line(each)}" for each in report.levers[:2])]
+    lines += reports[0].warnings
+    lines += ["", *_aligned(table), ""]
+    lines += [
+        f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
+        for account in accounts
         if account.not_counted
     ]
-    return "\n".join([*_aligned(table), "", *paragraphs, *missing])
+    lines.append(f"Assumed: {'; '.join(reports[0].assumptions)}.")
+    return "\n".join(lines)
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
@@ -215,34 +298,41 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def as_text(account: Account, levers: Sequence[Lever], assumptions: Sequence[str]) -> str:
-    """Format an audit for a terminal: the table, the levers, the assumptions and a summary."""
+def as_text(report: AuditReport) -> str:
+    """Format an audit for a terminal: headline, levers, account and assumptions."""
+    account = report.account
     rows = [_cells(account, row) for row in account.rows]
-    left_out = rows[_MOST_ROWS:]
-    table = [list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)]
-    lines = _aligned(table)
-    if left_out:
-        lines.append(f"… and {len(left_out)} more that take less; --json lists them all.")
-    lines.append("")
-    lines += [lever_line(lever) for lever in levers]
-    lines.append("")
-    lines.append(f"Assumed: {'; '.join(assumptions)}.")
+    left_out = len(rows) - _MOST_ROWS
+    lines = [headline(report), *report.warnings, ""]
+    if report.refused or report.tried:
+        lines += _tried(report.levers) if report.levers else []
+        lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
+    else:
+        lines += [lever_line(lever) for lever in report.levers]
+    lines += ["", time_line(account), memory_line(report.memory), ""]
+    lines += _aligned([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
+    if left_out > 0:
+        lines.append(f"… and {left_out} more that take less; --json lists them all.")
+    lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines.append(f"Not counted: {'; '.join(account.not_counted)}.")
-    lines.append(summary(account, levers))
     return "\n".join(lines)
 
 
-def as_markdown(
-    title: str, account: Account, levers: Sequence[Lever], assumptions: Sequence[str]
-) -> str:
-    """Format an audit for a pull request."""
-    lines = [f"## {title}", "", summary(account, levers), "", table_row(_HEAD)]
+def as_markdown(report: AuditReport) -> str:
+    """Format an audit for a pull request: the verdict first, and the ten largest rows."""
+    account = report.account
+    lines = [f"## {report.title} on {account.machine}", "", headline(report), ""]
+    lines += [line for warning in report.warnings for line in (warning, "")]
+    lines += [f"- {lever_line(lever)}" for lever in report.levers]
+    lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
+    lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]
     lines.append("|" + "---|" * len(_HEAD))
-    lines += [table_row(_cells(account, row)) for row in account.rows]
-    lines += [table_row(row) for row in _other_rows(account)]
-    lines += ["", *(f"- {lever_line(lever)}" for lever in levers), ""]
-    lines.append(f"Assumed: {'; '.join(assumptions)}.")
+    rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
+    lines += [table_row(row) for row in rows[:_MARKDOWN_ROWS]]
+    if len(rows) > _MARKDOWN_ROWS:
+        lines += ["", f"{len(rows) - _MARKDOWN_ROWS} smaller rows are left out."]
+    lines += ["", f"Times: {sources(report)}. Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]
     return "\n".join([*lines, ""])

@@ -1,93 +1,249 @@
-"""Propose values near those of a model's dimensions that an engineer would choose."""
+"""Propose changes of a model's dimensions that can be built and that an engineer would choose."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
 
-from sweeps.capture.captured import Attention, Captured, Dimension
+from sweeps.capture.captured import FORWARD, Attention, Captured, Dimension, GroupedGemm
 
 REACH = 0.125
-"""Largest distance that a size may move, as a share of it."""
+"""Largest distance that a width may move, as a share of it."""
 
-_MULTIPLES = (8, 16, 32, 64, 128, 256)
+HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
+"""Widths of a head for which models choose among the ones that fused attention kernels have."""
+
+_MULTIPLES = (64, 128, 256)
+_SMALL_MULTIPLES = (8, 16, 32)
+"""Multiples that are proposed where :data:`_MULTIPLES` have none within reach."""
+
 _OF_VOCABULARY = (512, 1024)
 _VOCABULARY = 30_000
+_GATED = 8 / 3
+_GATED_MULTIPLE = 256
+"""A gated feed-forward layer has 8/3 of the hidden size, rounded up to a multiple of 256, so that
+it has as many parameters as one of 4 times the hidden size without a gate (Touvron et al. 2023)."""
+
+Changes = dict[str, tuple[int, int]]
+"""Old and new value of each dimension that changes."""
+
+Values = Sequence[tuple[Dimension, int]]
+"""Dimensions and their new values."""
 
 
-def candidates(dimension: Dimension, captured: Captured, tp: int = 1) -> list[int]:
-    """Return the nearby sizes that an engineer would choose: multiples of 8 and of powers of two.
+@dataclass(frozen=True)
+class _Heads:
+    """Heads of one attention, and the width of the tokens that they are computed from.
 
-    The number of heads remains a multiple of the key/value heads that they share, and each of
-    ``tp`` processes gets a whole part. A vocabulary can only grow, and so can a number of experts,
-    classes, labels or input channels.
+    ``hidden`` is 0 where that is not known.
+    """
+
+    heads: int
+    kv_heads: int
+    width: int
+    hidden: int
+
+    def can_follow(self, before: _Heads, tp: int) -> bool:
+        """Return whether a model with ``before`` can be built with these heads instead."""
+        if min(self.heads, self.kv_heads, self.width) < 1 or self.heads % self.kv_heads:
+            return False
+        if self.heads % tp or self.kv_heads % tp:
+            return False
+        if self.width != before.width and self.width % 8:
+            return False
+        divided = before.hidden and before.hidden % before.heads == 0
+        return not (divided and self.hidden % self.heads)
+
+
+def candidates(
+    dimension: Dimension, captured: Captured, tp: int = 1, multiple: int | None = None
+) -> list[int]:
+    """Return the values of a dimension that can be built and that an engineer would choose.
+
+    Widths are multiples of 64, 128 and 256 within :data:`REACH`, and of 8 and more where there are
+    none. Each of ``tp`` GPUs has a whole part. Heads divide the hidden size, key/value heads divide
+    the heads, and the width of a head is a multiple of 8. A vocabulary can only grow, and so can a
+    number of experts, classes, labels or input channels.
+
+    Args:
+        dimension: the dimension.
+        captured: the model as it is.
+        tp: tensor-parallel degree.
+        multiple: what a width has to be a multiple of, instead of the numbers above.
     """
     value = dimension.value
-    unit, few = _unit(dimension, captured)
-    low, high = math.ceil(value * (1 - REACH)), math.floor(value * (1 + REACH))
-    if few:
-        low, high = value - 4, value + 8
-    multiples = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
-    # Each process has a whole part of a width, and it is this part that has to be a multiple.
-    steps = {math.lcm(unit, tp if few else tp * step) for step in multiples}
-    found: set[int] = set()
-    for step in steps:
-        found |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
+    if _grows(dimension, captured, "heads"):
+        narrower = any(slope < 0 for slope in dimension.slopes.values())
+        low, high = (value // 2, 2 * value) if narrower else (value - 4, value + 8)
+        found = list(range(low, high + 1))
+    elif _grows(dimension, captured, "kv_heads"):
+        found = [value // 2, 2 * value]
+    elif _is_head_width(dimension, captured):
+        # Where all heads together are as wide as the hidden size, they change with their number.
+        found = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
+    else:
+        found = _widths(dimension, captured, tp, multiple)
     if _only_grows(dimension.name) or value >= _VOCABULARY:
-        low = value
-    return sorted(v for v in found if low <= v <= high and v > 0 and v != value)
+        found = [v for v in found if v > value]
+    return sorted(
+        {v for v in found if v > 0 and v != value and _fits([(dimension, v)], captured, tp)}
+    )
 
 
-def pairs_of(
-    captured: Captured, dimensions: Sequence[Dimension]
-) -> Iterator[dict[str, tuple[int, int]]]:
-    """Yield joint changes of a hidden size and its number of heads that keep a head's width."""
-    by_width = [d for d in dimensions if _slope(captured, d, "width") > 0]
-    by_heads = [d for d in dimensions if _slope(captured, d, "heads") > 0]
-    for hidden in by_width:
-        for heads in by_heads:
-            if heads is hidden or hidden.value % heads.value:
-                continue
+def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
+    """Yield changes of dimensions that belong together.
+
+    They are a hidden size with a number of heads of the same width, and other numbers of heads that
+    are together as wide as before.
+    """
+    by_heads = [d for d in dimensions if _grows(d, captured, "heads")]
+    by_kv_heads = [d for d in dimensions if _grows(d, captured, "kv_heads") and d not in by_heads]
+    by_width = [d for d in dimensions if _is_head_width(d, captured)]
+    by_hidden = [
+        d for d in dimensions if _grows(d, captured, "width") and d not in (*by_heads, *by_width)
+    ]
+    attention = next(_heads_of(captured), None)
+    if attention is None:
+        return
+    _, before = attention
+    # Each key/value head serves one head, so their numbers change together.
+    with_kv_heads = by_kv_heads if before.kv_heads == before.heads else []
+    found: list[Values] = []
+    for hidden, heads in combinations(by_hidden, by_heads):
+        if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
             # Try about an eighth of GPT-2's or Llama's heads. Adding 3 makes an odd number even.
             for count in range(heads.value - 2, heads.value + 4):
-                if count > 0 and count != heads.value:
-                    yield {
-                        hidden.name: (hidden.value, count * width),
-                        heads.name: (heads.value, count),
-                    }
+                others = [(kv_heads, count) for kv_heads in with_kv_heads]
+                found.append([(hidden, count * width), (heads, count), *others])
+    total = before.heads * before.width
+    for heads in by_heads:
+        for width in HEAD_WIDTHS:
+            if heads.value == before.heads and total % width == 0 and width != before.width:
+                count = total // width
+                others = [(each, width) for each in by_width]
+                others += [(kv_heads, count) for kv_heads in with_kv_heads]
+                found.append([(heads, count), *others])
+    for values in found:
+        changes = {d.name: (d.value, v) for d, v in values if v != d.value}
+        if len(changes) > 1 and min(v for _, v in values) > 0 and _fits(values, captured, tp):
+            yield changes
 
 
-def _unit(dimension: Dimension, captured: Captured) -> tuple[int, bool]:
-    """Return what the values of a dimension are multiples of.
+def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
+    """Return the widths within reach that are multiples of what they should be multiples of."""
+    value = dimension.value
+    unit = math.lcm(1, *(max(1, round(8 / s)) for s in _slopes(dimension, captured, "width")))
+    reach = math.floor(value * REACH)
+    if _grows(dimension, captured, "experts"):
+        return [v for v in range(value, 2 * value + 1) if v % math.lcm(8, tp) == 0]
+    # Each process has a whole part of a width, and it is this part that has to be a multiple.
+    large = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
+    few: set[int] = set()
+    for multiples in ((multiple,),) if multiple else (large, _SMALL_MULTIPLES):
+        for step in {math.lcm(unit, tp * each) for each in multiples}:
+            few |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
+            few.add((value // step - 1) * step)
+        few = {v for v in few if abs(v - value) <= reach and v != value}
+        if few:
+            break
+    if multiple is None:
+        few |= {v for v in _gated_sizes(dimension, captured) if abs(v - value) <= reach}
+    return [v for v in few if v % math.lcm(unit, tp) == 0]
 
-    The second value is True if the dimension counts a few things, such as heads.
-    """
+
+def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
+    """Yield the usual width of a gated feed-forward layer, if the dimension is such a width."""
     for (place, size), slope in dimension.slopes.items():
-        work = captured.products[place].work
-        if isinstance(work, Attention):
-            if size == "heads":
-                return work.kv_heads if work.kv_heads < work.heads else 1, True
-            if size == "kv_heads":
-                return 1, True
-            if size == "width" and slope > 0:
-                return max(1, round(2 / slope)), False  # a head has an even width
-        if size == "experts":
-            return 1, True
-    return 1, False
+        gated = captured.products[place]
+        if gated.role in ("gate", "gate_up") and size == "n" and slope in (1.0, 2.0):
+            hidden = gated.sizes["k"]
+            yield math.ceil(_GATED * hidden / _GATED_MULTIPLE) * _GATED_MULTIPLE
+
+
+def _fits(values: Values, captured: Captured, tp: int) -> bool:
+    """Return whether the model's heads and experts can be built with other values."""
+    for place, product in enumerate(captured.products):
+        if isinstance(product.work, GroupedGemm) and product.of == place:
+            more = _growth(values, (place, "experts"))
+            if more and (product.work.experts + more) % tp:
+                return False
+    return all(
+        (after := _changed(before, places, values)) is not None and after.can_follow(before, tp)
+        for places, before in _heads_of(captured)
+    )
+
+
+def _growth(values: Values, place: tuple[int, str]) -> float:
+    """Return by how much a size of a product grows with new values of dimensions."""
+    return sum(d.slopes.get(place, 0.0) * (v - d.value) for d, v in values)
+
+
+def _changed(
+    before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
+) -> _Heads | None:
+    """Return an attention's heads with new values of dimensions; None if they are no whole number.
+
+    Args:
+        before: the heads as they are.
+        places: product and name of each of their sizes.
+        values: the new values.
+    """
+    sizes = {name: getattr(before, name) + _growth(values, place) for name, place in places.items()}
+    slopes = [d.slopes.get(places["width"], 0.0) for d, _ in values]
+    if any(slope < 0 for slope in slopes):  # more heads are narrower
+        total = float(before.heads * before.width)
+        for (dimension, value), slope in zip(values, slopes, strict=True):
+            total *= value / dimension.value if slope > 0 else 1.0
+        sizes["width"] = total / sizes["heads"] if sizes["heads"] > 0 else 0.0
+    if any(abs(size - round(size)) > 1e-6 for size in sizes.values()):
+        return None
+    return _Heads(**{name: round(size) for name, size in sizes.items()})
+
+
+def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
+    """Yield the heads of each attention, and where each of their sizes is found."""
+    hidden: tuple[int, str] = (-1, "k")
+    for place, product in enumerate(captured.products):
+        if product.pass_ != FORWARD:
+            continue
+        if product.role in ("q", "qkv"):
+            hidden = (place, "k")
+        if isinstance(work := product.work, Attention):
+            of_tokens = captured.products[hidden[0]].sizes["k"] if hidden[0] >= 0 else 0
+            places = {name: (place, name) for name in ("heads", "kv_heads", "width")}
+            yield (
+                {**places, "hidden": hidden},
+                _Heads(work.heads, work.kv_heads, work.width, of_tokens),
+            )
+
+
+def _as_wide_as_hidden(captured: Captured) -> bool:
+    return any(one.heads * one.width == one.hidden for _, one in _heads_of(captured))
+
+
+def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
+    return any(
+        dimension.slopes.get(places["width"]) == 1.0 and dimension.value == before.width
+        for places, before in _heads_of(captured)
+    )
 
 
 def _only_grows(name: str) -> bool:
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
-def _slope(captured: Captured, dimension: Dimension, size: str) -> float:
-    """Return how much a size of attention grows per unit of a dimension; 0 if not at all."""
-    return max(
-        (
-            slope
-            for (place, name), slope in dimension.slopes.items()
-            if name == size and isinstance(captured.products[place].work, Attention)
-        ),
-        default=0.0,
-    )
+def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
+    return bool(_slopes(dimension, captured, size))
+
+
+def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
+    """Return how much a size of attention or experts grows per unit of a dimension, if it does."""
+    kinds = (Attention, GroupedGemm)
+    return {
+        slope
+        for (place, name), slope in dimension.slopes.items()
+        if name == size and slope > 0 and isinstance(captured.products[place].work, kinds)
+    }

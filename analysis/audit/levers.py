@@ -27,7 +27,7 @@ from analysis.audit.account import (
     account_of,
     as_problem,
 )
-from analysis.audit.candidates import REACH, candidates, pairs_of
+from analysis.audit.candidates import REACH, Changes, candidates, pairs_of
 from analysis.audit.runtime import Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step
 from analysis.model.basis import Basis
@@ -41,6 +41,11 @@ _NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ign
 
 Capture = Callable[[Mapping[str, int]], Captured]
 """Function that captures the model again with some sizes changed."""
+
+
+def words_of(changes: Mapping[str, tuple[int, int]]) -> str:
+    """Return changes in words, such as ``vocab 50257 → 50304``."""
+    return ", ".join(f"{name} {old} → {new}" for name, (old, new) in changes.items())
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Lever:
     @property
     def words(self) -> str:
         """The changes in words, such as ``vocab 50257 → 50304``."""
-        return ", ".join(f"{n} {a} → {b}" for n, (a, b) in self.changes.items())
+        return words_of(self.changes)
 
     @property
     def expected_gain(self) -> float:
@@ -102,6 +107,7 @@ def find_levers(
     basis: Basis,
     account: Account,
     more_parameters: float = 0.01,
+    multiple: int | None = None,
 ) -> list[Lever]:
     """Return the best change of each dimension, of two that belong together, and of all that pay.
 
@@ -116,29 +122,53 @@ def find_levers(
         basis: what times on the machine rest on.
         account: account of the model as it is.
         more_parameters: how many more parameters the joint change may have, as a fraction.
+        multiple: what widths have to be multiples of.
     """
-    problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
-    measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
-    asked = _Question(captured, capture, runtime, basis, account, measured)
+    asked = _Question.from_account(captured, capture, runtime, basis, account)
     best: list[Lever] = []
     for dimension in dimensions:
         tried = [
             lever
-            for value in _promising(captured, dimension, asked)
+            for value in _promising(captured, dimension, asked, multiple)
             if (lever := asked.lever({dimension.name: (dimension.value, value)})) is not None
         ]
         if tried:
             best.append(max(tried, key=lambda lever: lever.expected_gain))
-    paired = [
-        lever
-        for changes in pairs_of(captured, dimensions)
-        if (lever := asked.lever(changes)) is not None
-    ]
-    if paired:
-        best.append(max(paired, key=lambda lever: lever.expected_gain))
+    # Changes of the same dimensions compete with one another.
+    paired: dict[tuple[str, ...], list[Lever]] = {}
+    for changes in pairs_of(captured, dimensions, runtime.tp):
+        if (lever := asked.lever(changes)) is not None:
+            paired.setdefault(tuple(changes), []).append(lever)
+    best += [max(some, key=lambda lever: lever.expected_gain) for some in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)
     joint = _joint(best, asked, more_parameters)
     return [joint, *best] if joint is not None else best
+
+
+def try_levers(
+    captured: Captured,
+    changes: Sequence[Changes],
+    capture: Capture,
+    runtime: Runtime,
+    basis: Basis,
+    account: Account,
+) -> tuple[list[Lever], dict[str, str]]:
+    """Return what the given changes do, in their order, and why others cannot be judged.
+
+    The second value has a reason for each change that cannot be built or changes no operation that
+    is counted, by the change in words.
+    """
+    asked = _Question.from_account(captured, capture, runtime, basis, account)
+    levers: list[Lever] = []
+    refused: dict[str, str] = {}
+    for each in changes:
+        try:
+            lever = asked.changed_step(each)
+        except UserError as error:
+            refused[words_of(each)] = str(error)
+        else:
+            levers.append(lever)
+    return levers, refused
 
 
 @dataclass(frozen=True)
@@ -152,19 +182,33 @@ class _Question:
     account: Account
     measured: Measurements
 
-    def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return the effect of a change.
+    @classmethod
+    def from_account(
+        cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
+    ) -> _Question:
+        """Collect what was measured near the operations of a model."""
+        problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
+        measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
+        return cls(captured, capture, runtime, basis, account, measured)
 
-        None if the model cannot be built that way, or if no counted operation changes.
-        """
+    def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
+        """Return the effect of a change; None if it has none or cannot be built."""
         try:
-            changed = self.capture({name: to for name, (_, to) in changes.items()})
-            account = account_of(changed, self.runtime, self.basis)
+            return self.changed_step(changes)
         except UserError:
             return None
+
+    def changed_step(self, changes: Mapping[str, tuple[int, int]]) -> Lever:
+        """Return the effect of a change.
+
+        Raises:
+            UserError: if the model cannot be built that way, or if no counted operation changes.
+        """
+        changed = self.capture({name: to for name, (_, to) in changes.items()})
+        account = account_of(changed, self.runtime, self.basis)
         # Lines are compared one by one, which needs the same number of them in both models.
         if len(account.lines) != len(self.account.lines):
-            return None
+            raise UserError("the model has other operations with these sizes.")
         pairs = [
             (before, after)
             for before, after in zip(self.account.lines, account.lines, strict=True)
@@ -173,7 +217,7 @@ class _Question:
         uncounted = [pair for pair in pairs if math.isnan(pair[0].time_us + pair[1].time_us)]
         pairs = [pair for pair in pairs if pair not in uncounted]
         if not pairs:
-            return None
+            raise UserError("no GEMM, convolution or attention that is counted changes.")
         gain, products, evidence = self._gain(pairs, account)
         more = account.flops / self.account.flops - 1
         worth = _worth(gain, more)
@@ -209,9 +253,13 @@ class _Question:
         weight = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)
         for (old, new), predicted in zip(pairs, ratios, strict=True):
             evidence = PREDICTED
-            if predicted is None:  # attention, whose time is proportional to its FLOPs
-                unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
-                change = SumChange(old.total_us, (old.time_us / new.time_us,) * 3)
+            if predicted is None:  # attention: both times are by the same framework
+                faster = old.time_us / new.time_us
+                spread = max(old.spread, new.spread)
+                ends = faster * math.exp(-spread), faster * math.exp(spread)
+                change = SumChange(old.total_us, (faster, *ends))
+                if not spread:  # an assumed share of the peak, which may be another one
+                    unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
             elif (known := self._known(old, new)) is not None:
                 ratio, evidence = known
                 change = SumChange(old.total_us, ratio)
@@ -294,12 +342,15 @@ def _moved(captured: Captured, runtime: Runtime) -> int:
     return sum(each.bytes for each in moved)
 
 
-def _promising(captured: Captured, dimension: Dimension, asked: _Question) -> list[int]:
+def _promising(
+    captured: Captured, dimension: Dimension, asked: _Question, multiple: int | None
+) -> list[int]:
     """Return the most promising values, estimated only from the forward matrix operations."""
     # 1. The forward operations at the current value and at each candidate that is possible.
-    values = candidates(dimension, captured, asked.runtime.tp)
-    if not values:
-        return []
+    values = candidates(dimension, captured, asked.runtime.tp, multiple)
+    # Where more heads are narrower, sizes do not grow in proportion.
+    if len(values) <= _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
+        return values
     asis, *changed = (
         _resized(captured, dimension, value, asked.runtime) for value in (dimension.value, *values)
     )
@@ -413,5 +464,6 @@ def _reason(
         only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
         quality = "entries that are never used" if only_vocabulary else "a larger model"
     else:
-        quality = "a smaller model; its quality is not predicted"
+        size = "smaller" if more_flops < 0 else "different"
+        quality = f"a {size} model; its quality is not predicted"
     return f"{words}; {quality}"

@@ -46,7 +46,9 @@ class Runtime:
             pass.
         loss_chunks: number of parts of the tokens into which the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``, which decides the bytes that its step moves.
-        attention: share of the peak that fused attention is assumed to reach.
+        attention: share of the peak that fused attention is assumed to reach; None for what was
+            measured.
+        attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
         causal_half: True if the attention kernel skips what a causal mask hides, half of the pairs.
         skew: tokens go to one in this many experts, and each of these gets the same share.
     """
@@ -57,7 +59,8 @@ class Runtime:
     recompute: bool = False
     loss_chunks: int = 1
     optimizer: str = "adamw"
-    attention: float = 0.5
+    attention: float | None = None
+    attention_kernel: str | None = None
     causal_half: bool = True
     skew: float = 1.0
 
@@ -67,7 +70,7 @@ class Runtime:
         for name in self.fuse:
             check_option("--fuse", name, tuple(FUSIONS))
         check_counts(self, "tp", "loss_chunks")
-        if not 0 < self.attention <= 1:
+        if self.attention is not None and not 0 < self.attention <= 1:
             raise UserError("--attention takes a share of the peak above 0%.")
         if not 1 <= self.skew < math.inf:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts alike) or more.")
@@ -110,9 +113,9 @@ class Runtime:
             said.append(f"the head is computed in {self.loss_chunks} parts")
         if "attention" in kinds:
             masks = "as half" if self.causal_half else "in full"
-            said.append(
-                f"fused attention at {self.attention:.0%} of the peak; causal masks counted {masks}"
-            )
+            if self.attention is not None:
+                said.append(f"fused attention at {self.attention:.0%} of the peak")
+            said.append(f"causal masks counted {masks}")
         if "grouped" in kinds:
             who = f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
             said.append(f"experts: {who} the same share of the tokens")

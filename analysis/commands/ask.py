@@ -53,6 +53,17 @@ def predict_command(
     ] = None,
     gemm: GemmOption = None,
     conv: ConvOption = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option("--attention", help="B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"),
+    ] = None,
+    attention_kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--attention-kernel",
+            help="Framework that computes it: vllm, trtllm or sglang [default: not known].",
+        ),
+    ] = None,
     file: FileOption = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
@@ -61,11 +72,16 @@ def predict_command(
 
     Answers for any machine of machines.toml, measured or not.
     """
+    from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of
 
-    asked = problems(gemm, conv, file)
+    calls = [parse_attention(text) for text in attention or ()]
+    asked = problems(gemm, conv, file) if gemm or conv or file or not calls else []
     wanted: Sequence[str | None] = machines or [None]
-    columns = [times_of(asked, basis_of(machine, results)) for machine in wanted]
+    columns = []
+    for basis in [basis_of(machine, results) for machine in wanted]:
+        times = times_of(asked, basis) if asked else []
+        columns.append([*times, *(attention_row(call, basis, attention_kernel) for call in calls)])
     rows = [row for beside in zip(*columns, strict=True) for row in beside]
     if json:
         print_json(rows if len(rows) > 1 or file else rows[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from analysis.words import names_in, share_of
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
 from kernels.common.checks import check_option, is_whole
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS
+from kernels.common.program import RESULTS, needs_extra
 from sweeps.store import make_folder
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
+_MOST_TRIES = 64  # combinations, each of which is captured in about a second
 _MEASURED_LEVERS = 3  # levers whose GEMMs are timed together with the model's own
 _CONFIRMED_PAIRS = 9  # three GEMMs and their gradients
 
@@ -50,10 +52,29 @@ def audit_command(
     recompute: Annotated[bool, typer.Option(help="Recompute layers in backward.")] = False,
     loss_chunks: Annotated[int, typer.Option(min=1, help="Parts in which head and loss run.")] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
-    attention: Annotated[str, typer.Option(help="Attention's share of the peak.")] = "50%",
+    attention: Annotated[
+        str | None,
+        typer.Option(help="Attention's share of the peak, such as 50% [default: as measured]."),
+    ] = None,
+    attention_kernel: Annotated[
+        str | None,
+        typer.Option(
+            help="Framework whose attention is used: vllm, trtllm or sglang [default: not known]."
+        ),
+    ] = None,
     causal: Annotated[str, typer.Option(help="Count causal attention: half or full.")] = "half",
     skew: Annotated[float, typer.Option(help="One expert in so many gets tokens.")] = 1.0,
     vary: Annotated[str, typer.Option(help="Dimensions to vary: hidden,ffn.")] = "",
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="Values to compare, hidden=768,1024; repeatable, for every combination.",
+        ),
+    ] = None,
+    multiple: Annotated[
+        int | None, typer.Option(min=1, help="Propose only widths that are multiples of this.")
+    ] = None,
     parameters: Annotated[str, typer.Option(help="Largest growth in parameters.")] = "1%",
     arg: Annotated[
         list[str] | None, typer.Option("--arg", help="Model size, hidden=4096; repeatable.")
@@ -81,13 +102,23 @@ def audit_command(
 
     Lists every GEMM of a step, forward and backward, with its time and what limits it.
     """
-    from analysis.audit.audit import audit
-    from analysis.audit.audit_report import as_comparison
+    from sweeps.capture.known_names import check_model
+
+    check_model(model)  # before anything that takes seconds
+    machines: list[str | None] = [*machine.split(",")] if machine else [None]
+    bases = [] if measure else [basis_of(name, results) for name in machines]
+    from analysis.audit.audit import LeverSearch, audit
+    from analysis.audit.audit_report import as_comparison, sources
     from analysis.audit.runtime import Runtime
-    from sweeps.capture.sources import find_source
-    from sweeps.capture.step import ModelStep
     from sweeps.running.request import Request
 
+    try:
+        from sweeps.capture.sources import find_source
+        from sweeps.capture.step import ModelStep
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UserError(f"{needs_extra('torch', 'models')} Its CPU build is enough.") from None
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
@@ -101,17 +132,22 @@ def audit_command(
         recompute,
         loss_chunks,
         optimizer,
-        share_of(attention, "attention"),
+        None if attention is None else share_of(attention, "attention"),
+        attention_kernel,
         causal == "half",
         skew,
     )
     step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     source = find_source(model, _sizes(arg or []), inputs or [])
-    machines: list[str | None] = [*machine.split(",")] if machine else [None]
-    more = share_of(parameters, "parameters")
+    search = LeverSearch(
+        names_in(vary or None, "vary"),
+        share_of(parameters, "parameters"),
+        multiple,
+        _tries(tries or []),
+    )
 
     def on(*bases: Basis) -> list[Audit]:
-        return audit(source, step, how, list(bases), names_in(vary or None, "vary"), more)
+        return audit(source, step, how, list(bases), search)
 
     if measure:
         if len(machines) > 1:
@@ -119,24 +155,23 @@ def audit_command(
         request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
         found = measured_audit(on, machines[0], request)
     else:
-        found = on(*(basis_of(name, results) for name in machines))
+        found = on(*bases)
     if json:
         documents = [each.to_json() for each in found]
         print_json(documents if len(documents) > 1 else documents[0])
     elif len(found) > 1:
-        print(as_comparison({e.account.machine: (e.account, e.levers) for e in found}))
-        print(f"Assumed: {'; '.join(found[0].assumptions)}.")
+        print(as_comparison([each.report for each in found]))
     else:
         print(found[0])
     for each in found:
-        note(f"{each.account.machine}: {each.basis.source}.")
+        note(f"{each.account.machine}: {sources(each.report)}.")
     if csv is not None:
         import pandas as pd
 
         frames = [each.products.assign(machine=each.account.machine) for each in found]
         pd.concat(frames).to_csv(csv, index=False)
     if markdown is not None:
-        pages = [each.markdown(f"{model} on {each.account.machine}") for each in found]
+        pages = [each.markdown() for each in found]
         markdown.write_text("\n".join(pages), encoding="utf-8")
     if plots is not None:
         from analysis.plots.audit import plot_levers, plot_step
@@ -185,6 +220,19 @@ def measured_audit(
         return [second]
     confirm_choices(run, pairs, note)
     return on(usable(run.folder, request))
+
+
+def _tries(arguments: list[str]) -> dict[str, list[int]]:
+    tries: dict[str, list[int]] = {}
+    for text in arguments:
+        name, _, values = text.partition("=")
+        sizes = values.split(",")
+        if not name or not all(is_whole(size) and int(size) for size in sizes):
+            raise UserError(f"--try takes sizes such as hidden=4096,4224, not {text!r}.")
+        tries.setdefault(name, []).extend(map(int, sizes))
+    if math.prod(map(len, tries.values())) > _MOST_TRIES:
+        raise UserError(f"--try has more than {_MOST_TRIES} combinations; give fewer values.")
+    return tries
 
 
 def _sizes(arguments: list[str]) -> dict[str, int]:

@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from analysis.commands.app import ResultsOption, app
+from analysis.imports.attention_tables import find_attention_tables
 from analysis.imports.public import read_public
 from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_table
 from analysis.imports.timings import FileDefaults, read_timings
 from analysis.imports.writing import is_same_file, write_collections, write_imported, write_timings
+from analysis.model import attention_basis
 from analysis.model.basis import machine_rows
 from analysis.model.prior import floor_sentences, software_of
 from analysis.recordings.imported import (
@@ -34,6 +36,7 @@ from kernels.common.errors import UserError, nearest
 from kernels.common.program import RESULTS
 from kernels.machine import known_machine, known_machines
 from kernels.problem import DTYPE_BYTES, GEMM_LAYOUTS
+from sweeps.store import write_json
 
 _ALL = "all"
 
@@ -132,7 +135,8 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
     If a user's file is imported there, the table only has to be among its collections, as its
     prior.
     """
-    if not is_complete(folder) or not (folder / COLLECTIONS).exists():
+    files = (COLLECTIONS, attention_basis.FILE)
+    if not is_complete(folder) or not all((folder / name).exists() for name in files):
         return False
     if is_of_file(folder):
         try:
@@ -169,6 +173,8 @@ def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path
     machine, folder = known_machine(table.slug), folder_of(results, table.slug)
     others = [t for t in tables if t.slug == table.slug and t.path != table.path]
     write_collections([table, *others], machine, results)
+    fits = attention_basis.fit_tables(find_attention_tables(table.slug), machine)
+    write_json(folder / attention_basis.FILE, attention_basis.fits_to_json(fits))
     if not is_of_file(folder):
         write_imported(table, machine, results)
         return _finish(folder, table, tables)

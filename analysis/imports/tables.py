@@ -74,28 +74,43 @@ class PublicTable:
     @property
     def source(self) -> str:
         """Framework and version in words, such as ``TensorRT-LLM 1.3.0rc20``."""
-        return f"{_NAMES.get(self.framework.lower(), self.framework)} {self.version}"
+        return f"{framework_name(self.framework)} {self.version}"
+
+
+def framework_name(framework: str) -> str:
+    """Return the name that a framework gives itself, such as ``vLLM`` for ``VLLM``."""
+    return _NAMES.get(framework.lower(), framework)
 
 
 def find_tables() -> list[PublicTable]:
-    """Find every table of the installed package.
+    """Find every table of GEMMs of the installed package.
 
     Raises:
         UserError: if the package is not installed, or has no table that can be read.
+    """
+    folders, package, licence = package_folders()
+    paths = sorted(path for folder in folders for path in folder.rglob(_FILE))
+    tables = [read_table(path, package, licence) for path in paths]
+    if not tables:
+        raise UserError(
+            f"{package} has no {_FILE}; install the version that constraints.txt names."
+        )
+    return tables
+
+
+def package_folders() -> tuple[list[Path], str, str]:
+    """Return the folders of the installed package, its name with its version, and its licence.
+
+    Raises:
+        UserError: if the package is not installed.
     """
     spec = importlib.util.find_spec(_MODULE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(needs_extra(PACKAGE, "public"))
     told = importlib.metadata.metadata(PACKAGE)
-    version, licence = told["Version"], told["License-Expression"] or told["License"] or ""
-    roots = [Path(root) for root in spec.submodule_search_locations]
-    paths = sorted(path for root in roots for path in root.rglob(_FILE))
-    tables = [read_table(path, f"{PACKAGE} {version}", licence) for path in paths]
-    if not tables:
-        raise UserError(
-            f"{PACKAGE} {version} has no {_FILE}; install the version that constraints.txt names."
-        )
-    return tables
+    licence = told["License-Expression"] or told["License"] or ""
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    return folders, f"{PACKAGE} {told['Version']}", licence
 
 
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:

@@ -159,11 +159,14 @@ def audit(
     recompute: bool = False,
     loss_chunks: int = 1,
     optimizer: str = "adamw",
-    attention: str | float = 0.5,
+    attention: str | float | None = None,
+    attention_kernel: str | None = None,
     causal_half: bool = True,
     skew: float = 1.0,
     vary: str | Sequence[str] = (),
     parameters: str | float = 0.01,
+    multiple: int | None = None,
+    tries: Mapping[str, Sequence[int]] | None = None,
     sizes: Mapping[str, int] | None = None,
     inputs: str | Sequence[str] = (),
     results: str | Path = RESULTS,
@@ -185,11 +188,14 @@ def audit(
         recompute: if True, the forward pass of repeated layers is computed again.
         loss_chunks: number of parts into which the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``.
-        attention: share of the peak that attention is assumed to reach.
+        attention: share of the peak that attention is assumed to reach; None for what was measured.
+        attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
         causal_half: if True, a causal mask leaves half of the work.
         skew: tokens go to one in this many experts.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
         parameters: how many more parameters the joint change may have, as a fraction.
+        multiple: what proposed widths have to be multiples of; None for multiples of 64 and more.
+        tries: values of dimensions to compare, in every combination, instead of searching.
         sizes: sizes of the model that replace its own.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
@@ -204,8 +210,9 @@ def audit(
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
       dimension   from     to verdict
-    0     vocab  50257  50264  likely
+    0     vocab  50257  50304  likely
     """
+    from analysis.audit.audit import LeverSearch
     from analysis.audit.audit import audit as audit_on
     from analysis.audit.runtime import Runtime
     from analysis.model.basis import find_basis
@@ -227,14 +234,16 @@ def audit(
         recompute,
         loss_chunks,
         optimizer,
-        share_of(attention, "attention"),
+        None if attention is None else share_of(attention, "attention"),
+        attention_kernel,
         causal_half,
         skew,
     )
     more = share_of(parameters, "parameters")
+    search = LeverSearch(names_in(vary, "vary"), more, multiple, tries or {})
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))
-    (found,) = audit_on(source, step, how, [basis], names_in(vary, "vary"), more)
+    (found,) = audit_on(source, step, how, [basis], search)
     return found
 
 

@@ -19,8 +19,12 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 @dataclass
 class TracedLayer:
-    """A layer that was traced; ``calls`` counts its calls and those of identical layers."""
+    """A layer that was traced; ``calls`` counts its calls and those of identical layers.
 
+    ``input_bytes`` is the size of its floating-point inputs, from which it can be computed again.
+    """
+
+    input_bytes: int = 0
     calls: int = 1
 
 
@@ -70,7 +74,8 @@ class AlikeLayers:
             if key in traced:
                 traced[key].layer.calls += 1
                 return traced[key].outputs_like(tensors)
-            layer = TracedLayer()
+            floats = {x.untyped_storage()._cdata: x for x in tensors if x.is_floating_point()}
+            layer = TracedLayer(sum(x.untyped_storage().nbytes() for x in floats.values()))
             self.stack.append(layer)
             try:
                 outputs = forward(*args, **kwargs)

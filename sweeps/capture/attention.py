@@ -52,12 +52,13 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
+    ctx.save_for_backward(*inputs[:3], output)  # fused kernels need the output, too
     ctx.mask = inputs[3:]
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    return (*attention_backward(gradient, *ctx.saved_tensors, *ctx.mask), None, None)
+    q, k, v, _ = ctx.saved_tensors
+    return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
 
 attention.register_autograd(_backward, setup_context=_keep)

@@ -26,8 +26,8 @@ from sweeps.capture.step import (
     ModelStep,
     first_line,
 )
-from sweeps.capture.trace import trace
-from sweeps.capture.traffic import bytes_moved
+from sweeps.capture.trace import SavedTensor, trace
+from sweeps.capture.traffic import bytes_moved, largest_operation
 
 # Names of configuration entries that are sizes, of those that count heads, and of entries that are
 # not sizes although _SIZE may match them.
@@ -56,7 +56,7 @@ def capture(
         try:
             started = source.start(step, changes or {})
             with OneAttention(), torch.set_grad_enabled(step.mode == TRAIN):
-                operations = trace(started.model, started.call, backward=step.mode == TRAIN)
+                operations, saved = trace(started.model, started.call, backward=step.mode == TRAIN)
         except UserError:
             raise
         except Exception as error:  # a model's own code may raise anything at unusual sizes
@@ -69,6 +69,11 @@ def capture(
         moved_fused=bytes_moved(operations, fused=True),
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        saved=sum(tensor.count * tensor.bytes for tensor in saved),
+        saved_recomputed=_saved_recomputed(saved),
+        largest_operation=largest_operation(
+            operations, {p.untyped_storage()._cdata for p in parameters}
+        ),
         uncounted=tuple(unknown),
         assumptions=started.assumptions,
     )
@@ -113,6 +118,23 @@ def dimensions(
         if dimension is not None:
             found.append(dimension)
     return found
+
+
+def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
+    """Return the bytes that are kept if repeated layers keep only their inputs.
+
+    One layer at a time is computed again, and then keeps everything.
+    """
+    outside = sum(tensor.bytes for tensor in saved if not tensor.layers)
+    whole: dict[int, int] = {}
+    inputs: dict[int, int] = {}
+    for tensor in saved:
+        if tensor.layers:
+            layer = tensor.layers[0]
+            inner = tensor.count // layer.calls
+            whole[id(layer)] = whole.get(id(layer), 0) + inner * tensor.bytes
+            inputs[id(layer)] = layer.calls * layer.input_bytes
+    return outside + sum(inputs.values()) + max(whole.values(), default=0)
 
 
 def _dimension(

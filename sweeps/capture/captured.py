@@ -1,7 +1,7 @@
 """Data classes of a captured step: what a model multiplies and moves.
 
-A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. All others of a model
-are *other operations*. This module does not import PyTorch.
+A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. Every other operation
+of a model is one of its *other operations*. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -179,6 +179,11 @@ class Captured:
     ``moved`` counts each operation by itself. ``moved_fused`` counts the operations between two
     products as one. ``parameters`` is the number of elements of distinct parameters. ``uncounted``
     has the names of products of unknown kinds.
+
+    ``saved`` is the number of bytes that the forward pass keeps for the backward pass.
+    ``saved_recomputed`` is that number if repeated layers keep only their inputs and are computed
+    again one by one. ``largest_operation`` is the number of bytes of the tensors of one operation,
+    parameters apart, where it is largest.
     """
 
     products: tuple[Product, ...]
@@ -186,6 +191,9 @@ class Captured:
     moved_fused: tuple[MovedBytes, ...]
     parameters: int
     parameter_bytes: int
+    saved: int = 0
+    saved_recomputed: int = 0
+    largest_operation: int = 0
     uncounted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 

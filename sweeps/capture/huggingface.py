@@ -48,6 +48,12 @@ class HuggingFace:
         found = self._configuration({}).to_dict()
         return {name: value for name, value in found.items() if type(value) is int}
 
+    @property
+    def positions(self) -> int | None:
+        """Entry of the configuration that says the length of a sequence, if there is one."""
+        sizes = self.sizes
+        return sizes.get("max_position_embeddings") or sizes.get("n_positions")
+
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and its call on token ids or pixels.
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
+from sweeps.capture.known_names import POSITIONS, check_model
 from sweeps.capture.step import (
     TRAIN,
     ModelSource,
@@ -40,6 +41,11 @@ class KnownModel:
     def sizes(self) -> Mapping[str, int]:
         """Sizes as its factory takes them."""
         return {**KNOWN[self.name].sizes, **self.given}
+
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence that the model was made for."""
+        return POSITIONS[self.name]
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and its call on token ids or on images of 224 by 224 pixels.
@@ -80,6 +86,11 @@ class Factory:
         defaults = {p.name: p.default for p in parameters if type(p.default) is int}
         return {**defaults, **self.given}
 
+    @property
+    def positions(self) -> int | None:
+        """None, because a factory does not say it."""
+        return None
+
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the module, and its call on the given inputs.
 
@@ -108,6 +119,7 @@ def find_source(
     Raises:
         UserError: if the model is none of these, or cannot be read.
     """
+    check_model(model)
     given = dict(given or {})
     if model in KNOWN:
         for name in given:
@@ -120,12 +132,7 @@ def find_source(
         from sweeps.capture.huggingface import read_config
 
         return read_config(path / "config.json" if path.is_dir() else path, given)
-    if ":" in model:
-        return _factory(model, given, inputs)
-    raise UserError(
-        f"{model!r} is not a config.json, a module:factory or a known model; "
-        f"{nearest(model, KNOWN)}"
-    )
+    return _factory(model, given, inputs)
 
 
 def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Factory:

@@ -76,6 +76,10 @@ class ModelSource(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Sizes that may be changed, by name."""
 
+    @property
+    def positions(self) -> int | None:
+        """Longest sequence that the model was made for; None if that is not known."""
+
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model with some sizes changed. Call this where tensors are fake."""
 

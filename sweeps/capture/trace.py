@@ -156,15 +156,53 @@ def _tensors(tree: Any) -> list[Tensor]:
     return []
 
 
-def trace(model: nn.Module, call: Callable[[], Any], backward: bool) -> list[TracedOperation]:
-    """Return the operations of a step: those of ``call`` and, with ``backward``, of its gradients.
+@dataclass(frozen=True)
+class SavedTensor:
+    """Bytes of a tensor that the forward pass keeps for the backward pass, and its layers."""
 
-    Call this where tensors are fake.
+    bytes: int
+    layers: tuple[TracedLayer, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of such tensors in a step, including those of identical layers."""
+        return math.prod(layer.calls for layer in self.layers)
+
+
+class SavedTensors:
+    """Recorder of the tensors that autograd saves, each storage once; parameters do not count."""
+
+    def __init__(self, model: nn.Module, layers: AlikeLayers) -> None:
+        self.tensors: dict[int, SavedTensor] = {}
+        self._layers = layers
+        owned = (*model.parameters(), *model.buffers())
+        # No other storage gets the address of one that is still referred to.
+        self._kept = {tensor.untyped_storage()._cdata: tensor for tensor in owned}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Record a tensor as it is saved."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._kept:
+            self._kept[storage._cdata] = tensor
+            layers = tuple(self._layers.stack)
+            self.tensors[storage._cdata] = SavedTensor(storage.nbytes(), layers)
+        return tensor
+
+
+def trace(
+    model: nn.Module, call: Callable[[], Any], backward: bool
+) -> tuple[list[TracedOperation], list[SavedTensor]]:
+    """Return the operations of a step, and the tensors that are saved for its backward pass.
+
+    The operations are those of ``call`` and, with ``backward``, of its gradients. Call this where
+    tensors are fake.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)
+    saved = SavedTensors(model, layers)
     with recorder.following(model), layers.skipping(model), recorder:
-        loss = call()
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+            loss = call()
         if backward:
             loss.backward()
-    return recorder.operations
+    return recorder.operations, list(saved.tensors.values())

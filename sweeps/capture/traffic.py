@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from sweeps.capture.captured import MovedBytes
@@ -53,6 +53,26 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
                 total[kind_of(operation)] += operation.count * sum(a.bytes for a in accesses)
     del total["nothing"]
     return tuple(MovedBytes(kind, count) for kind, count in total.most_common() if count)
+
+
+def largest_operation(operations: Sequence[TracedOperation], parameters: Collection[int]) -> int:
+    """Return the bytes that the tensors of one operation have, where they are largest.
+
+    Args:
+        operations: the operations of a step.
+        parameters: storages that do not count.
+    """
+    return max(
+        (
+            sum(
+                access.bytes
+                for access in _distinct([*_reads(operation), *operation.writes])
+                if access.storage not in parameters
+            )
+            for operation in operations
+        ),
+        default=0,
+    )
 
 
 def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:

@@ -36,7 +36,11 @@ def test_a_document_has_what_scripts_lean_on(tmp_path: Path) -> None:
     total += sum(other["time_us"] for other in document["other"])
     assert document["step_us"] == pytest.approx(total)
     assert len(pd.read_csv(tmp_path / "a.csv")) == len(document["products"])
-    assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("## gpt2 on nvidia-h100-sxm")
+    assert (
+        (tmp_path / "a.md")
+        .read_text(encoding="utf-8")
+        .startswith("## gpt2, train, batch 1 on nvidia-h100-sxm")
+    )
     drawn = {path.name for path in tmp_path.iterdir()}
     assert {"audit-step.png", "audit-step.svg", "audit-levers.png", "audit-levers.svg"} <= drawn
 
@@ -47,12 +51,10 @@ def test_machines_stand_side_by_side() -> None:
         "--batch", "32", "--seq", "1024", "--tp", "2", "--vary", "vocab",
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
-    assert "On nvidia-h100-sxm a step" in told.stdout
-    assert "On nvidia-b200 a step" in told.stdout
+    for machine in ("nvidia-h100-sxm", "nvidia-b200"):
+        assert f"llama-2-7b, decode, batch 32, 1,024 tokens known on {machine}: step" in told.stdout
     assert "communication is not counted" in told.stdout
-    assert told.stdout.count("Not counted on nvidia-") == 2
-    (roles, *_) = told.stdout.splitlines()
-    assert roles.split() == ["nvidia-h100-sxm", "nvidia-b200"]
+    assert ["nvidia-h100-sxm", "nvidia-b200"] in [line.split() for line in told.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,10 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
         ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is only for training"),
         ((*GPT2, "--causal", "quarter"), "--causal takes half, full"),
+        ((*GPT2, "--try", "hidden"), "--try takes sizes such as hidden=4096,4224"),
+        ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
+        ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
+        ((*GPT2, "--attention-kernel", "fa3"), "was not measured"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
         ((*GPT2, "--skew", "nan"), "--skew is nan; give 1"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
@@ -81,3 +87,42 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
     assert words in told.stderr
     assert "Traceback" not in told.stderr
     assert not told.stdout
+
+
+def test_given_sizes_are_compared_in_one_table() -> None:
+    told = analysis(
+        *GPT2, "--try", "hidden=768,1024", "--try", "heads=12,16", "--try", "heads=13", "--json"
+    )
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)
+    tried = [(lever["dimension"], lever["to"]) for lever in document["levers"]]
+    assert ("heads", 16) in tried
+    assert ("hidden", 1024) not in tried  # 12 heads do not divide it
+    assert ("hidden and heads", {"hidden": 1024, "heads": 16}) in tried
+    assert set(document["refused"]) == {
+        "heads 12 → 13", "hidden 768 → 1024", "hidden 768 → 1024, heads 12 → 13",
+    }  # fmt: skip
+    words = analysis(*GPT2, "--try", "hidden=1024", "--try", "heads=13,16").stdout
+    assert "hidden 768 → 1024, heads 12 → 16" in words
+    assert "hidden 768 → 1024, heads 12 → 13 cannot be judged" in words
+
+
+def test_what_does_not_fit_comes_first() -> None:
+    told = analysis(
+        "audit", "llama-3-8b", "--machine", "nvidia-h100-sxm", "--batch", "4", "--seq", "16384",
+        "--vary", "vocab", "--arg", "layers=8",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    first, second, *_ = told.stdout.splitlines()
+    assert "nvidia-h100-sxm: DOES NOT FIT: " in first
+    assert "; fits with --batch " in first
+    assert second == "Warning: the model has 8,192 positions, and the step 16,384 tokens."
+
+
+def test_attention_is_named(tmp_path: Path) -> None:
+    told = analysis(*GPT2, "--vary", "vocab", "--attention-kernel", "trtllm", "--results", tmp_path)
+    assert "attention: trtllm's attention, constants from public tables" in told.stderr
+    assert "other frameworks" not in told.stderr
+    told = analysis(*GPT2, "--vary", "vocab", "--results", tmp_path)
+    assert "attention: vllm's attention" in told.stderr
+    assert "an interval that covers other frameworks" in told.stderr

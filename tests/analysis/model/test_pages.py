@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.model.prior import floor_sentences
 from kernels.timemodel.constants import default_constants
-from tests.studies import evidence, misalignment, reliability
+from tests.studies import attention, evidence, misalignment, reliability
 from tests.support.published import ACCURACY as RECORDED_FIGURES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,3 +92,8 @@ def test_the_price_of_misalignment_is_the_recorded_one() -> None:
 
 def test_stated_probabilities() -> None:
     assert reliability.markdown(recorded("reliability.json")) in ADVICE
+
+
+def test_errors_of_attention() -> None:
+    page = (ROOT / "analysis" / "auditing-a-model.md").read_text(encoding="utf-8")
+    assert attention.markdown(recorded("attention.json")) in page

@@ -58,7 +58,7 @@ def test_an_audit_is_the_commands(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.to_json())) == told
     assert list(found.products["role"]) == [product["role"] for product in told["products"]]
     assert list(found.changes["dimension"]) == [lever["dimension"] for lever in told["levers"]]
-    assert str(found).splitlines()[-1].startswith(f"On {H100} a step should take ")
+    assert str(found).startswith(f"gpt2, train, batch 2 on {H100}: step ")
 
 
 def test_machines_are_the_commands(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Answer queries about single calls of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.model.attention import peak_of
+from analysis.model.attention_basis import FRAMEWORKS, find_attention
+from analysis.model.basis import Basis
+from kernels.common.checks import check_option, is_whole
+from kernels.common.errors import UserError
+from sweeps.capture.captured import Attention
+
+CAUSAL, FULL, DECODE = "causal", "full", "decode"
+_FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
+
+
+def parse_attention(text: str) -> Attention:
+    """Read a call as the command line gives it, such as ``8,2048,32,8,128,bf16,causal``.
+
+    S is the number of tokens of each of the B sequences. With ``decode``, one token is computed
+    after S that are known.
+
+    Raises:
+        UserError: if it is not of that form.
+    """
+    *sizes, dtype, mask = [*text.split(","), *([] if text.count(",") == 6 else [CAUSAL])]
+    if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
+        raise UserError(f"--attention takes {_FORM}, such as 8,2048,32,8,128,bf16; not {text!r}.")
+    check_option("--attention", mask, (CAUSAL, FULL, DECODE))
+    batch, tokens, heads, kv_heads, width = map(int, sizes)
+    return Attention(
+        batch,
+        heads,
+        kv_heads,
+        queries=1 if mask == DECODE else tokens,
+        keys=tokens,
+        width=width,
+        value_width=width,
+        dtype=dtype,
+        causal=mask == CAUSAL,
+    )
+
+
+def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
+    """Return the answer to a query, with the names that a GEMM's answer has.
+
+    Raises:
+        UserError: if attention was not measured on such a machine, or not in that dtype.
+    """
+    machine = basis.model.machine
+    known = find_attention(machine, work.dtype, basis.folder)
+    if known is None:
+        raise UserError(
+            f"attention in {work.dtype} was not measured on anything like {machine.slug}; it is "
+            "known in bf16 and fp16 on GPUs."
+        )
+    if framework is not None:
+        check_option("--attention-kernel", framework, FRAMEWORKS)
+    time = known.predict(work, framework)
+    rate = work.flops / time.seconds
+    limits = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
+    return {
+        "machine": machine.slug,
+        "problem": work.spec(),
+        "time_us": time.seconds * 1e6,
+        "lo_us": time.lo * 1e6,
+        "hi_us": time.hi * 1e6,
+        "tflops": rate / 1e12,
+        "limit": time.limit,
+        "peak_share": rate / peak_of(machine),
+        "evidence": "predicted",
+        "basis": known.kind,
+        "source": known.source(framework),
+        "explanation": (
+            f"limited by {limits[time.limit]}, {rate / peak_of(machine):.0%} of the peak"
+        ),
+    }

@@ -1,0 +1,139 @@
+"""Account for the memory that a step needs on each GPU, and say what would fit if it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.audit.runtime import Runtime
+from kernels.machine import Machine
+from kernels.problem import DTYPE_BYTES
+from sweeps.capture.captured import FORWARD, Attention, Captured
+
+_STATES = {"adamw": 2, "sgd": 0, "none": 0}
+"""Numbers that an optimizer keeps for each parameter: AdamW has two moments, SGD no momentum."""
+
+_DEGREES = (2, 4, 8, 16)
+"""Tensor-parallel degrees that are tried if a step does not fit."""
+
+# Multi-head latent attention keeps one compressed vector per token (DeepSeek-AI 2024).
+_COMPRESSED = re.compile(r"kv_a_proj\w*$")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a step needs on each GPU, by use, and the bytes that the GPU has.
+
+    ``activations`` are the tensors that the forward pass keeps for the backward pass or, without
+    one, those of the largest operation.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    kv_cache: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        """Bytes that the step needs."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
+
+    @property
+    def fits(self) -> bool:
+        """True if the GPU has that many bytes."""
+        return self.total <= self.available
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a record, in bytes."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "kv_cache": self.kv_cache,
+            "total": self.total,
+            "available": self.available,
+            "fits": self.fits,
+        }
+
+
+def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bool) -> Memory:
+    """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
+
+    Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism
+    divides everything, which for activations supposes sequence parallelism (Korthikanti et al.
+    2022). What the framework and its kernels need for themselves is not counted.
+
+    Args:
+        captured: the step.
+        runtime: how the model is run.
+        machine: the machine, whose memory is compared.
+        trains: True if the step has a backward pass.
+    """
+    weights = captured.parameter_bytes // runtime.tp
+    saved = captured.saved_recomputed if runtime.recompute else captured.saved
+    return Memory(
+        weights,
+        gradients=weights if trains else 0,
+        optimizer=_STATES[runtime.optimizer] * weights if trains else 0,
+        activations=(saved if trains else captured.largest_operation) // runtime.tp,
+        kv_cache=0 if trains else kv_cache_bytes(captured) // runtime.tp,
+        available=machine.memory_bytes,
+    )
+
+
+def kv_cache_bytes(captured: Captured) -> int:
+    """Return the bytes of the keys and values of all sequences, if the model generates tokens.
+
+    A window limits the keys. Of compressed keys and values, only the compressed form is kept.
+    """
+    attention = [
+        product
+        for product in captured.products
+        if isinstance(product.work, Attention) and product.pass_ == FORWARD
+    ]
+    generates = [p for p in attention if p.work.causal or p.work.queries < p.work.keys]  # type: ignore[union-attr]
+    if not generates:
+        return 0
+    compressed = [p for p in captured.products if _COMPRESSED.search(p.path)]
+    total = 0
+    for product in generates:
+        work = product.work
+        assert isinstance(work, Attention)
+        tokens = work.batch * min(work.keys, work.window or work.keys)
+        width = work.kv_heads * (work.width + work.value_width)
+        if compressed:
+            width = compressed[0].sizes["n"]
+        total += product.count * tokens * width * DTYPE_BYTES[work.dtype]
+    return total
+
+
+def what_fits(
+    captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
+) -> list[str]:
+    """Return changes of the run that make a step fit, each as an option of ``audit``."""
+    return list(_fitting(captured, runtime, machine, trains, batch))
+
+
+def _fitting(
+    captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
+) -> Iterator[str]:
+    memory = memory_of(captured, runtime, machine, trains)
+    fixed = memory.weights + memory.gradients + memory.optimizer
+    per_sequence = (memory.total - fixed) / batch
+    if (most := int((memory.available - fixed) // max(per_sequence, 1.0))) >= 1:
+        yield f"--batch {most}"
+    if trains and not runtime.recompute:
+        again = memory_of(captured, replace(runtime, recompute=True), machine, trains)
+        if again.fits:
+            yield "--recompute"
+    for degree in _DEGREES:
+        if degree > runtime.tp:
+            split = replace(runtime, tp=degree)
+            if memory_of(captured, split, machine, trains).fits:
+                yield f"--tp {degree}"
+                return

@@ -1,0 +1,98 @@
+"""Read the public tables of fused attention.
+
+``aiconfigurator-core`` has, for each GPU, framework and version, the times of causal attention of
+prompts (``context_attention``), of decoding (``generation_attention``) and of encoders
+(``encoder_attention``). They were measured as its GEMMs were (:mod:`analysis.imports.tables`). Only
+calls in bf16, with keys and values in bf16, are read, and only those of the kernel that a framework
+uses most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pyarrow import parquet
+
+from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
+from analysis.imports.tables import BF16, framework_name, package_folders, version_numbers
+from kernels.machine import slug_of_device
+from kernels.timemodel.estimate import Array
+
+_FILES = {
+    CONTEXT: "context_attention_perf.parquet",
+    DECODE: "generation_attention_perf.parquet",
+    FULL: "encoder_attention_perf.parquet",
+}
+
+
+@dataclass(frozen=True)
+class AttentionTable:
+    """One collection: calls of one kind on one GPU by one version of one framework."""
+
+    path: Path
+    slug: str
+    framework: str
+    version: str
+    kind: str
+
+    @property
+    def source(self) -> str:
+        """Framework and version in words, such as ``vLLM 0.24.0``."""
+        return f"{framework_name(self.framework)} {self.version}"
+
+
+def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
+    """Find the latest collection of each kind, GPU and framework in the installed package.
+
+    Args:
+        machine: slug of the only machine; all if None.
+
+    Raises:
+        UserError: if the package is not installed.
+    """
+    folders, _, _ = package_folders()
+    latest: dict[tuple[str, str, str], AttentionTable] = {}
+    for kind, name in _FILES.items():
+        for path in sorted(path for root in folders for path in root.rglob(name)):
+            first = parquet.read_table(path, columns=["framework", "version", "device"]).slice(0, 1)
+            for row in first.to_pylist():
+                framework, version = row["framework"].lower(), row["version"]
+                table = AttentionTable(
+                    path, slug_of_device(row["device"]), framework, version, kind
+                )
+                key = table.slug, table.framework, kind
+                before = latest.get(key)
+                if before is None or version_numbers(before.version) < version_numbers(version):
+                    latest[key] = table
+    return [table for table in latest.values() if machine in (None, table.slug)]
+
+
+def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
+    """Read the shapes of a collection's calls, and their times in seconds."""
+    frame = pd.read_parquet(table.path)
+    kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
+    if "kv_cache_dtype" in frame:
+        kept &= frame["kv_cache_dtype"] == BF16
+    frame = frame[kept]
+    frame = frame[frame["kernel_source"] == frame["kernel_source"].mode().iloc[0]]
+
+    def column(name: str) -> Array:
+        return frame[name].to_numpy(float)
+
+    heads, tokens = column("num_heads"), column("isl")
+    keys = tokens + column("step") if table.kind == DECODE else tokens
+    windows = column("window_size") if "window_size" in frame else np.zeros(len(frame))
+    windows = np.nan_to_num(windows)
+    shapes = AttentionShapes(
+        batch=column("batch_size"),
+        heads=heads,
+        kv_heads=heads if table.kind == FULL else column("num_key_value_heads"),
+        queries=np.ones(len(frame)) if table.kind == DECODE else tokens,
+        keys=keys,
+        width=column("head_dim"),
+        seen=np.where(windows > 0, np.minimum(keys, windows), keys),
+    )
+    return shapes, column("latency") * 1e-3

@@ -1,0 +1,243 @@
+"""Predict the time of fused attention from measurements of public tables.
+
+A formula with a few constants for each machine and framework gives the share of the peak, or of
+the bandwidth, that a kernel reaches. Trees correct it where the machine's tables were imported.
+Frameworks differ by more than the errors within one of them, so the interval covers all frameworks
+unless one is named.
+
+Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
+prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from analysis.attention_shapes import DECODE, AttentionShapes
+from analysis.model.forest import Forest
+from kernels.machine import Machine
+from kernels.timemodel.estimate import Array
+
+_TILE = 128
+"""Queries of a tile. FlashAttention-2 and -3 have 64 to 192 (Dao 2023; Shah et al. 2024)."""
+
+_SHARP = 8  # power with which hits in the cache become rare as operands outgrow it
+_TREES = 40
+_LEAF = 3
+_MOST_ROWS = 8000
+"""Calls from which trees grow. More take longer and lower the error of 3% by less than a point."""
+
+_TRAINING = 0.8  # share of the calls that a fit is made from; the others judge it
+NINE_TENTHS = (0.05, 0.95)
+"""Ends of a 90% interval."""
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    """Constants of the formula for one kind of calls, machine and framework.
+
+    Attributes:
+        share: share of the peak that long sequences reach with heads of 128.
+        width: exponent by which the share grows with the width of a head.
+        half: number of keys at which half of that share is reached.
+        launch: seconds that every call takes.
+        memory: share of the bandwidth that is reached.
+        waves: 1 if a partial wave of tiles costs as much as a whole one, 0 if only its part.
+        ramp: bytes in flight at which half of the bandwidth is reached.
+        cached: how many times as fast the last-level cache is as memory.
+        fits: share of the last-level cache up to which operands stay in it between calls.
+    """
+
+    share: float
+    width: float
+    half: float
+    launch: float
+    memory: float
+    waves: float
+    ramp: float
+    cached: float
+    fits: float
+
+    def seconds(
+        self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
+    ) -> Array:
+        """Return the time of each call in seconds."""
+        return self.parts(shapes, kind, machine, warm).sum(axis=0)
+
+    def parts(
+        self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
+    ) -> Array:
+        """Return the launch, and the larger of arithmetic and memory, in seconds.
+
+        The result has three rows, of which either the second or the third is 0 for each call.
+
+        Args:
+            shapes: the calls.
+            kind: their kind.
+            machine: the machine.
+            warm: True if operands that fit come from the last-level cache, as in public tables,
+                which repeat a call without flushing it. In a model, weights and other layers' keys
+                and values have replaced them.
+        """
+        # 1. Arithmetic: tiles of queries fill the SMs in waves, and long sequences amortise a tile.
+        tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
+        waves = tiles / machine.sms
+        slots = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
+        share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
+        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / slots)
+        # 2. Memory: a few bytes do not fill the pipes to memory.
+        moved = shapes.bytes()
+        hits = 1 / (1 + (moved / (self.fits * machine.l2_bytes)) ** _SHARP) if warm else 0.0
+        slower = moved * (1 - hits + hits / self.cached)
+        memory = (slower + self.ramp) / (machine.bandwidth * self.memory)
+        longer = arithmetic >= memory
+        return np.stack(
+            [
+                np.full(len(moved), self.launch),
+                np.where(longer, arithmetic, 0.0),
+                np.where(longer, 0.0, memory),
+            ]
+        )
+
+
+_START = AttentionConstants(0.6, 0.2, 500.0, 5e-6, 0.7, 0.5, 1e5, 3.0, 0.7)
+_LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
+_HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
+_LEAST_BANDWIDTH = 0.6
+"""Share of the bandwidth that prompts and encoders reach at least. Most of them do not show it, and
+a lower one would take the blame for what arithmetic lacks."""
+
+_LINEAR = ("width", "waves")
+"""Constants that are fitted as they are; the others are fitted as logarithms."""
+
+
+def peak_of(machine: Machine) -> float:
+    """Return the peak of 16-bit GEMMs in FLOP/s, in which attention is computed."""
+    return machine.peaks.get("bf16") or machine.peaks["fp16"]
+
+
+@dataclass(frozen=True)
+class AttentionFit:
+    """Constants of one kind of calls, the trees that correct them, and their errors.
+
+    ``low`` and ``high`` are the 5th and the 95th percentile of the logarithm of the true time over
+    the predicted one, on held-out calls. ``forest`` is None where only constants are shipped.
+    """
+
+    constants: AttentionConstants
+    low: float
+    high: float
+    calls: int
+    forest: Forest | None = None
+
+    @classmethod
+    def from_times(
+        cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
+    ) -> Self:
+        """Fit constants and trees to some of the measured times, and judge them by the others."""
+        order = np.random.default_rng(0).permutation(len(seconds))
+        count = min(_MOST_ROWS, round(_TRAINING * len(seconds)))
+        chosen, others = order[:count], order[count:]
+        known = shapes.where(chosen)
+        constants = fit_constants(known, seconds[chosen], kind, machine)
+        residual = np.log(seconds[chosen] / constants.seconds(known, kind, machine))
+        forest = grown(features(known, kind, machine), residual)
+        fit = cls(constants, 0.0, 0.0, len(seconds), forest)
+        return fit.judged(shapes.where(others), seconds[others], kind, machine)
+
+    def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
+        """Return the same fit with the 90% interval of its errors on these calls."""
+        left = np.log(seconds / self.seconds(shapes, kind, machine))
+        low, high = np.quantile(left, NINE_TENTHS)
+        return replace(self, low=float(low), high=float(high))
+
+    def seconds(
+        self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
+    ) -> Array:
+        """Return the time of each call in seconds; ``warm`` as in :class:`AttentionConstants`."""
+        time = self.constants.seconds(shapes, kind, machine, warm)
+        if self.forest is None:
+            return time
+        return time * np.exp(self.forest.predict(features(shapes, kind, machine))[0])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a document."""
+        constants = {name: float(f"{v:.6g}") for name, v in vars(self.constants).items()}
+        found: dict[str, Any] = {
+            "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,
+        }  # fmt: skip
+        if self.forest is not None:
+            found["forest"] = self.forest.to_json()
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: if the document is not one of these.
+        """
+        forest = Forest.from_json(data["forest"]) if "forest" in data else None
+        constants = AttentionConstants(**{k: float(v) for k, v in data["constants"].items()})
+        low, high = float(data["low"]), float(data["high"])
+        if not all(map(math.isfinite, (*vars(constants).values(), low, high))):
+            raise ValueError("a constant is not a number")
+        return cls(constants, low, high, int(data["calls"]), forest)
+
+
+def fit_constants(
+    shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
+) -> AttentionConstants:
+    """Fit the formula's constants to measured times, by least squares of logarithms."""
+    from scipy.optimize import least_squares  # takes longer to import than to predict
+
+    names = list(vars(_START))
+
+    def packed(constants: AttentionConstants) -> list[float]:
+        values = vars(constants)
+        return [values[n] if n in _LINEAR else math.log(values[n]) for n in names]
+
+    def unpacked(numbers: Array) -> AttentionConstants:
+        pairs = zip(names, map(float, numbers), strict=True)
+        return AttentionConstants(**{n: v if n in _LINEAR else math.exp(v) for n, v in pairs})
+
+    def errors(numbers: Array) -> Array:
+        return np.log(unpacked(numbers).seconds(shapes, kind, machine) / seconds)
+
+    low = _LOW if kind == DECODE else replace(_LOW, memory=_LEAST_BANDWIDTH)
+    fitted = least_squares(
+        errors, packed(_START), bounds=(packed(low), packed(_HIGH)), loss="soft_l1", f_scale=0.1
+    )
+    return unpacked(fitted.x)
+
+
+def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
+    """Return what the trees look at: sizes, the group of a key head, tiles, FLOPs and bytes."""
+    tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
+    columns = [
+        np.log(shapes.batch),
+        np.log(shapes.heads),
+        np.log(shapes.kv_heads),
+        np.log(shapes.heads / shapes.kv_heads),
+        np.log(shapes.keys),
+        np.log(shapes.seen),
+        shapes.width,
+        np.log(tiles / machine.sms),
+        np.log(shapes.batch * shapes.kv_heads),
+        np.log(shapes.batch * shapes.keys),
+        np.log(shapes.flops(kind)),
+        np.log(shapes.bytes()),
+        np.log(shapes.bytes() / machine.l2_bytes),
+    ]
+    return np.stack(columns, axis=1)
+
+
+def grown(rows: Array, residual: Array) -> Forest:
+    """Grow trees from at most :data:`_MOST_ROWS` rows of features and their residuals."""
+    some = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
+    return Forest.grown(rows[some], residual[some], _TREES, _LEAF)

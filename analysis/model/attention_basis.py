@@ -1,0 +1,225 @@
+"""Find what the time of attention on a machine rests on, and predict calls with an interval."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
+from analysis.imports.attention_tables import AttentionTable, read_calls
+from analysis.model.attention import AttentionFit, peak_of
+from kernels.common.errors import UserError, nearest
+from kernels.machine import Machine, known_machine
+from sweeps.capture.captured import Attention
+
+FILE = "attention.json"
+"""File of an imported machine's fits, next to its measurements."""
+
+FRAMEWORKS = ("vllm", "trtllm", "sglang")
+"""Frameworks whose attention was measured. The first one that a machine has stands for a framework
+that is not named: its kernels are FlashAttention's, as are PyTorch's."""
+
+_SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
+_FEW = 16  # queries per sequence up to which keys and values decide the time, as when decoding
+_LIKE = 8  # keys per query from which a call is like decoding
+_DTYPES = ("bf16", "fp16")
+
+Fits = Mapping[str, Mapping[str, AttentionFit]]
+"""Fits by framework and kind of call."""
+
+
+class AttentionTime(NamedTuple):
+    """Predicted time of a call in seconds, with its 90% interval and what limits it.
+
+    ``limit`` is ``compute``, ``memory`` or ``launch``. ``spread`` is the half width of the 90%
+    interval of the logarithm of its ratio to a similar call by the same framework.
+    """
+
+    seconds: float
+    lo: float
+    hi: float
+    limit: str
+    spread: float
+
+
+@dataclass(frozen=True)
+class AttentionBasis:
+    """Fits of a machine's attention and what they are of.
+
+    Attributes:
+        machine: the machine that is predicted.
+        measured_on: the machine that was measured; another one if this one was not.
+        fits: fits by framework and kind of call.
+        kind: ``public`` with imported tables, ``shipped`` with constants, ``generation`` with those
+            of another machine.
+        spreads: by kind of call, the 90% interval of the logarithm of the true time over the
+            predicted one, if the framework is another or not known.
+    """
+
+    machine: Machine
+    measured_on: str
+    fits: Fits
+    kind: str
+    spreads: Mapping[str, tuple[float, float]]
+
+    def framework(self, named: str | None) -> str:
+        """Return the framework whose kernels are predicted.
+
+        Raises:
+            UserError: if the named one was not measured.
+        """
+        if named is None:
+            return next(name for name in FRAMEWORKS if name in self.fits)
+        if named not in self.fits:
+            raise UserError(
+                f"--attention-kernel {named!r} was not measured on {self.measured_on}; "
+                f"{nearest(named, self.fits)}"
+            )
+        return named
+
+    def source(self, named: str | None) -> str:
+        """Describe in words what a prediction rests on."""
+        framework = self.framework(named)
+        tables = "public tables" if self.kind == "public" else "constants from public tables"
+        of = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
+        others = "" if named else ", with an interval that covers other frameworks"
+        return f"{framework}'s attention, {tables}{of}{others}"
+
+    def predict(self, work: Attention, named: str | None = None) -> AttentionTime:
+        """Predict the forward pass of a call.
+
+        Args:
+            work: the call.
+            named: framework whose kernel computes it; None if it is not known.
+        """
+        framework = self.framework(named)
+        kind = kind_of(work)
+        # An encoder was not measured everywhere. Without a mask there is twice the work.
+        of_kind = self.fits[framework]
+        measured = kind if kind in of_kind else CONTEXT
+        factor = 1.0 if measured == kind else 2.0
+        fit = of_kind[measured]
+        sizes = (
+            work.batch,
+            work.heads,
+            work.kv_heads,
+            factor * work.queries,
+            work.keys,
+            (work.width + work.value_width) / 2,
+            min(work.keys, work.window or work.keys),
+        )
+        shapes = AttentionShapes(*(np.array([float(size)]) for size in sizes))
+        # Between two decoding steps, weights and other layers replace a layer's keys and values.
+        warm = measured != DECODE
+        seconds = float(fit.seconds(shapes, measured, self.machine, warm)[0])
+        parts = fit.constants.parts(shapes, measured, self.machine, warm)[:, 0]
+        low, high = fit.low, fit.high
+        if named is None or self.measured_on != self.machine.slug:
+            low, high = self.spreads[measured]
+        return AttentionTime(
+            seconds,
+            seconds * math.exp(low),
+            seconds * math.exp(high),
+            ("launch", "compute", "memory")[int(np.argmax(parts))],
+            (fit.high - fit.low) / 2,
+        )
+
+
+def kind_of(work: Attention) -> str:
+    """Return which kind of measured calls a call is like."""
+    if work.queries <= _FEW and work.keys >= _LIKE * work.queries:
+        return DECODE
+    return CONTEXT if work.causal else FULL
+
+
+def find_attention(machine: Machine, dtype: str, folder: Path | None) -> AttentionBasis | None:
+    """Find what attention on a machine rests on.
+
+    It is the machine's imported tables, otherwise the constants that are shipped for it, otherwise
+    those of the measured machine that is nearest by its peak, of the same generation if there is
+    one. None for a CPU and for other dtypes than bf16 and fp16, which were not measured.
+
+    Args:
+        machine: the machine.
+        dtype: dtype of the operands.
+        folder: folder of the machine's imported tables; None if there is none.
+
+    Raises:
+        UserError: if the imported fits cannot be read.
+    """
+    if machine.kind == "cpu" or dtype not in _DTYPES:
+        return None
+    shipped = _shipped()
+    if folder is not None and (folder / FILE).exists():
+        path = folder / FILE
+        try:
+            fits = fits_from_json(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path} cannot be read. Import the tables again.") from None
+        if fits:
+            spreads = _spreads(shipped["software"]["trees"])
+            return AttentionBasis(machine, machine.slug, fits, "public", spreads)
+    slug = machine.slug
+    if slug not in shipped["machines"]:
+        slug = nearest_measured(machine, list(shipped["machines"]))
+    known = slug == machine.slug
+    spreads = _spreads(shipped["software"]["constants"] if known else shipped["generation"])
+    fits = fits_from_json(shipped["machines"][slug])
+    return AttentionBasis(machine, slug, fits, "shipped" if known else "generation", spreads)
+
+
+def nearest_measured(machine: Machine, slugs: list[str]) -> str:
+    """Return the measured machine whose peak is nearest, of the same generation if there is one."""
+    measured = [known_machine(slug) for slug in slugs]
+    same = [m for m in measured if m.generation == machine.generation] or measured
+    return min(same, key=lambda m: abs(math.log(peak_of(m) / peak_of(machine)))).slug
+
+
+def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {kind: (float(low), float(high)) for kind, (low, high) in data.items()}
+
+
+def fit_tables(
+    tables: Sequence[AttentionTable], machine: Machine | None = None
+) -> dict[str, dict[str, AttentionFit]]:
+    """Fit each collection of one machine: by framework and kind."""
+    fits: dict[str, dict[str, AttentionFit]] = {}
+    for table in tables:
+        shapes, seconds = read_calls(table)
+        here = machine or known_machine(table.slug)
+        fit = AttentionFit.from_times(shapes, seconds, table.kind, here)
+        fits.setdefault(table.framework, {})[table.kind] = fit
+    return fits
+
+
+def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]]:
+    """Read what :func:`fits_to_json` returned.
+
+    Raises:
+        KeyError, TypeError, ValueError: if the document is not one of these.
+    """
+    return {
+        framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}
+        for framework, kinds in data.items()
+    }
+
+
+def fits_to_json(fits: Fits) -> dict[str, Any]:
+    """Return fits as a document."""
+    return {
+        framework: {kind: fit.to_json() for kind, fit in kinds.items()}
+        for framework, kinds in fits.items()
+    }
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
+    return found

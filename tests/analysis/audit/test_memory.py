@@ -1,0 +1,142 @@
+"""Memory of a step: against what PyTorch keeps for small models, and by hand for large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from analysis.audit.memory import kv_cache_bytes, memory_of, what_fits
+from analysis.audit.runtime import Runtime
+from kernels.machine import known_machine
+from sweeps.capture.capture import capture
+from sweeps.capture.captured import Captured
+from sweeps.capture.known import IMAGES, KNOWN
+from sweeps.capture.sources import KnownModel, find_source
+from sweeps.capture.step import ModelStep
+
+H100 = known_machine("nvidia-h100-sxm")
+
+
+def kept_by_pytorch(model: nn.Module, call: Callable[[], Tensor]) -> int:
+    """Bytes of all storages that autograd saves in a real forward pass, without parameters."""
+    owned = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
+    saved: dict[int, Any] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+    return sum(
+        tensor.untyped_storage().nbytes() for data, tensor in saved.items() if data not in owned
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "batch", "seq"),
+    [
+        ("gpt2", {"hidden": 128, "heads": 4, "layers": 3, "vocab": 1000}, 2, 64),
+        (
+            "llama-3-8b",
+            {"hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 352, "layers": 4, "vocab": 500},
+            3,
+            96,
+        ),
+        ("resnet-50", {"stem": 16, "width": 16, "classes": 10}, 2, 0),
+    ],
+)
+def test_saved_tensors_are_those_that_pytorch_saves(
+    name: str, sizes: dict[str, int], batch: int, seq: int
+) -> None:
+    step = ModelStep(batch=batch, seq=max(seq, 1), dtype="fp32")
+    captured = capture(find_source(name, sizes), step)
+    source = KnownModel(name, sizes)
+    started = source.start(step, {})
+    real = kept_by_pytorch(started.model, started.call)
+    assert captured.saved == pytest.approx(real, rel=0.15)
+    parameters = sum(p.numel() * p.element_size() for p in started.model.parameters())
+    memory = memory_of(captured, Runtime(), H100, trains=True)
+    assert memory.weights == memory.gradients == parameters
+    assert memory.optimizer == 2 * parameters
+    assert KNOWN[name].takes == IMAGES or captured.saved > 0
+
+
+@pytest.fixture(scope="module")
+def llama() -> Captured:
+    return capture(find_source("llama-3-8b"), ModelStep(batch=4, seq=4096))
+
+
+def test_llama_by_hand(llama: Captured) -> None:
+    """8.03 billion parameters in two bytes, and what each of 32 layers keeps of 16,384 tokens."""
+    memory = memory_of(llama, Runtime(), H100, trains=True)
+    assert memory.weights == pytest.approx(2 * 8.03e9, rel=0.001)
+    assert memory.optimizer == 2 * memory.weights
+    tokens, hidden, ffn, keys = 4 * 4096, 4096, 14336, 1024
+    # Eager, in two bytes an element: the input, its norm (once more as fp32 inside), q, k, v as
+    # they are attended with, the result, and two widths of the gated layer, its gate's and product.
+    least = 32 * 2 * tokens * (4 * hidden + (2 * hidden + 2 * keys) + 3 * ffn)
+    assert least < memory.activations < 2 * least
+    assert not memory.fits
+    assert memory.total > 160e9
+
+
+def test_gpt2_xl_by_hand() -> None:
+    """34 bytes per token and hidden unit in each layer without dropout's masks: Korthikanti 2022.
+
+    Their 34 include 3 bytes of masks, and the scores are not kept by fused attention.
+    """
+    captured = capture(find_source("gpt2-xl"), ModelStep(batch=8, seq=1024))
+    memory = memory_of(captured, Runtime(), H100, trains=True)
+    layers = 48 * 34 * 8 * 1024 * 1600
+    logits = 8 * 1024 * 50257 * (2 + 4)  # in bf16 and as fp32 for the loss
+    assert memory.activations == pytest.approx(layers + logits, rel=0.15)
+
+
+def test_what_would_fit_does_fit(llama: Captured) -> None:
+    step = ModelStep(batch=4, seq=4096)
+    ways = what_fits(llama, Runtime(), H100, trains=True, batch=step.batch)
+    assert ways == ["--tp 4"]  # no batch is small enough: the state alone takes 64 GB
+    split = memory_of(llama, Runtime(tp=4), H100, trains=True)
+    assert split.fits
+    assert not memory_of(llama, Runtime(tp=2), H100, trains=True).fits
+    b200 = known_machine("nvidia-b200")
+    assert what_fits(llama, Runtime(), b200, trains=True, batch=4)[0] == "--batch 3"
+    fewer = capture(find_source("llama-3-8b"), ModelStep(batch=3, seq=4096))
+    assert memory_of(fewer, Runtime(), b200, trains=True).fits
+    assert not memory_of(llama, Runtime(), b200, trains=True).fits
+
+
+def test_recomputed_layers_keep_their_inputs(llama: Captured) -> None:
+    inputs = 32 * 2 * 4 * 4096 * 4096
+    memory = memory_of(llama, Runtime(recompute=True), H100, trains=True)
+    whole = memory_of(llama, Runtime(), H100, trains=True).activations
+    assert inputs < memory.activations < whole / 4
+
+
+def test_the_cache_is_that_of_all_tokens() -> None:
+    step = ModelStep("decode", batch=8, seq=4096)
+    decoding = capture(find_source("llama-2-7b"), step)
+    by_hand = 32 * 8 * (4096 + 1) * 2 * 4096 * 2  # keys and values of 4,096 units in two bytes
+    assert kv_cache_bytes(decoding) == by_hand
+    memory = memory_of(decoding, Runtime(tp=2), H100, trains=False)
+    assert memory.kv_cache == by_hand // 2
+    assert memory.gradients == memory.optimizer == 0
+    assert memory.fits
+    images = capture(find_source("resnet-50"), ModelStep("prefill", batch=1))
+    assert kv_cache_bytes(images) == 0
+
+
+def test_a_batch_that_fits_is_told() -> None:
+    step = ModelStep("decode", batch=512, seq=4096)
+    decoding = capture(find_source("llama-2-7b"), step)
+    (most, *_) = what_fits(decoding, Runtime(), H100, trains=False, batch=512)
+    count = int(most.removeprefix("--batch "))
+    for batch, fits in ((count, True), (count + 2, False)):
+        smaller = capture(find_source("llama-2-7b"), replace(step, batch=batch))
+        assert memory_of(smaller, Runtime(), H100, trains=False).fits is fits
