@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -85,22 +85,15 @@ def peak(analysis: Analysis) -> Headline | None:
     Only cases count that the roofline draws, so that its title says the same.
     The numbers of the headline are those of the fastest dtype.
     """
-    drawn = bursts(analysis.table, analysis.recording.cache)
-    gemms = drawn[drawn["op"] == "gemm"]
-    parts, best = [], []
-    for dtype, rows in gemms.groupby("dtype", sort=False):
-        if len(rows) < _LEAST:
-            continue
-        row = rows.loc[rows["tflops"].idxmax()]
-        ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
-        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
-        share = min(1.0, row["tflops"] / ceiling)
-        ends = [row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
-        about = "" if math.isnan(ends[0]) else f" ({_ends([rate(end) for end in ends])})"
-        parts.append(f"{dtype} {rate(row['tflops'])}{about}, {share:.0%} of the ceiling")
-        best.append((row["tflops"], *ends, len(rows)))
-    if not parts:
+    fastest = fastest_gemms(analysis)
+    if not fastest:
         return None
+    parts = []
+    for gemm in fastest:
+        ends = [rate(gemm.lo), rate(gemm.hi)]
+        about = "" if math.isnan(gemm.lo) else f" ({_ends(ends)})"
+        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{about}, {gemm.share:.0%} of the ceiling")
+    best = max((gemm.tflops, gemm.lo, gemm.hi, gemm.cases) for gemm in fastest)
     raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
     more = "".join(
         (
@@ -109,7 +102,38 @@ def peak(analysis: Analysis) -> Headline | None:
         )
         for dtype, of in raised.items()
     )
-    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *max(best))
+    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *best)
+
+
+class FastestGemm(NamedTuple):
+    """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the ceiling.
+
+    ``cases`` is the number of cases that it is the fastest of.
+    """
+
+    dtype: str
+    tflops: float
+    lo: float
+    hi: float
+    share: float
+    cases: int
+
+
+def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
+    """Return the fastest GEMM of each dtype of which enough cases were measured."""
+    drawn = bursts(analysis.table, analysis.recording.cache)
+    gemms = drawn[drawn["op"] == "gemm"]
+    found = []
+    for dtype, rows in gemms.groupby("dtype", sort=False):
+        if len(rows) < _LEAST:
+            continue
+        row = rows.loc[rows["tflops"].idxmax()]
+        ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
+        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
+        share = min(1.0, row["tflops"] / ceiling)
+        lo, hi = (row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us"))
+        found.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
+    return found
 
 
 def steady(analysis: Analysis) -> Headline | None:

@@ -137,7 +137,9 @@ def find_levers(
     # Changes of the same dimensions compete with one another.
     paired: dict[tuple[str, ...], list[Lever]] = {}
     for changes in pairs_of(captured, dimensions, runtime.tp):
-        if (lever := asked.lever(changes)) is not None:
+        lever = asked.lever(changes)
+        # Where a head's width follows from their number, both changes are the same.
+        if lever is not None and not any(lever.pairs == known.pairs for known in best):
             paired.setdefault(tuple(changes), []).append(lever)
     best += [max(some, key=lambda lever: lever.expected_gain) for some in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)

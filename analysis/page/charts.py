@@ -26,7 +26,9 @@ HOVER = (
 """Fields that are shown for a point; the script writes their texts."""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-_FOR_NAMES = 5.0  # axis end over the largest intensity: room for the names of the roofs
+_FOR_NAMES = 1.3  # axis end over the largest intensity: room for the names of the roofs
+_FOR_PEAKS = 1.6  # axis end over the highest peak: room for its name above it
+_GIGA = 1.0  # TFLOP/s below which speeds are drawn in GFLOP/s
 _GOOD, _BAD = "#0072B2", "#D55E00"
 
 
@@ -37,28 +39,36 @@ def shown_points() -> ColumnDataSource:
     return ColumnDataSource({name: [] for name in columns}, name="shown")
 
 
+def scale_of(machines: Sequence[Machine]) -> float:
+    """Return what speeds in TFLOP/s are multiplied with on the roofline: 1, or 1,000 on a CPU."""
+    highest = max(peak / 1e12 for machine in machines for peak in machine.peaks.values())
+    return 1.0 if highest >= _GIGA else 1e3
+
+
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
     """Draw speed over intensity, log-log: measured points filled, predicted ones hollow.
 
     A line joins both points of a case.
     """
-    speed = points["flops"] / points["time_us"] / 1e6
+    scale = scale_of(machines)
+    speed = points["flops"] / points["time_us"] / 1e6 * scale
     used = set(points["dtype"])
-    peaks = [m.peak(d) / 1e12 for m in machines for d in m.peaks if d in used]
+    peaks = [m.peak(d) / 1e12 * scale for m in machines for d in m.peaks if d in used]
     left, right = _around(points["intensity"])
+    low, high = _around(pd.concat([speed, pd.Series(peaks)]))
     chart = _figure(
         "roofline",
         "arithmetic intensity, FLOP per byte of minimum traffic",
-        "TFLOP/s",
-        height=460,
+        "TFLOP/s" if scale == 1 else "GFLOP/s",
+        height=400,
         log_x=True,
         log_y=True,
         x_range=(left, _FOR_NAMES * right),
-        y_range=_around(pd.concat([speed, pd.Series(peaks)])),
+        y_range=(low, _FOR_PEAKS * high),
     )
     for machine in machines:
         for dtype in used & machine.peaks.keys():
-            _roof(chart, machine, dtype, f"{machine.slug} " if len(machines) > 1 else "")
+            _roof(chart, machine, dtype, f"{machine.slug} " if len(machines) > 1 else "", scale)
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
     chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
     chart.scatter(
@@ -78,12 +88,15 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     return chart
 
 
-def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
-    """Draw memory's slope up to the ridge, then the peak, labelled where the chart ends."""
-    peak, ridge = machine.peak(dtype) / 1e12, machine.ridge(dtype)
+def _roof(chart: figure, machine: Machine, dtype: str, of: str, scale: float) -> None:
+    """Draw memory's slope up to the ridge, then the peak, labelled where the chart ends.
+
+    The tags tell the page's script which colour line and label have in the dark.
+    """
+    peak, ridge = machine.peak(dtype) / 1e12 * scale, machine.ridge(dtype)
     left, right = chart.x_range.start, chart.x_range.end
     color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
-    slope = machine.bandwidth / 1e12
+    slope = machine.bandwidth / 1e12 * scale
     bend = max(left, ridge)
     chart.line(
         [left, bend, max(right, bend)],
@@ -91,8 +104,9 @@ def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
         color=color,
         line_width=2,
         line_alpha=0.7,
+        tags=[dtype],
     )
-    name = f"{of}{dtype} peak {rate(peak)}"
+    name = f"{of}{dtype} peak {rate(peak / scale)}"
     chart.add_layout(
         Label(
             x=right,
@@ -102,6 +116,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, of: str) -> None:
             text_align="right",
             text_font_size="12px",
             y_offset=2,
+            tags=[dtype],
         )
     )
 
@@ -230,7 +245,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
             tooltips=[
                 ("rule", "@rule"),
                 ("verdict", "@verdict"),
-                ("effect", "@effect (@lo to @hi)"),
+                ("effect", "@effect{0.00}× (@lo{0.00} to @hi{0.00})"),
             ],
         )
     )

@@ -46,12 +46,17 @@ def page_html(reports: Sequence[PageReport]) -> str:
         "roofline": charts.roofline(source, machines, points),
         "accuracy": charts.accuracy(source, points),
         **{f"line{place}": charts.neighbours(place) for place in range(3)},
-        **{f"rules{i}": charts.rules(r.rules, i) for i, r in enumerate(reports) if r.rules},
+        **{
+            f"rules{i}": charts.rules(report.rules, i)
+            for i, report in enumerate(reports)
+            if page_findings.judged(report)
+        },
     }
     if len(reports) > 1:
         figures["pairs"] = charts.pairs()
     script, divs = components(figures)
-    documents = [_data(report, of) for report, of in zip(reports, each, strict=True)]
+    scale = charts.scale_of(machines)
+    documents = [_data(report, of, scale) for report, of in zip(reports, each, strict=True)]
     data = json.dumps(documents, allow_nan=False).encode()
     packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
     scripts = [*Resources(mode="inline", minified=True, components=["bokeh"]).js_raw, _code(script)]
@@ -67,6 +72,9 @@ def page_html(reports: Sequence[PageReport]) -> str:
         code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
         nonce=secrets.token_hex(16),
         say=page_findings,
+        with_rules=any(page_findings.judged(report) for report in reports),
+        with_waves=any(machine.kind == "gpu" for machine in machines),
+        with_steps=any(page_findings.has_tensor_cores(report) for report in reports),
         made_by=command("analysis page").strip("`"),
     )
 
@@ -81,8 +89,8 @@ def _code(script: str) -> str:
     return inner.group(1)
 
 
-def _data(report: PageReport, points: pd.DataFrame) -> dict[str, Any]:
-    """Return what the script knows about a recording."""
+def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
+    """Return what the script knows about a recording; ``scale`` is that of the roofline's axis."""
     recording = report.analysis.recording
     machine = recording.machine
     return {
@@ -90,6 +98,7 @@ def _data(report: PageReport, points: pd.DataFrame) -> dict[str, Any]:
         "machine": machine.name,
         "kind": machine.kind,
         "sms": machine.sms,
+        "scale": scale,
         "peaks": {dtype: machine.peak(dtype) / 1e12 for dtype in machine.peaks},
         "points": columns_of(points),
         "advice": [_advice(answer) for answer in report.advice],

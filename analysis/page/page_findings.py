@@ -4,16 +4,67 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import geometric_mean
+from typing import NamedTuple
 
-from analysis.advice.headlines import UNUSABLE_LINE, health_of, peak, sizes_line
+from analysis.advice.headlines import (
+    UNUSABLE_LINE,
+    alignment,
+    fastest_gemms,
+    health_of,
+    layout,
+    peak,
+    sizes_line,
+)
 from analysis.advice.headlines import accuracy as accuracy_headline
+from analysis.advice.verdict import DO_IT, LIKELY
 from analysis.page.page_report import PageReport
 from analysis.page.points import points_of
 from analysis.recordings.load import bursts, library_rows
 from analysis.recordings.runs import health_reasons
-from analysis.rules.judge import NOT_MEASURED
+from analysis.rules.judge import NOT_MEASURED, RuleResult
 from analysis.slices.cliffs import steepest
 from analysis.slices.series import DIMENSIONS
+from analysis.units import rate
+
+
+class Tile(NamedTuple):
+    """A figure at the head of the page: what it is, its value, and what to compare it with."""
+
+    title: str
+    value: str
+    note: str
+
+
+def verdict(report: PageReport) -> str:
+    """Return the verdict on the run in a word or two; the reasons are in :func:`health`."""
+    recording = report.analysis.recording
+    if recording.public:
+        return "public table" if recording.is_public_table else "imported times"
+    return f"{recording.health.get('verdict', 'not judged')} run"
+
+
+def tiles(report: PageReport) -> list[Tile]:
+    """Return four to six figures that matter most; none for an unusable run."""
+    analysis = report.analysis
+    if analysis.recording.unusable:
+        return []
+    found = [
+        Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the ceiling")
+        for gemm in fastest_gemms(analysis)[:2]
+    ]
+    if (aligned := alignment(analysis.table)) is not None:
+        lost = max(1 - aligned.value, 0.0)
+        found.append(Tile("misaligned sizes lose", f"{lost:.0%}", "of the speed, on average"))
+    if (stored := layout(analysis.table)) is not None:
+        about = f"{stored.lo:.2f}–{stored.hi:.2f}"
+        found.append(Tile("NHWC against NCHW", f"{stored.value:.2f}×", f"the speed ({about})"))
+    if (errors := accuracy_headline(analysis)) is not None:
+        found.append(Tile("error of predictions", f"{errors.value:.1%}", "median, held-out cases"))
+    if report.advice:
+        sure = sum(answer.verdict == DO_IT for answer in report.advice)
+        likely = sum(answer.verdict == LIKELY for answer in report.advice)
+        found.append(Tile("changes worth making", f"{sure:,} sure", f"and {likely:,} likely ones"))
+    return found
 
 
 def health(report: PageReport) -> list[str]:
@@ -68,20 +119,28 @@ def neighbourhood(report: PageReport) -> str:
     )
 
 
+def judged(report: PageReport) -> list[RuleResult]:
+    """Return the rules that have a verdict."""
+    return [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
+
+
 def rules(report: PageReport) -> str:
     """Say how many rules have which verdict."""
-    judged = [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
-    if not judged:
+    with_verdict = judged(report)
+    if not with_verdict:
         return "No rule was judged here."
-    count = Counter(rule.verdict.partition(":")[0] for rule in judged)
+    count = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
     told = [f"{verdict.replace(',', '')} {number}" for verdict, number in count.most_common()]
-    return f"Verdicts on {len(judged)} rules: {', '.join(told)}."
+    return f"Verdicts on {len(with_verdict)} rules: {', '.join(told)}."
+
+
+def has_tensor_cores(report: PageReport) -> bool:
+    """Return True if profiled steps may say how Tensor Cores are used."""
+    return bool(report.steps) and report.analysis.recording.machine.kind != "cpu"
 
 
 def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores least."""
-    if report.analysis.recording.machine.kind == "cpu":
-        return "A CPU has no Tensor Cores; the shares of time in GEMMs refer to its own units."
     known = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not known:
         return "No recorded kernel name shows Tensor Core use."

@@ -41,15 +41,17 @@ function filtered() {
   return { rows, counts };
 }
 
+// One row of chips; a facet of many words opens on demand.
 function makeFilters() {
   const form = byId("filters");
   for (const filter of filters) {
     const { name } = filter;
-    const set = element("fieldset");
-    set.append(element("legend", NAMES[name] ?? name));
-    const box = element("div", "", { class: points[name].words.length > MANY ? "many" : "" });
+    const many = points[name].words.length > MANY;
+    const set = element(many ? "details" : "fieldset", "", { class: "facet" });
+    set.append(element(many ? "summary" : "legend", NAMES[name] ?? name));
+    const box = element("div", "", { class: "chips" });
     for (const [code, text] of points[name].words.entries()) {
-      const label = element("label");
+      const label = element("label", "", { class: "chip" });
       const input = element("input", "", { type: "checkbox", name, value: text });
       input.checked = true;
       input.addEventListener("change", () => {
@@ -68,8 +70,8 @@ function makeFilters() {
       for (const input of box.querySelectorAll("input")) input.checked = !all;
       refresh();
     });
+    if (points[name].words.length > 2) box.append(others);
     set.append(box);
-    if (points[name].words.length > 2) set.append(others);
     form.append(set);
   }
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -92,7 +94,7 @@ function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
   const chart = model("roofline");
   const { x_range: xs, y_range: ys } = chart;
-  const seen = (i) => inView(points.intensity[i], xs) && inView(speed(i), ys);
+  const seen = (i) => inView(points.intensity[i], xs) && inView(drawnSpeed(i, points.time_us[i]), ys);
   const visible = timed.length > MOST_DRAWN ? timed.filter(seen) : timed;
   shown = spread(visible, MOST_DRAWN);
   const each = (of) => shown.map(of);
@@ -100,10 +102,10 @@ function drawPoints(rows) {
   model("shown").data = {
     index: shown,
     x: each((i) => points.intensity[i]),
-    y: each(speed),
-    lo: each((i) => (points.time_hi_us[i] === null ? NaN : speedOf(i, points.time_hi_us[i]))),
-    hi: each((i) => (points.time_lo_us[i] === null ? NaN : speedOf(i, points.time_lo_us[i]))),
-    expected: each((i) => (points.predicted_us[i] ? speedOf(i, points.predicted_us[i]) : NaN)),
+    y: each((i) => drawnSpeed(i, points.time_us[i])),
+    lo: each((i) => (points.time_hi_us[i] === null ? NaN : drawnSpeed(i, points.time_hi_us[i]))),
+    hi: each((i) => (points.time_lo_us[i] === null ? NaN : drawnSpeed(i, points.time_lo_us[i]))),
+    expected: each((i) => (points.predicted_us[i] ? drawnSpeed(i, points.predicted_us[i]) : NaN)),
     measured: each((i) => points.time_us[i]),
     error: each((i) => 100 * (errorOf(i) ?? NaN)),
     color: each((i) => color(word("dtype", i))),
@@ -123,6 +125,8 @@ function drawPoints(rows) {
 }
 
 const speed = (i) => speedOf(i, points.time_us[i]);
+// The roofline's axis has the unit that suits its machines.
+const drawnSpeed = (i, time) => speedOf(i, time) * runs[0].scale;
 
 // Charts are drawn on a canvas, where the page's colours do not reach.
 function colour() {
@@ -137,6 +141,10 @@ function colour() {
       if ("minor_tick_line_color" in each) each.minor_tick_line_color = line;
       if ("grid_line_color" in each) each.grid_line_color = line;
       if ("outline_line_color" in each) each.outline_line_color = line;
+      const dtype = each.tags?.find((tag) => tag in COLORS);
+      if (dtype && "text_color" in each) each.text_color = color(dtype);
+      const roof = each.glyph ?? each;
+      if (dtype && "line_color" in roof && !("text_color" in each)) roof.line_color = color(dtype);
     }
   }
 }

@@ -38,7 +38,7 @@ function edgesOf(i, along, low, high) {
   if (!tile || along === "k" || word("op", i) !== "gemm") return none;
   const block = Number(tile[along === "m" ? 1 : 2]);
   const across = points.tiles[i] / ceil(points[along][i], block);
-  const slots = machineOf(i).sms;
+  const slots = machineOf(i).kind === "gpu" ? machineOf(i).sms : 0; // a CPU computes no waves
   const [first, last] = [Math.max(1, ceil(low, block)), Math.floor((high - 1) / block)];
   if (!block || last - first > MOST_COUNTED) return none;
   const waves = (count) => ceil(count * across, slots);
@@ -75,6 +75,7 @@ function drawLine(place, i, along) {
     said: columns(said),
   };
   const alone = !line.some((j) => j !== i);
+  for (const part of box.querySelectorAll(".chart, details")) part.hidden = alone;
   const title = i === null ? "" : `Along ${along.toUpperCase()}`;
   const heading = box.querySelector("h3");
   const [low, high] = endsAround(line.map((j) => points[along][j]), i === null ? 0 : points[along][i]);
@@ -82,7 +83,8 @@ function drawLine(place, i, along) {
   const tallest = (j) => Math.max(points.time_us[j], points.predicted_us[j] ?? 0);
   const top = Math.max(...inside.map(tallest));
   const edges = alone ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
-  const marks = `; ${edges.tiles.length} edges of tiles, ${edges.waves.length} of waves`;
+  const ofWaves = machineOf(i ?? 0).kind === "gpu" ? `, ${edges.waves.length} of waves` : "";
+  const marks = `; ${edges.tiles.length} edges of tiles${ofWaves}`;
   heading.textContent = alone
     ? `${title}: no other size was measured`
     : `${title}: ${line.length} sizes${edges.tiles.length + edges.waves.length ? marks : ""}`;

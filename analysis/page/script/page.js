@@ -8,7 +8,7 @@ const lineTables = [0, 1, 2].map(
       figure("size", ({ row, along }) => String(points[along][row]), ({ row, along }) => points[along][row]),
       figure("time", ({ row }) => timeOf(row), ({ row }) => points.time_us[row]),
       figure("predicted", ({ row }) => predictedText(row), ({ row }) => points.predicted_us[row]),
-    ]),
+    ], { first: PAGE }),
 );
 const pointTable = new Table(byId("points-table"), "the points", [
   { ...text("shape", shapeOf), choose: (i) => show(i) },
@@ -49,6 +49,8 @@ function adviceTable() {
   const rows = runs.flatMap((run) =>
     run.advice.filter((row) => row.verdict !== "leave it").map((row) => ({ ...row, run: run.name })),
   );
+  // The surest come first, and of equally sure ones those that gain at least so much.
+  rows.sort((a, b) => (b.verdict === "do it") - (a.verdict === "do it") || b.lo - a.lo);
   const several = runs.length > 1 ? [text("recording", (row) => row.run)] : [];
   const table = new Table(
     byId("advice-table"), "the recommendations",
@@ -71,7 +73,7 @@ function adviceTable() {
 function rulesTable() {
   const rows = runs.flatMap((run) => run.rules.map((rule) => ({ ...rule, run: run.name })));
   rows.sort((a, b) => (a.effect === null) - (b.effect === null));
-  if (!rows.length) return;
+  if (!byId("rules-table")) return;
   const ratio = (row) => (row.effect === null ? "–" : `${row.effect.toFixed(2)}× (${row.lo.toFixed(2)} to ${row.hi.toFixed(2)})`);
   const table = new Table(
     byId("rules-table"), "the rules",
@@ -164,7 +166,7 @@ function sideBySide() {
       figure(runs[1].name, ([, b]) => timeOf(b), ([, b]) => points.time_us[b]),
       figure("speed", (pair) => `${ratio(pair).toFixed(2)}×`, ratio),
     ],
-    { copies: true },
+    { copies: true, first: PAGE },
   );
   table.set(rows);
 }

@@ -1,6 +1,7 @@
 // Tables that are sorted by their heads, searched, and copied row by row as Markdown.
 
-const PAGE = 100; // rows of a table at once
+const FIRST = 12; // rows of a table at first
+const PAGE = 100; // rows that each press of its button adds
 
 // A text that Markdown shows as it is: no cell ends early, no picture is fetched where it is pasted.
 const plain = (text) => text.replaceAll(/[\\`*<\]|&]/g, "\\$&").replaceAll(/\s+/g, " ");
@@ -15,8 +16,8 @@ function element(tag, text = "", attributes = {}) {
 // A table of rows that is sorted by its heads and searched by a word. A column has a title, a text
 // of a row, and, where it is sorted as a number, its value.
 class Table {
-  constructor(place, name, columns, { copies = false } = {}) {
-    Object.assign(this, { place, name, columns, copies, rows: [], sorted: null, down: true });
+  constructor(place, name, columns, { copies = false, first = FIRST } = {}) {
+    Object.assign(this, { place, name, columns, copies, first, rows: [], sorted: null, down: true });
     this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });
     this.search.placeholder = "Search";
     this.search.addEventListener("input", () => this.draw());
@@ -55,7 +56,7 @@ class Table {
     return rows;
   }
 
-  draw(count = PAGE) {
+  draw(count = this.first) {
     const rows = this.wanted();
     this.shown = Math.min(count, rows.length);
     this.told.textContent = `${this.shown} of ${rows.length.toLocaleString("en")} rows`;
@@ -82,6 +83,7 @@ class Table {
     const line = element("tr");
     for (const column of this.columns) {
       const cell = element("td", column.text(row), { class: column.value ? "number" : "" });
+      cell.dataset.label = column.title;
       if (column.choose) {
         const button = element("button", column.text(row), { type: "button" });
         button.addEventListener("click", () => column.choose(row));
