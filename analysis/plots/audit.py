@@ -19,23 +19,27 @@ _COLORS = (
 )  # fmt: skip
 _HATCHED = "#BBBBBB"
 _CAPTION = (
-    "GEMMs as measured or predicted, attention at an assumed share of the peak; hatched: "
-    "estimates from bytes moved. Bars: 90% intervals."
+    "GEMMs, convolutions and attention as measured or predicted; hatched: estimates from bytes "
+    "moved. Bars: 90% intervals."
 )
+_TOGETHER = ("q", "k", "v")
+"""Roles that are drawn as one part of a step."""
 
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
     """Draw where the time of a step goes, with one stacked bar per machine."""
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
-    roles = list(dict.fromkeys(role for each in accounts.values() for role in each.by_role))
+    shares = [drawn_roles(account) for account in accounts.values()]
+    roles = list(dict.fromkeys(role for each in shares for role in each))
     colors = {
         role: _COLORS[i % len(_COLORS)]
         for i, role in enumerate(role for role in roles if role != OTHER_OPERATIONS)
     }
-    for row, account in enumerate(accounts.values()):
+    labelled: set[str] = set()
+    for row, (account, share) in enumerate(zip(accounts.values(), shares, strict=True)):
         left = 0.0
-        for role, time in sorted(account.by_role.items(), key=lambda item: roles.index(item[0])):
+        for role, time in sorted(share.items(), key=lambda item: roles.index(item[0])):
             plain = role != OTHER_OPERATIONS
             axes.barh(
                 row,
@@ -45,8 +49,9 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
                 edgecolor="white",
                 color=colors[role] if plain else _HATCHED,
                 hatch="" if plain else "//",
-                label=None if row else role,
+                label=None if role in labelled else role,
             )
+            labelled.add(role)
             left += time / 1e3
         low, high = (end / 1e3 for end in account.interval_us)
         axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
@@ -56,10 +61,20 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     return save(figure, _CAPTION, folder, "audit-step")
 
 
+def drawn_roles(account: Account) -> dict[str, float]:
+    """Return the time of each part of a step that takes any, in µs, with q, k and v as one."""
+    drawn: dict[str, float] = {}
+    for role, time in account.by_role.items():
+        name = ", ".join(_TOGETHER) if role in _TOGETHER else role
+        if time > 0:
+            drawn[name] = drawn.get(name, 0.0) + time
+    return drawn
+
+
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Say which role takes most of the step on the first machine."""
     account = next(iter(accounts.values()))
-    products = [item for item in account.by_role.items() if item[0] != OTHER_OPERATIONS]
+    products = [item for item in drawn_roles(account).items() if item[0] != OTHER_OPERATIONS]
     role, time = max(products, key=lambda item: item[1])
     return f"{role} takes {time / account.step_us:.0%}"
 

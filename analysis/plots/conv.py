@@ -6,7 +6,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
+from analysis.plots.style import (
+    DTYPE_STYLE,
+    LEAST_POINTS,
+    NEUTRAL,
+    PREDICTION,
+    enough,
+    error_bars,
+    panels,
+)
 from analysis.plots.titles import channels_title, layouts_title
 from analysis.slices.series import ENDS, channel_series, layout_series
 from analysis.units import rate_unit
@@ -15,7 +23,7 @@ from kernels.problem import PASSES
 
 def draw_channels(analysis: Analysis) -> Figure | None:
     """Draw speed over the number of channels; large points are multiples of 8."""
-    rows = channel_series(analysis.table)
+    rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
         return None
     first = rows.iloc[0]
@@ -51,7 +59,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 def draw_layouts(analysis: Analysis) -> Figure | None:
     """Draw the ratio and the interval of each pair; right of 1, NHWC is faster."""
     pairs = layout_series(analysis.table)
-    if pairs.empty:
+    if len(pairs) < LEAST_POINTS:
         return None
     passes = [pass_ for pass_ in PASSES if pass_ in set(pairs["pass"])]
     labels = list(dict.fromkeys(pairs["label"]))

@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.plots.style import DTYPE_STYLE, MAX_VECTORS, NEUTRAL, error_bars, panels
+from analysis.plots.style import (
+    DTYPE_STYLE,
+    LEAST_POINTS,
+    LIMIT_STYLE,
+    MAX_VECTORS,
+    NEUTRAL,
+    error_bars,
+    panels,
+)
 from analysis.plots.titles import roofline_title
 from analysis.slices.series import ENDS, roofline_series
 from analysis.units import rate, rate_unit
@@ -28,10 +36,13 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Draw the roofline, log-log; a grey line joins each measured case to its prediction."""
+    """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
+
+    The colour of a point is what limits it, and its marker is its dtype.
+    """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
-    if rows.empty:
+    if len(rows) < LEAST_POINTS:
         return None
     roofs = ceilings(machine, list(rows["dtype"].unique()))
     factor, unit = rate_unit(float(roofs["tflops"].max()))
@@ -47,39 +58,52 @@ def draw(analysis: Analysis) -> Figure | None:
         xlabel="arithmetic intensity, FLOP per byte of minimum traffic",
     )
     axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
-    for dtype, (color, marker) in DTYPE_STYLE.items():
-        member = rows["dtype"] == dtype
-        if not member.any():
-            continue
-        axes.plot(
-            x[member],
-            predicted[member],
-            marker,
-            color=color,
-            alpha=0.6,
-            markersize=4,
-            fillstyle="none",
-        )
-        if len(rows) <= MAX_VECTORS:
-            low, high = (rows.loc[member, end] * factor for end in ENDS)
-            error_bars(axes, x[member], low, high, color)
-        axes.plot(
-            x[member],
-            measured[member],
-            marker,
-            color=color,
-            alpha=0.75,
-            markersize=5,
-            markeredgewidth=0,
-            label=f"{dtype}, {member.sum():,} cases",
-        )
+    for dtype, (_, marker) in DTYPE_STYLE.items():
+        for limit, (color, _) in LIMIT_STYLE.items():
+            member = (rows["dtype"] == dtype) & (rows["limit"] == limit)
+            if not member.any():
+                continue
+            axes.plot(
+                x[member],
+                predicted[member],
+                marker,
+                color=color,
+                alpha=0.6,
+                markersize=4,
+                fillstyle="none",
+            )
+            if len(rows) <= MAX_VECTORS:
+                low, high = (rows.loc[member, end] * factor for end in ENDS)
+                error_bars(axes, x[member], low, high, color)
+            axes.plot(
+                x[member],
+                measured[member],
+                marker,
+                color=color,
+                alpha=0.75,
+                markersize=5,
+                markeredgewidth=0,
+            )
     left, right = x.min() / 1.5, x.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom=0.5 * min(measured.min(), predicted.min()))
+    _draw_legend(axes, rows)
+    return figure
+
+
+def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
+    """Explain colours and markers, each by the number of cases."""
+    for limit, (color, _) in LIMIT_STYLE.items():
+        count = int((rows["limit"] == limit).sum())
+        if count:
+            axes.plot([], [], "s", color=color, label=f"limited by {limit}, {count:,} cases")
+    for dtype, (_, marker) in DTYPE_STYLE.items():
+        count = int((rows["dtype"] == dtype).sum())
+        if count:
+            axes.plot([], [], marker, color=NEUTRAL, label=f"{dtype}, {count:,} cases")
     axes.plot([], [], "o", color=NEUTRAL, fillstyle="none", label="hollow: predicted")
     axes.legend(loc="lower right")
-    return figure
 
 
 def _draw_roofs(
@@ -105,14 +129,23 @@ def _draw_roofs(
     # Dtypes of the same rate share a roof and its label.
     for _, same in roofs.groupby("tflops"):
         level = float(same["tflops"].iloc[0]) * factor
-        color = DTYPE_STYLE[same["dtype"].iloc[0]][0]
-        axes.plot([same["ridge"].iloc[0], right], [level, level], color=color, linewidth=2)
+        corner = float(same["ridge"].iloc[0])
+        axes.plot([corner, right], [level, level], color=NEUTRAL, linewidth=2)
+        axes.annotate(
+            f"ridge {corner:.3g} FLOP/byte",
+            (corner, level),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            color=NEUTRAL,
+            fontsize=10,
+        )
         axes.annotate(
             f"{', '.join(same['dtype'])}\npeak{how}\n{rate(level / factor)}",
             (right, level),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            color=color,
+            color=NEUTRAL,
             fontsize=10,
         )

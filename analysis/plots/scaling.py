@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.model.fitted import Analysis
-from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, error_bars, panels
+from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, enough, error_bars, panels
 from analysis.plots.titles import alignment_title, square_title, steps_title
 from analysis.slices.series import DIMENSIONS, ENDS, alignment_series, square_series, steps_series
 from analysis.units import rate_unit
@@ -17,7 +17,7 @@ from kernels.machine import Machine
 
 def draw_square(analysis: Analysis) -> Figure | None:
     """Draw speed over the side of a square GEMM, with the roof of each dtype."""
-    rows = square_series(analysis.table)
+    rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
         return None
     figure, (axes,) = panels(1, square_title(rows))
@@ -59,7 +59,8 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
     Dotted lines are at tile edges, dashed ones at wave edges.
     """
-    lines = steps_series(analysis.table)
+    series = {along: enough(line, "dtype") for along, line in steps_series(analysis.table).items()}
+    lines = {along: line for along, line in series.items() if not line.empty}
     if not lines:
         return None
     figure, all_axes = panels(len(lines), steps_title(lines), (max(8.0, 5.0 * len(lines)), 5.5))
@@ -89,7 +90,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Draw speed over the offset from a round size, with panels for M, N and K."""
-    rows = alignment_series(analysis.table)
+    rows = enough(alignment_series(analysis.table), "along")
     if rows.empty:
         return None
     base = int(rows["base"].max())

@@ -37,6 +37,9 @@ LIMIT_STYLE = {
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Relative errors that are shaded around a prediction, and the opacity of each."""
+LEAST_POINTS = 5
+"""Fewest points from which anything is drawn, because fewer show no course."""
+
 MAX_VECTORS = 5000  # points that are drawn as vectors: an SVG with more is slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
@@ -71,6 +74,13 @@ def panels(
         )
         figure.suptitle(verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left")
     return figure, list(axes[0])
+
+
+def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return the rows of those groups that have at least :data:`LEAST_POINTS` rows."""
+    if rows.empty:
+        return rows
+    return rows[rows.groupby(by)[by].transform("size") >= LEAST_POINTS]
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:

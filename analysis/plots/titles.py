@@ -36,7 +36,7 @@ def square_title(rows: pd.DataFrame) -> str:
     told = []
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        told.append(f"{dtype} " + (f"from {size} on" if size else f"not at {group['m'].max()}"))
+        told.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
     return f"{NEARLY:.0%} of the best speed: {_listed(told)}"
 
 

@@ -149,12 +149,12 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 
 
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return each measured case once, with its intensity and its measured and predicted TFLOP/s.
+    """Return each measured case once: intensity, measured and predicted TFLOP/s, predicted limit.
 
     The intensity is in FLOP/byte. ``cache`` is where operands come from.
     """
-    rows = _with_ends(bursts(table, cache))
-    return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "dtype", "op"]]
+    rows = _with_ends(bursts(table, cache)).rename(columns={"predicted_limit": "limit"})
+    return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "limit", "dtype", "op"]]
 
 
 def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:

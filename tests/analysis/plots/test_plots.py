@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm
 from kernels.timemodel.estimate import LIMITS
 from sweeps.cases.case import Case
+from tests.support.published import RECORDED
 from tests.support.synthetic import H100, model_law, problems, record
 
 
@@ -69,6 +71,25 @@ def test_every_plot_is_written_as_png_and_svg(analysis: Analysis) -> None:
         assert "NVIDIA H100 80GB HBM3" in svg
         assert "torch 2.13.0" in svg
         assert "2026-01-02" in svg
+
+
+def test_nothing_is_drawn_from_fewer_than_five_points(tmp_path: Path) -> None:
+    squares = [Case("square", Gemm(m, m, m, "bf16"), "cublas") for m in (256, 512, 768, 1024)]
+    pairs = [
+        Case("conv-layouts", Conv.parse(f"32,64,28,28,64,3,3,1,1,1,1,bf16,{layout}"), "cudnn")
+        for layout in ("nhwc", "nchw")
+    ]
+    cases = [*squares, *pairs]
+    times = model_law()(problems(cases))
+    written = write_plots(analyse(load(record(tmp_path, cases, times))))
+    assert [path.stem for path in written] == ["roofline", "accuracy"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_real_recording_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / RECORDED.name)
+    written = write_plots(analyse(load(tmp_path / RECORDED.name)), kinds=("png",))
+    assert [path.stem for path in written] == list(PLOTS)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
     title = titles.square_title(rows.assign(dtype="bf16"))
     assert title == "90% of the best speed: bf16 from 1024 on"
     slower = rows.assign(dtype="bf16", tflops=[1.0, 10.0, 9.5, 5.0])
-    assert titles.square_title(slower) == "90% of the best speed: bf16 not at 1024"
+    assert titles.square_title(slower) == "90% of the best speed: bf16 above 1024"
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:
