@@ -45,7 +45,7 @@ def masked(text: str) -> str:
 def blocks(page: Path) -> list[list[str]]:
     """The fenced and the indented blocks; a fence of another language than the shell's is data."""
     found: list[list[str]] = []
-    fence, before = "", ""
+    fence, before, text = "", "", True  # whether text came after the last block
     for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("```"):
             fence = "" if fence else line
@@ -53,10 +53,11 @@ def blocks(page: Path) -> list[list[str]]:
         elif fence in ("```", "```sh", "```console"):
             found[-1].append(line)
         elif not fence and line.startswith("    "):
-            if not before:
+            if not before and text:  # an indented block may have empty lines
                 found.append([])
             if found:
                 found[-1].append(line.removeprefix("    "))
+        text = not line.startswith("    ") if line else text
         before = line
     return [block for block in found if block]
 
