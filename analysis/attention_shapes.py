@@ -13,14 +13,14 @@ KINDS = (CONTEXT, FULL, DECODE)
 """Kinds of calls: causal attention of a prompt, attention without a mask, and one query for each
 sequence."""
 
-_BYTES = 2  # of an element in 16 bits
+_BYTES = 2  # bytes of a 16-bit element
 
 
 class AttentionShapes(NamedTuple):
     """Shapes of calls as arrays of equal length.
 
-    ``queries`` and ``keys`` are tokens per sequence, ``width`` is that of a head, and ``seen`` is
-    the number of keys that one query sees, which a window limits.
+    ``queries`` and ``keys`` are tokens per sequence, ``width`` is the width of a head, and ``seen``
+    is the number of keys that one query sees, which a window may limit.
     """
 
     batch: Array
@@ -32,13 +32,14 @@ class AttentionShapes(NamedTuple):
     seen: Array
 
     def where(self, chosen: Any) -> AttentionShapes:
-        """Return some of the shapes."""
+        """Return the shapes at an index array or a mask."""
         return AttentionShapes(*(part[chosen] for part in self))
 
     def flops(self, kind: str) -> Array:
-        """Return 4 · batch · heads · pairs · width; a causal mask leaves half of the pairs.
+        """Return the FLOPs of each call: 4 · batch · heads · width · pairs of a query and a key.
 
-        A window that is shorter than the sequence limits the pairs instead.
+        A causal mask leaves half of the pairs, unless a window that is shorter than the sequence
+        limits them.
         """
         pairs = self.queries * self.seen
         if kind == CONTEXT:
@@ -47,6 +48,6 @@ class AttentionShapes(NamedTuple):
 
     def bytes(self) -> Array:
         """Return the bytes of queries, keys, values and results, each moved once, in 16 bits."""
-        of_queries = 2 * self.heads * self.queries
-        of_keys = 2 * self.kv_heads * np.minimum(self.seen + self.queries, self.keys)
-        return _BYTES * self.batch * self.width * (of_queries + of_keys)
+        query_elements = 2 * self.heads * self.queries
+        key_elements = 2 * self.kv_heads * np.minimum(self.seen + self.queries, self.keys)
+        return _BYTES * self.batch * self.width * (query_elements + key_elements)

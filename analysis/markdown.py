@@ -32,9 +32,9 @@ def printable(value: Any) -> Any:
     if isinstance(value, str):
         return _UNPRINTABLE.sub(" ", value)
     if isinstance(value, list):
-        return [printable(one) for one in value]
+        return [printable(item) for item in value]
     if isinstance(value, dict):
-        return {printable(name): printable(one) for name, one in value.items()}
+        return {printable(name): printable(item) for name, item in value.items()}
     return value
 
 

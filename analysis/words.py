@@ -19,7 +19,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
         return ()
     names = tuple(word.strip() for word in (words.split(",") if isinstance(words, str) else words))
     if not all(names):
-        raise UserError(f"--{option} takes names separated by commas, not {words!r}.")
+        raise UserError(f"--{option} has an empty name in {words!r}; separate names by commas.")
     return names
 
 

@@ -2,9 +2,9 @@
 
 ``aiconfigurator-core`` has, for each GPU, framework and version, the times of causal attention of
 prompts (``context_attention``), of decoding (``generation_attention``) and of encoders
-(``encoder_attention``). They were measured as its GEMMs were (:mod:`analysis.imports.tables`). Only
-calls in bf16, with keys and values in bf16, are read, and only those of the kernel that a framework
-uses most.
+(``encoder_attention``). They were measured in the same way as the package's GEMMs
+(:mod:`analysis.imports.tables`). Only calls in bf16, with keys and values in bf16, are read, and
+only those by the kernel that the framework uses most.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
     """Find the latest collection of each kind, GPU and framework in the installed package.
 
     Args:
-        machine: slug of the only machine; all if None.
+        machine: slug of the only machine to look for; None for all machines.
 
     Raises:
         UserError: if the package is not installed.
@@ -64,8 +64,8 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
                     path, slug_of_device(row["device"]), framework, version, kind
                 )
                 key = table.slug, table.framework, kind
-                before = latest.get(key)
-                if before is None or version_numbers(before.version) < version_numbers(version):
+                previous = latest.get(key)
+                if previous is None or version_numbers(previous.version) < version_numbers(version):
                     latest[key] = table
     return [table for table in latest.values() if machine in (None, table.slug)]
 

@@ -46,88 +46,90 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     if not len(cells):
         raise UserError(f"{path} has no row with a time.")
     cells = cells.reset_index(drop=True)
-    products = cells["op"] == "gemm"
+    are_gemms = cells["op"] == "gemm"
     faults = Faults(path, cells["line"], _REMEDY)
-    _tell_faults(cells, products, faults, _gemm_faults)
-    _tell_faults(cells, ~products, faults, _conv_faults)
+    _tell_faults(cells, are_gemms, faults, _gemm_faults)
+    _tell_faults(cells, ~are_gemms, faults, _conv_faults)
     faults.leave_out()
     rows = cells[faults.sound].drop(columns="line")
     rows["time_us"] = pd.to_numeric(rows["time_us"])
-    rows["dtype"] = _dtypes(rows["dtype"])
+    rows["dtype"] = _our_dtypes(rows["dtype"])
     named = rows["implementation"] != ""
     usual = pd.Series(np.where(rows["op"] == "gemm", "cublas", "cudnn"), index=rows.index)
     rows["implementation"] = rows["implementation"].where(named, library or usual)
-    products = rows["op"] == "gemm"
-    parts = [_as_products(rows[products])] if products.any() else []
-    parts += [_as_convolutions(rows[~products])] if not products.all() else []
-    whole = pd.concat(parts).sort_index().reset_index(drop=True)
-    for name in whole:
+    are_gemms = rows["op"] == "gemm"
+    converted = [_convert_gemms(rows[are_gemms])] if are_gemms.any() else []
+    converted += [_convert_convolutions(rows[~are_gemms])] if not are_gemms.all() else []
+    combined = pd.concat(converted).sort_index().reset_index(drop=True)
+    for name in combined:
         if COLUMNS.get(name, ("",))[0] == "whole":  # a value that does not apply is missing
-            whole[name] = pd.to_numeric(whole[name], errors="coerce").astype("Int64")
-    return whole
+            combined[name] = pd.to_numeric(combined[name], errors="coerce").astype("Int64")
+    return combined
 
 
-def _as_products(rows: pd.DataFrame) -> pd.DataFrame:
+def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
     layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
     sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
     return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
 
 
-def _as_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
+def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the sizes of the GEMM that each convolution implies."""
     problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
     return rows.assign(**pd.DataFrame(problems, index=rows.index))
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the columns of a convolution, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
-    usual = {"layout": "nhwc", **_CONV_DEFAULTS}
-    return {**usual, **given, "dtype": _dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
+    defaults = {"layout": "nhwc", **_CONV_DEFAULTS}
+    return {**defaults, **given, "dtype": _our_dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
 
 
-def _dtypes(names: pd.Series) -> pd.Series:
+def _our_dtypes(names: pd.Series) -> pd.Series:
+    """Translate names such as ``torch.bfloat16`` to ours; unknown names stay."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
 
 
 def _tell_faults(
     cells: pd.DataFrame,
-    of: pd.Series,
+    kind_rows: pd.Series,
     faults: Faults,
     check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]],
 ) -> None:
     """Record what is wrong with the rows of one kind of operation."""
-    if not of.any():
+    if not kind_rows.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
     checks = [
         ((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
         (
-            _dtypes(cells["dtype"]).isin(DTYPE_BYTES),
+            _our_dtypes(cells["dtype"]).isin(DTYPE_BYTES),
             "dtype",
             f"not one of {', '.join(DTYPE_BYTES)}",
         ),
         (cells["cache"].isin(_CACHES), "cache", f"not one of {', '.join(_CACHES)}"),
         (cells["mode"].isin(_MODES), "mode", f"not one of {', '.join(_MODES)}"),
-        *check(cells[of]),
+        *check(cells[kind_rows]),
     ]
     for sound, name, why in checks:
-        wrong = of & ~sound.reindex(cells.index, fill_value=True).astype(bool)
-        shown = cells[name] if name in cells else pd.Series("", index=cells.index)
-        faults.tell(wrong, [f"{name} is {cell!r}, {why}" for cell in shown])
+        wrong = kind_rows & ~sound.reindex(cells.index, fill_value=True).astype(bool)
+        texts = cells[name] if name in cells else pd.Series("", index=cells.index)
+        faults.tell(wrong, [f"{name} is {cell!r}, {why}" for cell in texts])
 
 
 def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
     names = ("m", "n", "k", "batch")
-    sizes = [(_is_size(cells[name]), name, "no size") for name in names]
+    sizes = [(_is_size(cells[name]), name, "not a size") for name in names]
     layout = pd.Series("", index=cells.index)
     if "layout" in cells:
         layout = cells["layout"].str.lower()
     m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
-    held = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
+    fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
-        (held, "m", "with n and k more than any machine can hold"),
+        (fits, "m", "too large together with n, k and batch for any machine"),
         (
             layout.str.lower().isin(("", *GEMM_LAYOUTS)),
             "layout",
@@ -137,18 +139,22 @@ def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
 
 
 def _conv_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
-    sizes = [(_is_size(cells[name]), name, "no size") for name in CONV_SIZES]
-    whole = []
+    sizes = [(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
+    valid = []
     for row in cells.to_dict("records"):
         try:
             problem_of(_conv_record(row))
-            whole.append(True)
+            valid.append(True)
         except (ValueError, KeyError):
-            whole.append(False)
-    words = f"a layout of {', '.join(CONV_LAYOUTS)} and a pass of {', '.join(PASSES)}"
+            valid.append(False)
+    words = f"layout must be {' or '.join(CONV_LAYOUTS)}, and pass {' or '.join(PASSES)}"
     return [
         *sizes,
-        (pd.Series(whole, index=cells.index), "op", f"not a convolution; it takes {words}"),
+        (
+            pd.Series(valid, index=cells.index),
+            "op",
+            f"but the row is not a convolution: {words}",
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Read problems as people write them: text, tuples, the lines of a CSV file or of a DataFrame."""
+"""Read problems as people write them: text, tuples, lines of a CSV file, rows of a DataFrame."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
     """Return one problem or several, in their order.
 
     Args:
-        shapes: text or a tuple in the order of ``--gemm`` or ``--conv``, a :class:`Gemm` or
-            :class:`Conv`; several of these; or a DataFrame with the columns ``m,n,k,dtype``, or
-            more of those of measurements.csv.
+        shapes: one shape, as text or a tuple in the order of ``--gemm`` or ``--conv``, or as a
+            :class:`Gemm` or :class:`Conv`; several of these; or a DataFrame with the columns
+            ``m,n,k,dtype`` and optionally other columns of measurements.csv.
 
     Raises:
         UserError: if one of them is not a problem, or there is none.
@@ -48,17 +48,19 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
     """
     if isinstance(shapes, pd.DataFrame):
         return _problems_of_frame(shapes)
-    if isinstance(shapes, (str, Gemm, Conv)) or _is_one(shapes):
+    if isinstance(shapes, (str, Gemm, Conv)) or _is_single_shape(shapes):
         return [_as_problem(shapes)]
     if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
-        raise UserError(f"a shape is text such as '8192,50257,768,bf16', or a tuple: {shapes!r}.")
+        raise UserError(
+            f"{shapes!r} is not a shape; give text such as '8192,50257,768,bf16', or a tuple."
+        )
     problems = [_as_problem(shape) for shape in shapes]
     if not problems:
         raise UserError("give at least one shape.")
     return problems
 
 
-def _is_one(shapes: object) -> bool:
+def _is_single_shape(shapes: object) -> bool:
     """Return True for a single shape; a tuple of several begins with a shape, not with a size."""
     return isinstance(shapes[0] if isinstance(shapes, tuple) and shapes else shapes, Real)
 
@@ -69,7 +71,9 @@ def _as_problem(shape: object) -> Problem:
     if isinstance(shape, (tuple, list)):
         shape = ",".join(_cell(field) for field in shape).rstrip(",")
     if not isinstance(shape, str):
-        raise UserError(f"a shape is text such as '8192,50257,768,bf16', or a tuple: {shape!r}.")
+        raise UserError(
+            f"{shape!r} is not a shape; give text such as '8192,50257,768,bf16', or a tuple."
+        )
     parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
     return parse(shape)
 
@@ -77,9 +81,9 @@ def _as_problem(shape: object) -> Problem:
 def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
-    The header has ``m,n,k,dtype``, or more of the columns of measurements.csv. A line whose ``op``
-    is ``conv`` is a convolution. A cell that is empty or absent has the default of ``--gemm`` and
-    ``--conv``.
+    The header has ``m,n,k,dtype`` and optionally other columns of measurements.csv. A line whose
+    ``op`` is ``conv`` is a convolution. A cell that is empty or absent has the default of
+    ``--gemm`` and ``--conv``.
 
     Raises:
         UserError: if the file or a line cannot be read; the message names the line.

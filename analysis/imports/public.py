@@ -135,33 +135,39 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
     rows = _read(path, FileDefaults(dtype or ""))
-    slugs = [machine.slug if d is None else slug_of_device(d) for d in rows.devices]
-    here = np.array([slug == machine.slug for slug in slugs], dtype=bool)
+    slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
+    on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
     dtypes = np.array(rows.dtypes, dtype=object)
-    readable = np.array([p is not None for p in rows.problems]) & (np.nan_to_num(seconds) > 0)
-    present = sorted(set(dtypes[here & readable]))
+    readable = np.array([problem is not None for problem in rows.problems]) & (
+        np.nan_to_num(seconds) > 0
+    )
+    present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise UserError(
-            f"{path} has no row of {machine.slug}; it has {', '.join(sorted(set(slugs)))}."
+            f"{path} has no readable row of {machine.slug}; its rows are of "
+            f"{', '.join(sorted(set(slugs)))}."
         )
     chosen = dtype or ("bf16" if "bf16" in present else present[0] if len(present) == 1 else "")
     if chosen not in present:
-        hint = nearest(chosen, present) if chosen else f"give --dtype: {', '.join(present)}."
-        raise UserError(f"{path} has no {chosen or 'single'} dtype; {hint}")
+        if not chosen:
+            raise UserError(
+                f"{path} has rows of several dtypes; give --dtype: {', '.join(present)}."
+            )
+        raise UserError(f"{path} has no row in {chosen}; {nearest(chosen, present)}")
     of_dtype = dtypes == chosen
-    keep = [int(i) for i in np.flatnonzero(here & readable & of_dtype)]
+    kept = [int(i) for i in np.flatnonzero(on_machine & readable & of_dtype)]
     return PublicRows(
         name=rows.name or path.name,
         dtype=chosen,
-        problems=[rows.problems[i] for i in keep],  # type: ignore[misc]
-        implementations=[rows.implementations[i] for i in keep],
-        seconds=seconds[keep],
-        kernels=[rows.kernels[i] for i in keep],
+        problems=[rows.problems[i] for i in kept],  # type: ignore[misc]
+        implementations=[rows.implementations[i] for i in kept],
+        seconds=seconds[kept],
+        kernels=[rows.kernels[i] for i in kept],
         skipped={
-            "other_machines": int((~here).sum()),
-            "other_dtypes": int((here & ~of_dtype).sum()),
-            "unreadable": int((here & of_dtype & ~readable).sum()),
+            "other_machines": int((~on_machine).sum()),
+            "other_dtypes": int((on_machine & ~of_dtype).sum()),
+            "unreadable": int((on_machine & of_dtype & ~readable).sum()),
         },
         warm=rows.warm,
     )
@@ -174,7 +180,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
     rows = _read(path)
-    here = [
+    rows_and_seconds = [
         (problem_columns(problem) | {"implementation": name}, seconds)
         for device, problem, name, seconds in zip(
             rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
@@ -183,21 +189,24 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
         and seconds > 0  # also leaves out NaN
         and (device is None or slug_of_device(device) == machine.slug)
     ]
-    if not here:
-        raise UserError(f"{path} has no row of {machine.slug}.")
-    cells = pd.DataFrame([columns for columns, _ in here])
+    if not rows_and_seconds:
+        raise UserError(f"{path} has no readable row of {machine.slug}.")
+    cells = pd.DataFrame([columns for columns, _ in rows_and_seconds])
     cache = "warm" if rows.warm else "cold"
     cells = cells.assign(
-        time_us=[seconds * 1e6 for _, seconds in here], cache=cache, mode="burst", config=""
+        time_us=[seconds * 1e6 for _, seconds in rows_and_seconds],
+        cache=cache,
+        mode="burst",
+        config="",
     )
     return FileTimings(cells, "as its publishers measured it", cache)
 
 
-def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
+def _read(path: Path, defaults: FileDefaults = _NOTHING) -> _FileRows:
     if path.is_dir() or path.name == "measurements.csv":
-        return _ours(path if path.is_dir() else path.parent)
-    if path.suffix != ".parquet" and (timings := read_timings(path, told)):
-        return _of_timings(timings)
+        return _from_recording(path if path.is_dir() else path.parent)
+    if path.suffix != ".parquet" and (timings := read_timings(path, defaults)):
+        return _from_timings(timings)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except OSError as error:
@@ -217,11 +226,13 @@ def _read(path: Path, told: FileDefaults = _NOTHING) -> _FileRows:
     )
 
 
-def _of_timings(timings: FileTimings) -> _FileRows:
+def _from_timings(timings: FileTimings) -> _FileRows:
     """Convert a CSV file's times on vendor libraries, without those of hand-written kernels."""
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
-        raise UserError("the file has no row of a vendor library, which is what is judged.")
+        raise UserError(
+            "the file has no row of a vendor library, and only such rows can be judged."
+        )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
         devices=[None] * len(rows),
@@ -234,8 +245,8 @@ def _of_timings(timings: FileTimings) -> _FileRows:
     )
 
 
-def _ours(folder: Path) -> _FileRows:
-    """Read bursts of the vendor library, which is what public tables have, too."""
+def _from_recording(folder: Path) -> _FileRows:
+    """Read a recording's bursts on the vendor library, the kind of times in public tables."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -352,7 +363,7 @@ _DEEPBENCH_PASSES = {
 
 
 def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert three times per row, one per pass, in NCHW. Times are in milliseconds.
+    """Convert convolutions in NCHW. A row has one time for each pass, in milliseconds.
 
     A pass that was not run has ``N/A``.
     """

@@ -4,7 +4,7 @@
 are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays, so operands may
 come from the cache, and clocks are not controlled. The package is never imported, because that
 would load native code. Its files are found by their name, since their paths have changed between
-versions. Their own columns say which GPU, framework and version they are of.
+versions. The columns of each file name its GPU, framework and version.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class PublicTable:
         package: name and version of the package that the file comes with; empty for a single file.
         licence: licence of the package; empty for a single file.
         complete: True if the publishers call the table complete.
-        also_for: later versions that the publishers declare it for instead of publishing another
-            table.
+        also_for: later versions for which the publishers reuse this table instead of publishing
+            another one.
     """
 
     path: Path
@@ -107,17 +107,17 @@ def package_folders() -> tuple[list[Path], str, str]:
     spec = importlib.util.find_spec(_MODULE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(needs_extra(PACKAGE, "public"))
-    told = importlib.metadata.metadata(PACKAGE)
-    licence = told["License-Expression"] or told["License"] or ""
+    metadata = importlib.metadata.metadata(PACKAGE)
+    licence = metadata["License-Expression"] or metadata["License"] or ""
     folders = [Path(folder) for folder in spec.submodule_search_locations]
-    return folders, f"{PACKAGE} {told['Version']}", licence
+    return folders, f"{PACKAGE} {metadata['Version']}", licence
 
 
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
-    """Read what a file says about itself.
+    """Read a table's GPU, framework and version, and what the files next to it say about it.
 
     Raises:
-        UserError: if the file cannot be read, or is not such a table.
+        UserError: if the file cannot be read, or is not a table of GEMMs.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -156,18 +156,20 @@ def _is_complete(folder: Path) -> bool:
 def _later_versions(folder: Path) -> tuple[str, ...]:
     """Return the versions whose folders, next to a table's, contain only a pointer to it."""
     pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
-    here = {"table": _TABLE, "from_version": folder.name}
-    reused = {version: told.get("reuse") for version, told in pointers.items()}
+    wanted_pointer = {"table": _TABLE, "from_version": folder.name}
+    reused = {version: document.get("reuse") for version, document in pointers.items()}
     return tuple(
         version
         for version, entries in sorted(reused.items(), key=lambda item: version_numbers(item[0]))
         if isinstance(entries, list)
-        and any(isinstance(entry, dict) and here.items() <= entry.items() for entry in entries)
+        and any(
+            isinstance(entry, dict) and wanted_pointer.items() <= entry.items() for entry in entries
+        )
     )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a file next to a table; empty if it is missing or not readable.
+    """Read a YAML file next to a table; return nothing if it is missing or not readable.
 
     PyYAML comes with the package of tables. If a table is given as a single file, both may be
     missing.
@@ -177,14 +179,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
-    """Choose the table from which each machine's recording is made, by slug.
+    """Choose for each slug the table from which the machine's recording is made.
 
     Among the tables with enough shapes, it is the latest one of TensorRT-LLM, otherwise of SGLang,
     otherwise of vLLM.
@@ -197,10 +199,11 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
 
 
 def _rank(table: PublicTable, group: Sequence[PublicTable]) -> tuple[Any, ...]:
+    """Return the key by which the best table of a machine is the largest."""
     enough = table.rows >= _ENOUGH * max(other.rows for other in group)
     name = table.framework.lower()
-    order = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
-    return enough, table.complete, order, version_numbers(table.version)
+    preference = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
+    return enough, table.complete, preference, version_numbers(table.version)
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -213,7 +216,7 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
 
     Args:
         table: the table.
-        dtypes: which of our dtypes; bf16 if none is given.
+        dtypes: dtypes to read, by our names; bf16 if none is given.
     """
     columns = ["gemm_dtype", "m", "n", "k", "latency"]
     frame = pd.read_parquet(table.path, columns=columns)

@@ -37,8 +37,9 @@ class FileTimings:
     """Times from a file.
 
     Attributes:
-        rows: the columns that identify a case, except ``sweep`` and ``fill``, with ``time_us`` and,
-            where the file names them, ``kernel`` and ``kernels``.
+        rows: one row per case. The columns are those that identify a case, except ``sweep`` and
+            ``fill``, then ``time_us`` and, where the file names kernels, ``kernel`` and
+            ``kernels``.
         how: how the times were measured.
         cache: where most operands came from.
     """
@@ -57,7 +58,7 @@ class FileDefaults:
 
 
 def read_timings(path: Path, told: FileDefaults) -> FileTimings | None:
-    """Read the times of a CSV file; None if it is none of the three kinds.
+    """Read the times of a CSV file; return None if it has none of the three formats.
 
     Raises:
         UserError: if the file cannot be read, lacks a column, or has too many damaged rows.
@@ -100,7 +101,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
                 index_col=False,
             )
     except pd.errors.ParserWarning:
-        raise UserError(f"{path} has lines of more cells than its header.") from None
+        raise UserError(f"{path} has lines with more cells than its header.") from None
     except (ValueError, UnicodeDecodeError) as error:  # parser errors of pandas are ValueErrors
         raise UserError(f"{path} is not a CSV file ({str(error).splitlines()[0]}).") from None
     if not len(frame):
@@ -117,17 +118,20 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 # --- A plain file ---------------------------------------------------------------------------------
 
 
-def _read_plain(path: Path, told: FileDefaults) -> FileTimings:
+def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     frame = _read(path, lower=True)
-    # Defaults from the user fill the cells and columns that the file lacks.
-    for name, word in {**_DEFAULTS, "dtype": told.dtype, "layout": told.layout}.items():
+    # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
+    #    the project's defaults.
+    for name, default in {**_DEFAULTS, "dtype": defaults.dtype, "layout": defaults.layout}.items():
         if name in frame:
-            frame[name] = frame[name].mask(frame[name] == "", word)
-        elif word or name in _DEFAULTS:
-            frame[name] = word
+            frame[name] = frame[name].mask(frame[name] == "", default)
+        elif default or name in _DEFAULTS:
+            frame[name] = default
+    # 2. A row without an operation is a convolution if it has filters, otherwise a GEMM.
     op = frame["op"] if "op" in frame else pd.Series("", index=frame.index)
     filters = frame["kout"] if "kout" in frame else pd.Series("", index=frame.index)
     frame["op"] = op.mask(op == "", filters.where(filters == "", "conv").replace("", "gemm"))
+    # 3. Require the columns of the operations that occur, and check the cells.
     needed = ["dtype", "time_us"]
     needed += [name for name in _SIZES if (frame["op"] == "gemm").any()]
     needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
@@ -137,7 +141,7 @@ def _read_plain(path: Path, told: FileDefaults) -> FileTimings:
             "have layout, batch, implementation, cache and a convolution's columns."
         )
     rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
-    return FileTimings(middle(rows), "as its file says", _usual(rows["cache"]))
+    return FileTimings(middle(rows), "as its file says", _most_common(rows["cache"]))
 
 
 # --- The CUTLASS profiler -------------------------------------------------------------------------
@@ -152,7 +156,7 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read one row per kernel and problem, and keep the fastest kernel of each provider.
+    """Read one row per kernel and problem; keep each provider's fastest kernel for a problem.
 
     A and B are ``bf16:row`` or ``bf16:column``. If C is column-major, the transposed GEMM Cᵀ = Bᵀ
     Aᵀ is computed. Runtime is in milliseconds and was measured over back-to-back launches.
@@ -212,7 +216,7 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _given(frame: pd.DataFrame, name: str) -> pd.Series:
-    """Return a column's cells, with 1 where there is none."""
+    """Return a column's cells, with 1 where a cell or the whole column is missing."""
     if name not in frame:
         return pd.Series("1", index=frame.index)
     return frame[name].mask(frame[name] == "", "1")
@@ -225,6 +229,7 @@ def _typed(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 
 
 def _letter(order: pd.Series, as_named: str = "row") -> pd.Series:
+    """Return ``n`` where operands have the order ``as_named``, ``t`` where they have the other."""
     return order.map({"row": "t", "column": "t"} | {as_named: "n"}).fillna("")
 
 
@@ -266,13 +271,13 @@ def _is_tritonbench(header: str) -> bool:
     return first.strip('"') in _TRITONBENCH_SHAPES and any(m.endswith(_LATENCY) for m in metrics)
 
 
-def _read_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
+def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     """Read one row per shape, with ``name-latency`` for each implementation, in milliseconds.
 
     TritonBench flushes the cache before each launch, and both operands are stored as named (layout
     nn) unless it was told otherwise. The file contains neither the layout nor the dtype.
     """
-    if not told.dtype:
+    if not defaults.dtype:
         raise UserError(
             f"{path} is TritonBench's CSV, which does not name its dtype; give --dtype."
         )
@@ -293,8 +298,8 @@ def _read_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
         part = pd.DataFrame(
             {
                 **base,
-                "dtype": told.dtype,
-                "layout": told.layout or "nn",
+                "dtype": defaults.dtype,
+                "layout": defaults.layout or "nn",
                 "implementation": "cublas" if name in _ATEN else name,
                 "time_us": pd.to_numeric(milliseconds, errors="coerce") * 1e3,
                 "cache": "cold",
@@ -308,5 +313,5 @@ def _read_tritonbench(path: Path, told: FileDefaults) -> FileTimings:
     return FileTimings(rows, "latency of TritonBench, cache flushed before each launch", "cold")
 
 
-def _usual(words: pd.Series) -> str:
+def _most_common(words: pd.Series) -> str:
     return str(words.value_counts().index[0])

@@ -31,10 +31,11 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
-    """Write a table's rows and where they come from; return the folder.
+    """Write a table's rows and, in run.json, where they come from; return the folder.
 
     Raises:
-        UserError: if the folder cannot be made, or the disk is full.
+        UserError: if the machine does not compute a dtype, the folder cannot be made, or the disk
+            is full.
     """
     rows = read_rows(table, *DTYPES.values())
     public = {
@@ -56,10 +57,11 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, told: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, together with the user's defaults; return the folder.
+    """Write the times of a user's file, and a digest of file and defaults; return the folder.
 
     Raises:
-        UserError: if the folder cannot be made, or the disk is full.
+        UserError: if the machine does not compute a dtype, the folder cannot be made, or the disk
+            is full.
     """
     public = {
         "source": path.name,
@@ -80,9 +82,9 @@ def is_same_file(folder: Path, path: Path, told: FileDefaults) -> bool:
     return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
 
 
-def _digest(path: Path, told: FileDefaults) -> str:
+def _digest(path: Path, defaults: FileDefaults) -> str:
     data = (path if path.is_file() else path / "measurements.csv").read_bytes()
-    return hashlib.sha256(data + repr(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(data + repr(defaults).encode()).hexdigest()[:16]
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
@@ -99,6 +101,7 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
 
 
 def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
+    """Write the rows and run.json, and remove the validation of an earlier import."""
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not compute
     folder, data = folder_of(results, machine.slug), _as_parquet(rows)

@@ -1,7 +1,7 @@
 """Predict the time of fused attention from measurements of public tables.
 
-A formula with a few constants for each machine and framework gives the share of the peak, or of
-the bandwidth, that a kernel reaches. Trees correct it where the machine's tables were imported.
+A formula with a few constants for each machine and framework gives the share of the peak, or of the
+bandwidth, that a kernel reaches. If the machine's tables were imported, trees correct the formula.
 Frameworks differ by more than the errors within one of them, so the interval covers all frameworks
 unless one is named.
 
@@ -42,14 +42,15 @@ class AttentionConstants:
     """Constants of the formula for one kind of calls, machine and framework.
 
     Attributes:
-        share: share of the peak that long sequences reach with heads of 128.
+        share: share of the peak that long sequences reach with heads 128 wide.
         width: exponent by which the share grows with the width of a head.
         half: number of keys at which half of that share is reached.
-        launch: seconds that every call takes.
+        launch: fixed time of every call, in seconds.
         memory: share of the bandwidth that is reached.
-        waves: 1 if a partial wave of tiles costs as much as a whole one, 0 if only its part.
+        waves: 1 if a partial wave of tiles costs as much as a full one, 0 if it costs only its
+            share of one; values in between interpolate.
         ramp: bytes in flight at which half of the bandwidth is reached.
-        cached: how many times as fast the last-level cache is as memory.
+        cached: speed of the last-level cache over that of memory.
         fits: share of the last-level cache up to which operands stay in it between calls.
     """
 
@@ -72,17 +73,18 @@ class AttentionConstants:
     def parts(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the launch, and the larger of arithmetic and memory, in seconds.
+        """Return the seconds of the launch, of arithmetic and of memory accesses, one row each.
 
-        The result has three rows, of which either the second or the third is 0 for each call.
+        Arithmetic and memory accesses overlap. Only the longer of the two counts for a call; the
+        other one is 0.
 
         Args:
             shapes: the calls.
-            kind: their kind.
+            kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine.
-            warm: True if operands that fit come from the last-level cache, as in public tables,
-                which repeat a call without flushing it. In a model, weights and other layers' keys
-                and values have replaced them.
+            warm: True if operands that fit into the last-level cache come from there, as in public
+                tables, which repeat a call without flushing the cache. In a model, weights and
+                other layers' keys and values have replaced them.
         """
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and long sequences amortise a tile.
         tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
@@ -93,8 +95,9 @@ class AttentionConstants:
         # 2. Memory: a few bytes do not fill the pipes to memory.
         moved = shapes.bytes()
         hits = 1 / (1 + (moved / (self.fits * machine.l2_bytes)) ** _SHARP) if warm else 0.0
-        slower = moved * (1 - hits + hits / self.cached)
-        memory = (slower + self.ramp) / (machine.bandwidth * self.memory)
+        # Bytes from the cache count for less, because it is faster than memory.
+        effective_bytes = moved * (1 - hits + hits / self.cached)
+        memory = (effective_bytes + self.ramp) / (machine.bandwidth * self.memory)
         longer = arithmetic >= memory
         return np.stack(
             [
@@ -109,15 +112,15 @@ _START = AttentionConstants(0.6, 0.2, 500.0, 5e-6, 0.7, 0.5, 1e5, 3.0, 0.7)
 _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 _LEAST_BANDWIDTH = 0.6
-"""Share of the bandwidth that prompts and encoders reach at least. Most of them do not show it, and
-a lower one would take the blame for what arithmetic lacks."""
+"""Smallest share of the bandwidth in a fit to prompts or encoders. Few of their times depend on it,
+and a lower share would absorb the errors of the arithmetic."""
 
 _LINEAR = ("width", "waves")
 """Constants that are fitted as they are; the others are fitted as logarithms."""
 
 
 def peak_of(machine: Machine) -> float:
-    """Return the peak of 16-bit GEMMs in FLOP/s, in which attention is computed."""
+    """Return the machine's peak for 16-bit GEMMs in FLOP/s; attention computes in 16 bits."""
     return machine.peaks.get("bf16") or machine.peaks["fp16"]
 
 
@@ -126,7 +129,8 @@ class AttentionFit:
     """Constants of one kind of calls, the trees that correct them, and their errors.
 
     ``low`` and ``high`` are the 5th and the 95th percentile of the logarithm of the true time over
-    the predicted one, on held-out calls. ``forest`` is None where only constants are shipped.
+    the predicted one, on held-out calls. ``calls`` is the number of measured calls. ``forest`` is
+    None where only constants are shipped.
     """
 
     constants: AttentionConstants
@@ -152,8 +156,8 @@ class AttentionFit:
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
         """Return the same fit with the 90% interval of its errors on these calls."""
-        left = np.log(seconds / self.seconds(shapes, kind, machine))
-        low, high = np.quantile(left, NINE_TENTHS)
+        log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
+        low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
 
     def seconds(
@@ -166,27 +170,27 @@ class AttentionFit:
         return time * np.exp(self.forest.predict(features(shapes, kind, machine))[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as a document."""
+        """Return the fit as a document for JSON."""
         constants = {name: float(f"{v:.6g}") for name, v in vars(self.constants).items()}
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,
         }  # fmt: skip
         if self.forest is not None:
-            found["forest"] = self.forest.to_json()
-        return found
+            document["forest"] = self.forest.to_json()
+        return document
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document is not one of these.
+            KeyError, TypeError, ValueError: if the document is not such a fit.
         """
         forest = Forest.from_json(data["forest"]) if "forest" in data else None
         constants = AttentionConstants(**{k: float(v) for k, v in data["constants"].items()})
         low, high = float(data["low"]), float(data["high"])
         if not all(map(math.isfinite, (*vars(constants).values(), low, high))):
-            raise ValueError("a constant is not a number")
+            raise ValueError("a constant or an end of the interval is not finite")
         return cls(constants, low, high, int(data["calls"]), forest)
 
 
@@ -217,7 +221,7 @@ def fit_constants(
 
 
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
-    """Return what the trees look at: sizes, the group of a key head, tiles, FLOPs and bytes."""
+    """Return the trees' features: sizes, query heads per key head, tiles, FLOPs and bytes."""
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
         np.log(shapes.batch),
@@ -239,5 +243,5 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
 def grown(rows: Array, residual: Array) -> Forest:
     """Grow trees from at most :data:`_MOST_ROWS` rows of features and their residuals."""
-    some = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
-    return Forest.grown(rows[some], residual[some], _TREES, _LEAF)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
+    return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF)

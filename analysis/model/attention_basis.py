@@ -1,4 +1,4 @@
-"""Find what the time of attention on a machine rests on, and predict calls with an interval."""
+"""Find the fits for attention on a machine, and predict calls with an interval."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FILE = "attention.json"
 """File of an imported machine's fits, next to its measurements."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
-"""Frameworks whose attention was measured. The first one that a machine has stands for a framework
-that is not named: its kernels are FlashAttention's, as are PyTorch's."""
+"""Frameworks with measured attention. If no framework is named, the first one with fits for the
+machine answers: its kernels are FlashAttention's, like those of PyTorch."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
 _FEW = 16  # queries per sequence up to which keys and values decide the time, as when decoding
@@ -51,16 +51,17 @@ class AttentionTime(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionBasis:
-    """Fits of a machine's attention and what they are of.
+    """Fits for attention on a machine, and where they come from.
 
     Attributes:
         machine: the machine that is predicted.
         measured_on: the machine that was measured; another one if this one was not.
         fits: fits by framework and kind of call.
-        kind: ``public`` with imported tables, ``shipped`` with constants, ``generation`` with those
-            of another machine.
+        kind: ``public`` if the fits are to imported tables, ``shipped`` if they are constants that
+            are shipped for the machine, ``generation`` if they are those of another machine.
         spreads: by kind of call, the 90% interval of the logarithm of the true time over the
-            predicted one, if the framework is another or not known.
+            predicted one. It replaces a fit's own interval if the framework is not known, or if
+            another machine was measured.
     """
 
     machine: Machine
@@ -73,7 +74,7 @@ class AttentionBasis:
         """Return the framework whose kernels are predicted.
 
         Raises:
-            UserError: if the named one was not measured.
+            UserError: if the named framework was not measured on the machine.
         """
         if named is None:
             return next(name for name in FRAMEWORKS if name in self.fits)
@@ -85,12 +86,12 @@ class AttentionBasis:
         return named
 
     def source(self, named: str | None) -> str:
-        """Describe in words what a prediction rests on."""
+        """Name the framework and the tables behind a prediction, in words."""
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
-        of = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
-        others = "" if named else ", with an interval that covers other frameworks"
-        return f"{framework}'s attention, {tables}{of}{others}"
+        origin = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
+        coverage = "" if named else ", with an interval that covers other frameworks"
+        return f"{framework}'s attention, {tables}{origin}{coverage}"
 
     def predict(self, work: Attention, named: str | None = None) -> AttentionTime:
         """Predict the forward pass of a call.
@@ -101,11 +102,12 @@ class AttentionBasis:
         """
         framework = self.framework(named)
         kind = kind_of(work)
-        # An encoder was not measured everywhere. Without a mask there is twice the work.
-        of_kind = self.fits[framework]
-        measured = kind if kind in of_kind else CONTEXT
+        # Not every machine has fits for encoders. A call without a mask does twice the work of a
+        # causal one.
+        fits = self.fits[framework]
+        measured = kind if kind in fits else CONTEXT
         factor = 1.0 if measured == kind else 2.0
-        fit = of_kind[measured]
+        fit = fits[measured]
         sizes = (
             work.batch,
             work.heads,
@@ -133,18 +135,23 @@ class AttentionBasis:
 
 
 def kind_of(work: Attention) -> str:
-    """Return which kind of measured calls a call is like."""
+    """Return the kind of measured calls that a call is most like."""
     if work.queries <= _FEW and work.keys >= _LIKE * work.queries:
         return DECODE
     return CONTEXT if work.causal else FULL
 
 
 def find_attention(machine: Machine, dtype: str, folder: Path | None) -> AttentionBasis | None:
-    """Find what attention on a machine rests on.
+    """Find the best fits for attention on a machine.
 
-    It is the machine's imported tables, otherwise the constants that are shipped for it, otherwise
-    those of the measured machine that is nearest by its peak, of the same generation if there is
-    one. None for a CPU and for other dtypes than bf16 and fp16, which were not measured.
+    These are, in this order:
+
+    1. fits to the machine's imported tables;
+    2. the constants that are shipped for it;
+    3. the constants of the measured machine with the nearest peak, of the same generation if there
+       is one.
+
+    The result is None for a CPU, and for dtypes other than bf16 and fp16, which were not measured.
 
     Args:
         machine: the machine.
@@ -176,7 +183,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
 
 
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:
-    """Return the measured machine whose peak is nearest, of the same generation if there is one."""
+    """Return the slug with the nearest peak, from the machine's generation if it has one."""
     measured = [known_machine(slug) for slug in slugs]
     same = [m for m in measured if m.generation == machine.generation] or measured
     return min(same, key=lambda m: abs(math.log(peak_of(m) / peak_of(machine)))).slug
@@ -189,12 +196,15 @@ def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 def fit_tables(
     tables: Sequence[AttentionTable], machine: Machine | None = None
 ) -> dict[str, dict[str, AttentionFit]]:
-    """Fit each collection of one machine: by framework and kind."""
+    """Fit each collection of one machine, and return the fits by framework and kind of call.
+
+    ``machine`` is the machine of all tables; if it is None, each table names its own.
+    """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
         shapes, seconds = read_calls(table)
-        here = machine or known_machine(table.slug)
-        fit = AttentionFit.from_times(shapes, seconds, table.kind, here)
+        measured = machine or known_machine(table.slug)
+        fit = AttentionFit.from_times(shapes, seconds, table.kind, measured)
         fits.setdefault(table.framework, {})[table.kind] = fit
     return fits
 
@@ -203,7 +213,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
     """Read what :func:`fits_to_json` returned.
 
     Raises:
-        KeyError, TypeError, ValueError: if the document is not one of these.
+        KeyError, TypeError, ValueError: if the document does not have such fits.
     """
     return {
         framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}
@@ -221,5 +231,5 @@ def fits_to_json(fits: Fits) -> dict[str, Any]:
 
 @functools.cache
 def _shipped() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
-    return found
+    document: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
+    return document

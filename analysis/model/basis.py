@@ -63,8 +63,9 @@ class Basis:
     - ``none``: constants of other generations only.
 
     ``folder`` is the folder of the recording, None without one. ``warm`` is True if operands come
-    from the cache where they fit it, as in public tables. ``measured`` is the source of times that
-    were measured here while the model comes from elsewhere.
+    from the cache where they fit it, as in public tables. ``calibrated`` is False if the recording
+    was not calibrated yet. ``measured`` is the source of times that were measured on the machine
+    itself while the model comes from elsewhere.
     """
 
     model: Model
@@ -78,11 +79,15 @@ class Basis:
     """Origins of the groups that rest on something other than what ``kind`` and ``source`` name."""
 
     def library(self, problem: Problem) -> str:
-        """Return the library that was measured with such problems, otherwise the vendor library."""
-        what = problem.pass_ if isinstance(problem, Conv) else problem.op
+        """Return the library that such problems were measured with, otherwise the vendor library.
+
+        Raises:
+            UserError: if the machine is a CPU that does not compute the dtype.
+        """
+        operation = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
-            name, *rest = group.split()
-            if rest == [what, problem.dtype] and name not in HAND_WRITTEN:
+            name, *suffix = group.split()
+            if suffix == [operation, problem.dtype] and name not in HAND_WRITTEN:
                 return name
         if self.model.machine.kind == "cpu":
             self.model.machine.peak(problem.dtype)  # raises an error for an unsupported dtype
@@ -113,7 +118,7 @@ class Basis:
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """Put the problems on their library, with the cache as it was in the measurements."""
+        """Return a query with each problem's library and the cache state of its measurements."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
@@ -143,6 +148,7 @@ def find_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _measured_basis(machine: str | None, results: Path) -> Basis:
+    """Find the best basis as :func:`find_basis` does, without the priors of :func:`_complete`."""
     if machine is not None:
         if not isinstance(machine, str):
             raise UserError(f"give one machine, such as nvidia-h200, not {machine!r}.")
@@ -151,41 +157,43 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         folder = find_recording(machine, results)
         run = load_run(folder)
         if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
-            return _of_questions(folder, run, results)
+            return _basis_with_queries(folder, run, results)
         reason = why_unusable(folder)
         if not reason:
-            return _of_recording(folder)
+            return _basis_from_recording(folder)
         # A public table or constants are better than the times of an unusable run.
         machine = load_run(folder)["machine"]["slug"]
         if is_complete(folder_of(results, machine)):
-            return _of_recording(folder_of(results, machine))
+            return _basis_from_recording(folder_of(results, machine))
         if machine not in known_machines():
             raise UserError(f"{reason}: measure {machine} again when it is quiet.", exit_code=1)
-    return _of_constants(known_machine(machine))
+    return _basis_from_constants(known_machine(machine))
 
 
 def _complete(basis: Basis) -> Basis:
     """Add priors for GEMMs of the vendor library in dtypes that were not measured.
 
-    Measurements in one 16-bit dtype answer for the other one if their peaks are equal, and those in
-    bf16 answer for tf32, because no public table has fp16 or tf32.
+    Measurements in one 16-bit dtype answer for the other one if both have the same peak, and those
+    in bf16 answer for tf32, because no public table has fp16 or tf32.
     """
     machine, fits = basis.model.machine, dict(basis.model.fits)
     if machine.kind == "cpu":
         return basis
     origins: dict[str, Origin] = {}
+    # 1. Let measured dtypes answer for others.
     for group, fit in basis.model.fits.items():
-        what, _, dtype = group.rpartition(" ")
-        if dtype not in TWINS or what.split()[0] in HAND_WRITTEN:
+        operation, _, dtype = group.rpartition(" ")
+        if dtype not in TWINS or operation.split()[0] in HAND_WRITTEN:
             continue
         known = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
-        for other in (TWINS[dtype], *(["tf32"] if dtype == DTYPE else [])):
-            name = f"{what} {other}"
-            if name not in fits and other in machine.peaks:
-                shared = shared_prior(known, machine, dtype, other)
+        for target in (TWINS[dtype], *(["tf32"] if dtype == DTYPE else [])):
+            name = f"{operation} {target}"
+            if name not in fits and target in machine.peaks:
+                shared = shared_prior(known, machine, dtype, target)
                 if shared is not None:
                     fits[name] = shared.fit
                     origins[name] = Origin(shared.kind, shared.source, shared.warm)
+    # 2. Add the priors of the dtypes that are still missing.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
@@ -218,42 +226,43 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
     }
 
 
-def _of_questions(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
+def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     """Return the basis of a machine on which only pad/choose queries were measured, and no sweep.
 
-    The times are its own, and the model is the one that it would have without them.
+    The times are the machine's own; the model is the one that it would have without them.
     """
     machine = Machine.from_json(run["machine"])
     published = results / PUBLISHED / machine.slug
     if folder != published and (published / "run.json").exists():
-        basis = _of_recording(published)
+        basis = _basis_from_recording(published)
     elif is_complete(folder_of(results, machine.slug)):
-        basis = _of_recording(folder_of(results, machine.slug))
+        basis = _basis_from_recording(folder_of(results, machine.slug))
     else:
-        basis = _of_constants(known_machines().get(machine.slug, machine))
+        basis = _basis_from_constants(known_machines().get(machine.slug, machine))
     if why_unusable(folder):
         return replace(basis, folder=None)
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 
-def _of_recording(folder: Path) -> Basis:
+def _basis_from_recording(folder: Path) -> Basis:
+    """Return the basis that a recording gives; without a calibration, its model has no fits."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"
     public = run.get("public")
     warm = public is not None and public["cache"] == "warm"
-    own = public is None or public["framework"] == FILE
-    kind = "recorded" if own else "public"
+    is_own = public is None or public["framework"] == FILE
+    kind = "recorded" if is_own else "public"
     source = f"measured {run['run'][:10]}"
     if public:
-        rows = f"{public['rows']:,} rows of" if own else f"{public['rows']:,} public rows,"
-        source = f"{rows} {public['source']}, {public['cache']}"
+        row_words = f"{public['rows']:,} rows of" if is_own else f"{public['rows']:,} public rows,"
+        source = f"{row_words} {public['source']}, {public['cache']}"
     if not path.exists():
         source += ", not calibrated yet"
         return Basis(Model(machine), kind, source, folder, warm, calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
-        if not own:
+        if not is_own:
             model = for_any_framework(model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
@@ -266,9 +275,9 @@ def _of_recording(folder: Path) -> Basis:
 
 
 def _start_of(fit: Fit) -> str:
-    """Name what a fit rests on in addition to its own rows.
+    """Name the public tables or, where rows are few, the constants that a fit started from.
 
-    That is public tables or, where rows are few, constants.
+    The name is empty if the fit rests only on its own rows.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -290,7 +299,7 @@ def for_any_framework(model: Model) -> Model:
     return Model(model.machine, fits)
 
 
-def _of_constants(machine: Machine) -> Basis:
+def _basis_from_constants(machine: Machine) -> Basis:
     """Return the best prior that needs no imported table; :func:`_complete` adds its fits."""
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

@@ -107,8 +107,8 @@ def calibrate_query(
         rows = np.flatnonzero(groups == group)
         prior = (priors or {}).get(group) or prior_without_tables(machine, group)
         # 1. Predict each fold by a fit to the others, then fit all measurements of the group.
-        number = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
-        fold = np.array([_fold_of(query.problems[int(i)], number) for i in rows])
+        fold_count = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
+        fold = np.array([_fold_of(query.problems[int(i)], fold_count) for i in rows])
         pieces = _held_out(machine, query, seconds, known, rows, fold, prior)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], prior)
         # If a fit to the other folds had too few rows to grow trees, no held-out error tells what
@@ -122,18 +122,18 @@ def calibrate_query(
         log_ratio = np.log(seconds[where] / predicted)
         spread = np.concatenate([spread for _, _, spread in pieces])
         small, large = neighbours(query.take(where), predicted)
-        both = np.hypot(spread[small], spread[large])
-        of_pairs = (log_ratio[small] - log_ratio[large]) / both
+        pair_spread = np.hypot(spread[small], spread[large])
+        ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
         problems = [query.problems[i] for i in where]
-        fit = _fit_with_errors(fitted, log_ratio, spread, of_pairs, prior)
+        fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
         # 3. Measure how the errors add up in sums of times and in changes of such sums.
         times = Times(predicted, seconds[where])
         lo = predicted * np.exp(fit.low * spread)
         hi = predicted * np.exp(fit.high * spread)
         before = Times(*(part[small] for part in times))
         after = Times(*(part[large] for part in times))
-        less = after.predicted * (1 - np.exp(-fit.pair_high * both))
-        more = after.predicted * (np.exp(-fit.pair_low * both) - 1)
+        less = after.predicted * (1 - np.exp(-fit.pair_high * pair_spread))
+        more = after.predicted * (np.exp(-fit.pair_low * pair_spread) - 1)
         sum_low, sum_high = sum_factors(times, lo, hi)
         change_low, change_high = change_factors(before, after, less, more)
         fits[group] = replace(
@@ -172,9 +172,9 @@ def _held_out(
     """Predict each fold of a group's cases by a fit to the other folds."""
     pieces: list[_Piece] = []
     for number in np.unique(fold):
-        held_out, rest = rows[fold == number], rows[fold != number]
-        others = query.take(rest), seconds[rest], known[rest]
-        fitted = fit_group(machine, *others, prior, part_of=len(rows))
+        held_out, training_rows = rows[fold == number], rows[fold != number]
+        training = query.take(training_rows), seconds[training_rows], known[training_rows]
+        fitted = fit_group(machine, *training, prior, part_of=len(rows))
         inputs = Inputs.from_query(machine, query.take(held_out))
         pieces.append((held_out, *corrected_estimate(inputs, *fitted)))
     return pieces
@@ -195,12 +195,12 @@ def _fold_of(problem: Problem, folds: int) -> int:
 
 
 def _fit_with_errors(
-    fitted: Fitted, log_ratio: Array, spread: Array, pair_errors: Array, prior: Prior
+    fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
     """Add the held-out errors: |predicted/measured − 1| and the 90% range of log ratios."""
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
-    pair_low, pair_high = _range(pair_errors, *_prior_pair_range(prior, high - low))
+    pair_low, pair_high = _range(ratio_errors, *_prior_pair_range(prior, high - low))
     return Fit(
         constants=fitted.constants,
         residual=fitted.residual,
@@ -210,7 +210,7 @@ def _fit_with_errors(
         pair_low=pair_low,
         pair_high=pair_high,
         rows=len(log_ratio),
-        pairs=len(pair_errors),
+        pairs=len(ratio_errors),
         start=prior.source if prior.warm and not prior.collections else "",
         groups=_faded(prior.fit.groups, len(log_ratio)),
         median=float(np.median(error)),
@@ -220,7 +220,7 @@ def _fit_with_errors(
 
 
 def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, as far as its range still counts."""
+    """Return the prior's factors for kinds of shapes, closer to 1 the more rows were measured."""
     share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
     return {name: (below**share, above**share) for name, (below, above) in groups.items()}
 
@@ -235,17 +235,17 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the range of the error of a time ratio of neighbours before any pair was measured.
 
-    It is the prior's, because neighbours share the error of the scale. But it is never wider than
-    it would be if the errors of neighbours lay at opposite ends of the range of single times, which
-    is ``width`` wide.
+    This is the prior's range for pairs, because neighbours share the error of the scale. It is
+    never wider than if the errors of two neighbours lay at opposite ends of the range of single
+    times, which is ``width`` wide.
     """
-    fit, most = prior.fit, width / math.sqrt(2)
+    fit, limit = prior.fit, width / math.sqrt(2)
     ends = fit.pair_low * fit.typical_spread, fit.pair_high * fit.typical_spread
-    return max(ends[0], -most), min(ends[1], most)
+    return max(ends[0], -limit), min(ends[1], limit)
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
-    """Return the range that holds one more error of the same kind in 90% of cases.
+    """Return the range that contains the next error of the same kind in 90% of cases.
 
     This is split conformal prediction. Each end is averaged with the prior's on a logarithmic
     scale; the prior counts as :data:`_PRIOR_ROWS` measurements.
@@ -258,12 +258,12 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 def _own_ends(errors: Array) -> tuple[float, float]:
     """Return the k-th smallest and k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
 
-    Fewer than ten errors say nothing about a single side. Then the largest error, without its sign,
-    is taken for both ends.
+    Fewer than ten errors say nothing about a single side. Then both ends
+    are at the largest absolute error.
     """
     if len(errors) < _TWO_SIDED:
-        most = float(np.abs(errors).max())
-        return -most, most
+        largest = float(np.abs(errors).max())
+        return -largest, largest
     k = max(int((len(errors) + 1) * _TAIL), 1)
     ordered = np.sort(errors)
     return float(ordered[k - 1]), float(ordered[-k])
@@ -324,11 +324,11 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return pairs of GEMMs of which one pads the other.
+    """Return pairs of GEMMs, the second of which pads the first.
 
     They differ in size by up to :data:`NEAR` in every dimension, and in nothing else. Of all
     measured paddings of a shape, the one that is predicted to be fastest makes the pair. Advice
-    chooses that padding too, and with it the errors that make it look fast.
+    chooses that padding, too, and with it the errors that make it look fast.
 
     Returns:
         Positions of the small GEMMs and of the large ones.
@@ -336,24 +336,24 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ only in size
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
-            how = (query.configs[index], query.cached[index], query.sustained[index])
-            kinds.setdefault((problem.layout, problem.batch, *how), []).append(index)
-    found = [(np.empty(0, dtype=np.intp),) * 2]
+            conditions = (query.configs[index], query.cached[index], query.sustained[index])
+            kinds.setdefault((problem.layout, problem.batch, *conditions), []).append(index)
+    pairs = [(np.empty(0, dtype=np.intp),) * 2]
     for indices in kinds.values():
         members = np.array(indices, dtype=np.intp)
         sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
         small, large = _best_pads(sizes, predicted[members])
-        found.append((members[small], members[large]))
-    smalls, larges = zip(*found, strict=True)
+        pairs.append((members[small], members[large]))
+    smalls, larges = zip(*pairs, strict=True)
     return np.concatenate(smalls), np.concatenate(larges)
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
-    """Return for each shape that others pad the padding that is predicted to be fastest.
+    """Return the shapes that have paddings, each with the padding that is predicted to be fastest.
 
     Args:
         sizes: M, N and K of each shape, one row per shape.
-        predicted: seconds of each shape.
+        predicted: predicted seconds of each shape.
 
     Returns:
         Positions of the padded shapes, and of the padding of each.

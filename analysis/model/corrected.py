@@ -16,13 +16,13 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """Return the estimate of each case, and the spread of its error, which is 1 without trees.
+    """Return each case's estimate, and the relative spread of its error, which is 1 without trees.
 
     Args:
         inputs: the cases, all of one group.
         constants: constants of the formula.
-        residual: trees that grew from what the machine's own measurements left.
-        offsets: what public tables say.
+        residual: trees that grew from the formula's errors on the machine's own measurements.
+        offsets: log ratios that public tables predict; None without such tables.
     """
     guess = inputs.estimate(constants)
     log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
@@ -31,6 +31,6 @@ def corrected_estimate(
         columns = estimates.columns
         log_ratio, spread = offsets.combined_offsets(estimates), offsets.spread(estimates)
     if residual is not None:
-        more, own = residual.predict(inputs.features(constants, guess, columns))
-        log_ratio, spread = log_ratio + more, spread * own
+        correction, disagreement = residual.predict(inputs.features(constants, guess, columns))
+        log_ratio, spread = log_ratio + correction, spread * disagreement
     return replace(guess, time=guess.time * np.exp(log_ratio)), spread

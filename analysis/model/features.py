@@ -55,7 +55,7 @@ class Inputs:
     def from_query(
         cls, machine: Machine, query: Query, known: NDArray[Any] | None = None
     ) -> Inputs:
-        """Convert the cases of a query that are of one group."""
+        """Convert a query whose cases are all of one group; no algorithm is known by default."""
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
@@ -70,7 +70,8 @@ class Inputs:
             rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
             tiles = Tiles(*np.array(rows, dtype=np.float64).T)
         winograd = {}
-        # Winograd was only seen in fp32; no public table names the kernels of a 16-bit convolution.
+        # Winograd's algorithms were only seen in fp32; no public table names the kernels of 16-bit
+        # convolutions.
         library = config_type is None and machine.kind == "gpu"
         if library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:
@@ -124,13 +125,13 @@ class Inputs:
 
         - logs of the sizes, of the estimate, and of the intensity over the ridge point;
         - logs of the product and of the ratio of every two sizes;
-        - what limits the estimate, and its tile, waves and efficiencies;
-        - what a last wave of the usual tiles leaves idle;
+        - the share of each limit in the estimate, and its tile, waves and efficiencies;
+        - how well the usual tiles fill their last wave;
         - the powers of two that divide the sizes, because libraries look at them;
-        - with public tables, what each of them says, and the size of the operands relative to the
-          cache: their operands may come from it, ours come from memory;
-        - for a convolution, its images, their size, filter, stride and alignment, how far behind
-          each algorithm is, and what Winograd's tiles waste.
+        - with public tables, the log ratio that each of them predicts, and the size of the operands
+          relative to the cache, from which operands come in public tables but not in our runs;
+        - for a convolution, its images, their size, filter, stride and alignment, the log of each
+          algorithm's time over the estimate, and the padding of Winograd's tiles.
 
         Args:
             constants: the constants of the estimate.
@@ -143,19 +144,20 @@ class Inputs:
         ridge = machine.peak(self.dtype) / machine.bandwidth
         sizes = np.log2([s.m, s.n, s.k])
         columns = [*sizes, np.log(guess.time), np.log(flops / s.bytes / ridge)]
-        for one, other in itertools.combinations(sizes, 2):
-            columns += [one + other, one - other]
+        for first, second in itertools.combinations(sizes, 2):
+            columns += [first + second, first - second]
         columns += [getattr(guess, name) / guess.time for name in LIMITS]
         columns += [np.log2(part) for part in (guess.bm, guess.bn, guess.split, guess.tiles)]
         columns += [np.log2(guess.waves), guess.tile_efficiency, guess.tail_efficiency]
         for bm, bn in _USUAL_TILES:
             columns.append(tail_efficiency(tile_count(s.m, s.n, bm, bn, s.batch), machine.sms))
-        columns += [_twos(size) for size in (s.m, s.n, s.k)]
+        columns += [_factors_of_two(size) for size in (s.m, s.n, s.k)]
         if offsets is not None:
             columns += [*offsets.T, np.log(s.bytes / machine.l2_bytes)]
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
+        """Return the columns that only convolutions have; none for GEMMs."""
         if not isinstance(self.problems[0], Conv):
             return []
         sizes = [
@@ -175,11 +177,11 @@ class Inputs:
         return columns
 
 
-def _twos(sizes: Array) -> Array:
-    """Return how often two divides each size, at most eight times.
+def _factors_of_two(sizes: Array) -> Array:
+    """Return how many times two divides each size, at most eight.
 
     No tile is a multiple of a larger power of two.
     """
     # x & -x is the largest power of two that divides x.
-    whole = sizes.astype(np.int64)
-    return np.minimum(np.log2(whole & -whole), 8.0)
+    integers = sizes.astype(np.int64)
+    return np.minimum(np.log2(integers & -integers), 8.0)

@@ -65,7 +65,7 @@ class SoftwareRange:
     pair_high: float
 
     def joined(self, other: SoftwareRange) -> SoftwareRange:
-        """Return the range that contains both."""
+        """Return the smallest range that contains both."""
         return SoftwareRange(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -74,7 +74,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends by name; a fit has the same names."""
+        """Return the ends by name; :class:`Fit` has the same names."""
         return asdict(self)
 
 
@@ -119,17 +119,19 @@ class Fit:
         layout: layout of all measurements, which then are single GEMMs; empty if there are several.
         scale: factor of the trees' spread. For users of another framework it makes the spread a
             standard deviation of the log ratio.
-        beside: standard deviation that is added in quadrature for users of another framework.
+        beside: standard deviation that the spread gains, in quadrature, for users of another
+            framework.
         sum_low: factor by which the interval of a sum of times is wider below than the intervals of
             its parts make it (see :mod:`analysis.model.sum_errors`).
         sum_high: the same factor above.
         change_low: the same factor below, after some of the times were replaced by those of
             neighbouring shapes.
         change_high: that factor above.
-        offsets: what public tables say about the machine.
+        offsets: log ratios that public tables predict for the machine.
         groups: factors of both ends of the interval for kinds of shapes (see
             :mod:`analysis.model.groups`).
-        start: what the measurements were fitted on top of, in words.
+        start: source of the constants that the fit started from, in words, if they come from public
+            tables; empty if ``offsets`` names the tables.
         shift: expected difference for users of another framework than the measurements come from.
     """
 
@@ -167,21 +169,21 @@ class Fit:
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of another framework than the measurements come from."""
         # The spread of a prediction times this factor is the standard deviation of its error.
-        own = (self.high - self.low) / (2 * _NORMAL)
+        deviation = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
             self,
             shift=shift,
-            scale=own,
+            scale=deviation,
             beside=SOFTWARE_ERROR,
-            low=self.low / own,
-            high=self.high / own,
-            pair_low=self.pair_low / own,
-            pair_high=self.pair_high / own,
+            low=self.low / deviation,
+            high=self.high / deviation,
+            pair_low=self.pair_low / deviation,
+            pair_high=self.pair_high / deviation,
         )
         return moved.widened(software)
 
     def widened(self, to: SoftwareRange) -> Fit:
-        """Return the fit with intervals that contain at least a range."""
+        """Return the fit with its intervals widened as far as needed to contain a range."""
         return replace(
             self,
             low=min(self.low, to.low),
@@ -206,7 +208,7 @@ class Fit:
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def spreads(self, of_trees: Array) -> Array:
-        """Return the spreads that intervals are multiples of.
+        """Return the spread of each case; the ends of its interval are multiples of it.
 
         Args:
             of_trees: spread of the trees for each case, which typically is 1.
@@ -230,11 +232,11 @@ class Fit:
             spreads: spreads of the two predictions. Where the residual's trees disagree, both
                 predictions are less certain.
         """
-        both = math.hypot(*spreads)
+        combined = math.hypot(*spreads)
         if near:
-            return self.pair_low * both, self.pair_high * both
+            return self.pair_low * combined, self.pair_high * combined
         # The errors of unlike shapes may lie at opposite ends of their ranges.
-        half = (self.high - self.low) * both / math.sqrt(2)
+        half = (self.high - self.low) * combined / math.sqrt(2)
         return -half, half
 
     def to_json(self) -> dict[str, Any]:
@@ -259,7 +261,7 @@ class Fit:
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
         if data["low"] == data["high"]:
-            raise ValueError("an interval has two ends")
+            raise ValueError("low and high are equal: the interval is empty")
         # Older files have this figure, which is always 0.
         data = {name: value for name, value in data.items() if name != "min_spread"}
         residual = data["residual"] and Residual.from_json(data["residual"])

@@ -35,9 +35,10 @@ class Analysis:
     """A recording, the model fitted to it, and the tidy table of its measured rows.
 
     The table has the columns of measurements.csv, the prediction of each row by constants that had
-    not seen it, properties of its problem (flops, least_bytes, intensity, group), and its time as
-    ratios take it (steady_log, steady_error). Where a group has more than :data:`MOST_ROWS` rows,
-    the table has a random sample of them; ``measured`` is the number of all rows.
+    not seen it, properties of its problem (flops, least_bytes, intensity, group), and the log time
+    and error that ratios are made of (steady_log, steady_error). Where a group has more than
+    :data:`MOST_ROWS` rows, the table has a random sample of them; ``measured`` is the number of all
+    rows.
     """
 
     recording: Recording
@@ -69,8 +70,7 @@ class Analysis:
 def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the rows to fit to: all, or a sample if there are very many.
 
-    Each operation, dtype and implementation is sampled by itself, because each has a fit of its
-    own.
+    Each operation, dtype and implementation is sampled separately, because each has its own fit.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
@@ -92,8 +92,8 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(rows.iloc[drawn(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
-            f"{recording.folder} has no measured case yet; run {target('sweep', 'run')}, or "
-            f"{command('sweeps doctor')} if it did run."
+            f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}; if it "
+            f"ran already, run {command('sweeps doctor')} to look for the cause."
         )
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_back.frame().add_prefix(PREDICTED)

@@ -1,9 +1,9 @@
 """One fit to some rows of a group: scale and constants, weights of public tables, then trees.
 
-All of it rests on one penalised least-squares problem. Each unknown starts at the prior's value and
-is pulled back to it in proportion to how certain the prior is. With a single row, hardly more than
-the shared scale moves; with hundreds, the pull no longer matters. This is ridge regression with a
-Gaussian prior, and its solution is the mode of the posterior.
+Scale, constants and weights are the unknowns of one penalised least-squares problem. Each unknown
+starts at the prior's value and is pulled back to it in proportion to how certain the prior is. With
+a single row, hardly more than the shared scale moves; with hundreds, the pull no longer matters.
+This is ridge regression with a Gaussian prior, and its solution is the mode of the posterior.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MAD_TO_STD = 1.48  # standard deviation of normal values over their median abso
 _WEIGHTS = (-0.5, 1.5)  # bounds of a collection's weight
 _OUTLIER = 0.5  # share of the misfit; log ratios beyond it count less than by their square
 _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
-"""Spread for constants that are fitted to many rows and judged on their own; it hardly holds
+"""Spread for constants that are fitted to many rows and judged separately; it hardly constrains
 them."""
 
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
@@ -109,12 +109,12 @@ def fit_group(
         regressors, sureness = np.empty((len(modelled), 0)), np.ones(len(modelled))
         origin: list[float] = []
         if estimates is not None and offsets is not None:
-            seen = estimates.take(modelled)
-            regressors = seen.regressors(is_own)
+            sampled = estimates.take(modelled)
+            regressors = sampled.regressors(is_own)
             origin = Offsets.for_regression(is_own, prior.weights)
-            sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(seen))
+            sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sampled))
         rows = _FitRows(inputs, seconds[modelled], regressors, sureness)
-        constants, weights = _solved(rows, constants, origin, prior.spread)
+        constants, weights = _solve(rows, constants, origin, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, is_own, weights)
     # 3. Grow trees from what is left, unless there are too few rows or the kernel is hand-written.
@@ -123,17 +123,17 @@ def fit_group(
     # The trees must not see the algorithms, because predictions will not know them either.
     inputs = Inputs.from_query(machine, query)
     guess = inputs.estimate(constants)
-    left = np.log(seconds / guess.time)
+    log_ratios = np.log(seconds / guess.time)
     if offsets is not None and estimates is not None:
-        left = left - offsets.combined_offsets(estimates)
+        log_ratios = log_ratios - offsets.combined_offsets(estimates)
     columns = None if estimates is None else estimates.columns
     features = inputs.features(constants, guess, columns)
-    residual = fit_residual(features, left, bool(prior.collections), part_of)
+    residual = fit_residual(features, log_ratios, bool(prior.collections), part_of)
     return Fitted(constants, residual, offsets)
 
 
 def unmeasured(prior: Prior) -> Fitted:
-    """Return the prior itself, which answers without own measurements."""
+    """Return the prior's constants and offsets, which answer if nothing was measured."""
     return Fitted(prior.fit.constants, None, prior.fit.offsets)
 
 
@@ -172,11 +172,11 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         start: constants to begin with.
     """
     rows = _FitRows(inputs, seconds, np.empty((len(seconds), 0)), np.ones(len(seconds)))
-    return _solved(rows, start, [], _FREE)[0]
+    return _solve(rows, start, [], _FREE)[0]
 
 
 class _FitRows(NamedTuple):
-    """Measured cases that a fit is made to.
+    """Measured cases to fit.
 
     ``regressors`` has the factor of each collection's weight (columns) in each case (rows).
     ``sureness`` is the weight of each case: typically 1, and less where the trees of public tables
@@ -190,12 +190,12 @@ class _FitRows(NamedTuple):
 
     def misfit(self, constants: Constants, weights: Sequence[float]) -> float:
         """Estimate the standard deviation of the log ratios that a fit leaves, by their median."""
-        left = np.log(self.inputs.estimate(constants).time / self.seconds)
-        left = left + self.regressors @ np.array(weights)
-        return _MAD_TO_STD * float(np.median(np.abs(self.sureness * left)))
+        log_ratios = np.log(self.inputs.estimate(constants).time / self.seconds)
+        log_ratios = log_ratios + self.regressors @ np.array(weights)
+        return _MAD_TO_STD * float(np.median(np.abs(self.sureness * log_ratios)))
 
 
-def _solved(
+def _solve(
     rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
     """Find the constants and weights of public tables that together make the log ratios small.
@@ -206,20 +206,20 @@ def _solved(
         origin: the prior's weights.
         spread: how certain the prior is.
     """
-    first = _solved_with(spread.misfit, rows, start, origin, spread)
+    first = _solve_with(spread.misfit, rows, start, origin, spread)
     if len(rows.seconds) < _MANY_ENOUGH:
         return first
     # If the formula fits the rows better than usual, the prior must hold the constants less.
     misfit = max(rows.misfit(*first), _LEAST_MISFIT)
     if misfit > _CLEARLY_LESS * spread.misfit:
         return first
-    return _solved_with(misfit, rows, start, origin, spread)
+    return _solve_with(misfit, rows, start, origin, spread)
 
 
-def _solved_with(
+def _solve_with(
     misfit: float, rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """Solve once, for a given standard deviation of what the best constants leave."""
+    """Solve once, for the standard deviation ``misfit`` of the errors that the best fit leaves."""
     inputs, seconds, regressors, sureness = rows
     # 1. The unknowns are the constants on their fit scales, then the weights of public tables. The
     #    pull is a row for each unknown that penalises its distance from the prior.
@@ -248,9 +248,9 @@ def _solved_with(
         # The first row has the constants as they are; each further row moves one of them.
         moved = np.vstack([x, x + _STEP * np.eye(count)]).T[:, :, np.newaxis]
         log_time = np.log(settled.estimate(as_constants(moved)).time)
-        of_constants = (log_time[1:] - log_time[0]).T / _STEP
-        of_errors = sureness[:, np.newaxis] * np.hstack([of_constants, regressors])
-        return np.vstack([of_errors, pull])
+        constant_slopes = (log_time[1:] - log_time[0]).T / _STEP
+        error_slopes = sureness[:, np.newaxis] * np.hstack([constant_slopes, regressors])
+        return np.vstack([error_slopes, pull])
 
     # 3. Solve. The solver refuses to begin on a bound.
     inside = np.clip(begin, low + 1e-6, high - 1e-6)
@@ -289,7 +289,7 @@ def _one_blas_thread() -> AbstractContextManager[object]:
     """Return a context within which BLAS uses one thread.
 
     Each step of a fit decomposes a matrix of few columns. Several threads are no faster at that
-    than one, and much slower if they wait for a thread whose core another process has.
+    than one, and much slower if they wait for a thread whose core another process uses.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return nullcontext()

@@ -24,7 +24,7 @@ from kernels.timemodel.estimate import Array
 _CHUNK = 1024  # rows at a time, so that their nodes in all trees stay in a cache
 _MANY_ROWS = 5000  # rows from which on growing takes seconds and is worth several cores
 _MIN_DEPTH = 6  # the level down to which hardly any row has reached a leaf
-_LEAF = -1  # takes the place of the feature's number in a leaf
+_LEAF = -1  # value of ``feature`` in a leaf, which tests no feature
 _MAX_FEATURES = 127  # the largest value of the signed byte that holds a feature's number
 
 
@@ -64,7 +64,10 @@ class Forest:
         from sklearn.ensemble import ExtraTreesRegressor
 
         if features.ndim != 2 or features.shape[1] > _MAX_FEATURES:
-            raise ValueError(f"trees grow from rows of up to {_MAX_FEATURES} features")
+            raise ValueError(
+                f"features have the shape {features.shape}; trees grow from rows of at most "
+                f"{_MAX_FEATURES} features"
+            )
         # With few rows, handing work to other cores takes longer than growing the trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
@@ -93,8 +96,8 @@ class Forest:
         """
         if features.shape[1] != self.width:
             raise UserError(
-                f"calibration.json is of another version; {command('analysis calibrate')} writes "
-                "it again."
+                f"calibration.json is of another version. Run {command('analysis calibrate')} to "
+                "write it again."
             )
         rows = features.astype(np.float32)
         mean, deviation = np.empty(len(rows)), np.empty(len(rows))

@@ -26,8 +26,8 @@ VOCABULARY_N = 32_768
 FEW_ROWS = 16
 """Shapes with an M below this belong to decode steps; they do not fill the smallest tile."""
 
-_PRIOR_WIDER = 0.5  # collections that the pooled width counts as if a kind needs more
-_PRIOR_NARROWER = 4.0  # the same if it needs less; a third framework may differ more
+_PRIOR_WIDER = 0.5  # collections that the common width counts as if a kind needs a wider one
+_PRIOR_NARROWER = 4.0  # the same if it needs a narrower one; a third framework may differ more
 _FEWEST = 20  # shapes of a kind; a collection with fewer says nothing about it
 _BOUNDS = (0.5, 4.0)  # bounds of a factor
 _TAIL = 0.05
@@ -66,8 +66,10 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         collections: errors of predictions that had not seen the collections.
     """
     factors = {}
-    for group in sorted({str(name) for one in collections for name in np.unique(one.groups)}):
-        parts = [one.relative[one.groups == group] for one in collections]
+    for group in sorted(
+        {str(name) for collection in collections for name in np.unique(collection.groups)}
+    ):
+        parts = [collection.relative[collection.groups == group] for collection in collections]
         parts = [part for part in parts if len(part) >= _FEWEST]
         if not parts:
             continue
@@ -75,9 +77,9 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         ends = np.quantile(
             np.concatenate(parts), [_TAIL, 1 - _TAIL], weights=weights, method="inverted_cdf"
         )
-        asked = np.clip([-ends[0], ends[1]], *_BOUNDS)
-        assumed = np.where(asked > 1, _PRIOR_WIDER, _PRIOR_NARROWER)
-        below, above = asked ** (len(parts) / (len(parts) + assumed))
+        required = np.clip([-ends[0], ends[1]], *_BOUNDS)
+        prior_weight = np.where(required > 1, _PRIOR_WIDER, _PRIOR_NARROWER)
+        below, above = required ** (len(parts) / (len(parts) + prior_weight))
         factors[group] = (float(below), float(above))
     return factors
 

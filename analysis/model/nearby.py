@@ -57,12 +57,12 @@ class Collection:
             levels: the values of M, of N and of K whose shapes are left out.
         """
         sizes = sizes_of(self.gemms)
-        gone = set(map(tuple, shapes.tolist()))
-        known = np.array([tuple(size) not in gone for size in sizes.tolist()], dtype=bool)
+        removed = set(map(tuple, shapes.tolist()))
+        kept = np.array([tuple(size) not in removed for size in sizes.tolist()], dtype=bool)
         for column, values in enumerate(levels):
-            known &= ~np.isin(sizes[:, column], values)
-        gemms = list(itertools.compress(self.gemms, known))
-        return replace(self, gemms=gemms, seconds=self.seconds[known])
+            kept &= ~np.isin(sizes[:, column], values)
+        gemms = list(itertools.compress(self.gemms, kept))
+        return replace(self, gemms=gemms, seconds=self.seconds[kept])
 
     def fitted(self, settings: TreeSettings) -> CollectionTrees:
         """Fit constants to the collection and grow its trees."""
@@ -76,30 +76,32 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
     (:func:`analysis.model.prior.leaders`) get finer trees than the others. Collections with fewer
     than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
     """
-    known = [each for each in collections if len(each.gemms) >= MIN_ROWS]
-    known.sort(key=lambda each: each.machine.slug != machine.slug)
-    leading = leaders(machine, [each.machine for each in known])
+    large = [collection for collection in collections if len(collection.gemms) >= MIN_ROWS]
+    large.sort(key=lambda collection: collection.machine.slug != machine.slug)
+    leading = leaders(machine, [collection.machine for collection in large])
     return tuple(
-        each.fitted(WHOLE if i in leading or each.machine.slug == machine.slug else COARSE)
-        for i, each in enumerate(known)
+        collection.fitted(
+            WHOLE if i in leading or collection.machine.slug == machine.slug else COARSE
+        )
+        for i, collection in enumerate(large)
     )
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
-    """M, N and K (columns) of each problem's GEMM (rows)."""
+    """Return M, N and K (columns) of each problem's GEMM (rows)."""
     gemms = (problem.implied_gemm for problem in problems)
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 
 
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
-    """Build a prior for each group of a recording that imported public tables say something about.
+    """Build a prior for each group of a recording that imported public tables apply to.
 
     The tables are those of the machine itself and of its siblings. Shapes of the recording are left
     out of them, so that no prior has seen such a shape. Published recordings and imported public
     tables get no priors, because they must not depend on what else was imported.
 
     Args:
-        recording: the recording; its folder tells where imports are.
+        recording: the recording; imports are looked for next to its folder.
         rows: the rows that the model will be fitted to.
     """
     if (
@@ -108,41 +110,45 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         or recording.is_public_table
     ):
         return {}
-    if not can_grow():  # without scikit-learn, a node predicts by the formula only
+    if not can_grow():  # without scikit-learn, only the formula predicts
         return {}
     results = recording.folder.parent
     if results.name == PLACE:
         results = results.parent
-    found: dict[str, Prior] = {}
-    of_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
-    for dtype, theirs in _DTYPES.items():
-        own = rows[of_library & (rows["dtype"] == dtype)]
-        if not 0 < len(own) <= _MOST_ROWS:
+    priors: dict[str, Prior] = {}
+    on_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
+    for dtype, table_dtype in _DTYPES.items():
+        measured = rows[on_library & (rows["dtype"] == dtype)]
+        if not 0 < len(measured) <= _MOST_ROWS:
             continue
-        shapes = own[["m", "n", "k"]].to_numpy(dtype=np.int64)
-        near = [each.without(shapes) for each in _near(results, recording.machine, theirs)]
-        if trees := fitted_all(recording.machine, near):
-            query = Query.from_rows(own)
-            found[f"{LIBRARY} gemm {dtype}"] = prior_from_tables(
+        shapes = measured[["m", "n", "k"]].to_numpy(dtype=np.int64)
+        nearby = [
+            collection.without(shapes)
+            for collection in _nearby_collections(results, recording.machine, table_dtype)
+        ]
+        if trees := fitted_all(recording.machine, nearby):
+            query = Query.from_rows(measured)
+            priors[f"{LIBRARY} gemm {dtype}"] = prior_from_tables(
                 recording.machine, dtype, trees, query
             )
-    return found
+    return priors
 
 
-def _near(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
+def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
     """Yield the collections of the machine, then those of at most three siblings."""
     siblings = [
         other
         for other in known_machines().values()
         if other.generation == machine.generation and other.slug != machine.slug
     ]
-    known = (_collections(results, sibling, dtype) for sibling in siblings)
+    known = (_read_machine(results, sibling, dtype) for sibling in siblings)
     imported = itertools.islice(filter(None, known), _MOST_SIBLINGS)
-    for collections in (_collections(results, machine, dtype), *imported):
+    for collections in (_read_machine(results, machine, dtype), *imported):
         yield from collections
 
 
-def _collections(results: Path, machine: Machine, dtype: str) -> list[Collection]:
+def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
+    """Read a machine's collections in one dtype; report a damaged file and return none."""
     try:
         parts = read_collections(folder_of(results, machine.slug))
     except UserError as error:  # a damaged file must not keep the other machines from calibrating

@@ -9,8 +9,8 @@ A collection of the machine itself has one weight for each kind of limit, becaus
 table may say most about launches and another's most about memory. A collection of a sibling has a
 single weight; together with the sibling's other collections it shows what a framework changes.
 
-The trees must not have seen the shapes of the own measurements. They know those shapes better than
-others, and everything that is fitted would rely on that.
+The trees must not have seen the shapes of the machine's own measurements. They would predict those
+shapes better than others, and the fit would trust them too much.
 
 Three alternatives were tried and did worse: pooling the rows of all machines with their facts as
 features, Gaussian processes, and boosted trees.
@@ -121,8 +121,8 @@ class CollectionTrees:
             The log ratios, and the standard deviation of the trees, which is larger for unfamiliar
             shapes.
         """
-        asked = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
-        inputs = Inputs.from_query(self.machine, Query.plain(asked, LIBRARY, warm=True))
+        queried = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
+        inputs = Inputs.from_query(self.machine, Query.plain(queried, LIBRARY, warm=True))
         guess = inputs.estimate(self.constants)
         return self.trees.predict(inputs.features(self.constants, guess))
 
@@ -142,8 +142,7 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if something is missing or is not a number. A UserError is a ValueError,
-                too.
+            ValueError: if something is missing or is not a number. This includes UserErrors.
         """
         if fault := misfit(data, _FIGURES):
             raise ValueError(fault)
@@ -176,18 +175,18 @@ class CollectionEstimates(NamedTuple):
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
         """Predict GEMMs by each collection: by its formula, plus what its trees add."""
 
-        def formula(one: CollectionTrees) -> Estimate:
-            return inputs.estimate(one.constants_on(inputs.machine, inputs.dtype))
+        def formula(collection: CollectionTrees) -> Estimate:
+            return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
 
         gemms = [problem for problem in inputs.problems if isinstance(problem, Gemm)]
         first = formula(collections[0])
         columns, deviations = [], []
-        for one in collections:
-            log_ratios, disagreement = one.log_ratios(gemms)
-            columns.append(log_ratios + np.log(formula(one).time / first.time))
+        for collection in collections:
+            log_ratios, disagreement = collection.log_ratios(gemms)
+            columns.append(log_ratios + np.log(formula(collection).time / first.time))
             deviations.append(disagreement)
-        of_kinds = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
-        parts = (np.column_stack(of_kinds) / first.time[:, None]) ** _SHARPNESS
+        limit_times = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
+        parts = (np.column_stack(limit_times) / first.time[:, None]) ** _SHARPNESS
         shares = parts / parts.sum(axis=1, keepdims=True)
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
@@ -202,8 +201,13 @@ class CollectionEstimates(NamedTuple):
             own: for each collection, True if it is of the machine itself. It then has a weight for
                 each kind of limit, otherwise a single weight.
         """
-        each = self.columns.T[:, :, None]
-        return np.hstack([c * self.shares if o else c for c, o in zip(each, own, strict=True)])
+        columns = self.columns.T[:, :, None]
+        return np.hstack(
+            [
+                column * self.shares if is_own else column
+                for column, is_own in zip(columns, own, strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -222,11 +226,11 @@ class Offsets:
         cls, collections: Sequence[CollectionTrees], own: Sequence[bool], weights: Sequence[float]
     ) -> Self:
         """Take the weights that belong to the columns of :meth:`CollectionEstimates.regressors`."""
-        rest = iter(weights)
+        remaining = iter(weights)
         matrix = []
         for is_own in own:
-            one = [next(rest) for _ in (_KINDS if is_own else _KINDS[:1])]
-            matrix.append(tuple(one if is_own else one * len(_KINDS)))
+            values = [next(remaining) for _ in (_KINDS if is_own else _KINDS[:1])]
+            matrix.append(tuple(values if is_own else values * len(_KINDS)))
         return cls(tuple(collections), tuple(matrix))
 
     @staticmethod
@@ -264,14 +268,14 @@ class Offsets:
     def source(self) -> str:
         """Collections in words: by name, or how many there are of each machine."""
         if len(self.collections) <= 2:
-            return " and ".join(one.name for one in self.collections)
-        machines = Counter(one.machine.slug for one in self.collections)
+            return " and ".join(collection.name for collection in self.collections)
+        machines = Counter(collection.machine.slug for collection in self.collections)
         return "public tables: " + ", ".join(f"{n} of {slug}" for slug, n in machines.items())
 
     def named_weights(self) -> dict[str, list[float]]:
         """Return the weights by the name of each collection."""
         pairs = zip(self.collections, self.weights, strict=True)
-        return {one.name: list(w) for one, w in pairs}
+        return {collection.name: list(values) for collection, values in pairs}
 
     def to_json(self) -> dict[str, Any]:
         """Return the document for calibration.json."""

@@ -27,13 +27,13 @@ from kernels.timemodel.estimate import ALGORITHMS, LIMITS, Array, Estimate
 
 @dataclass(frozen=True)
 class Model:
-    """A machine and the fits of its groups; a group without a fit uses that of its prior."""
+    """A machine and the fits of its groups; a group without a fit uses its prior's fit."""
 
     machine: Machine
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
     def fit(self, group: str) -> Fit:
-        """Return the fit of a group."""
+        """Return the fit of a group, or its prior's fit if it has none."""
         if group in self.fits:
             return self.fits[group]
         return prior_without_tables(self.machine, group).fit
@@ -42,7 +42,7 @@ class Model:
         """Predict every case of a query.
 
         Raises:
-            UserError: if the machine does not compute a dtype.
+            UserError: if the machine does not compute the dtype of a case.
         """
         groups = query.groups()
         parts = []
@@ -146,7 +146,7 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     """Describe a row of :meth:`Prediction.frame` in one line, for a kind of machine."""
     limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
     side = ALGORITHMS[row["algorithm"]]
-    by = f"Winograd over {side}x{side} outputs, " if side else ""
+    algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     if kind == "cpu":
         waves, slots = f"at most {row['waves']} per thread", "threads' time"
@@ -155,7 +155,7 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
         slots = "waves' slots"
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
-        f"{limit}: {by}{tiles} of {row['tile']}{split} in {waves}, "
+        f"{limit}: {algorithm}{tiles} of {row['tile']}{split} in {waves}, "
         f"{row['tail_efficiency']:.0%} of the {slots} used, "
         f"{row['tile_efficiency']:.0%} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"

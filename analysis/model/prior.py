@@ -120,7 +120,7 @@ class Prior:
         kind: ``public``, ``shipped``, ``generation`` or ``none``.
         source: where the prior comes from, in words.
         spread: how far the prior may be off.
-        warm: True if ``fit`` is of operands that come from the cache where they fit it.
+        warm: True if ``fit`` is for operands that come from the cache where they fit it.
         collections: public tables whose weights own measurements move.
         leading: positions of the collections that answer without own measurements.
     """
@@ -135,13 +135,13 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior of constants of unknown origin."""
+        """Make a prior of constants only; its interval comes from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
     def is_own(self, machine: Machine) -> list[bool]:
         """Return for each collection whether it is of the machine itself."""
-        return [one.machine.slug == machine.slug for one in self.collections]
+        return [collection.machine.slug == machine.slug for collection in self.collections]
 
     @property
     def weights(self) -> list[float]:
@@ -208,7 +208,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
         machine: the machine to predict.
         machines: the machine of each collection.
     """
-    slugs = [each.slug for each in machines]
+    slugs = [owner.slug for owner in machines]
     if machine.slug in slugs:
         return [slugs.index(machine.slug)]
     return [slugs.index(slug) for slug in dict.fromkeys(slugs)]
@@ -226,8 +226,8 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
         return SoftwareRange(*(end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *pair)))
     shipped = shipped_fits()
     software = SoftwareRange(**shipped["software"])
-    here = shipped["machines"].get(slug)
-    return software.joined(SoftwareRange(**here["software"])) if here else software
+    measured = shipped["machines"].get(slug)
+    return software.joined(SoftwareRange(**measured["software"])) if measured else software
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
@@ -237,8 +237,8 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
         kind: kind of the prior, ``public`` or ``shipped``.
         generation: generation of the machine.
     """
-    found = shipped_fits()["groups"][kind].get(generation, {})
-    return {name: (low, high) for name, (low, high) in found.items()}
+    factors = shipped_fits()["groups"][kind].get(generation, {})
+    return {name: (low, high) for name, (low, high) in factors.items()}
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
@@ -254,10 +254,10 @@ def floor_sentences(slug: str | None = None) -> list[str]:
         slug: the machine; None for all machines that were measured with two versions.
     """
     return [
-        f"Floor on {one['machine']}: the times of {one['earlier']} predict those of {one['later']} "
-        f"with a median error of {one['median']:.1%}, mean {one['mean']:.1%}."
-        for one in shipped_fits()["floor"]
-        if slug in (None, one["machine"])
+        f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
+        f"{pair['later']} with a median error of {pair['median']:.1%}, mean {pair['mean']:.1%}."
+        for pair in shipped_fits()["floor"]
+        if slug in (None, pair["machine"])
     ]
 
 
@@ -279,26 +279,26 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         The first of these that exists; None if there is none.
     """
     shipped = shipped_fits()
-    here = shipped["machines"].get(machine.slug)
-    if here and group in here["groups"]:
-        fit = Fit.from_json(here["groups"][group])
+    entry = shipped["machines"].get(machine.slug)
+    if entry and group in entry["groups"]:
+        fit = Fit.from_json(entry["groups"][group])
         if group == GROUP:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
-        source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {here['source']}"
+        source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {entry['source']}"
         return Prior(fit, "shipped", f"{source}, warm", Spread.from_shipped("shipped"), True)
     if group != GROUP or DTYPE not in machine.peaks:
         return None
     fits = {
-        slug: Fit.from_json(there["groups"][GROUP]) for slug, there in shipped["machines"].items()
+        slug: Fit.from_json(data["groups"][GROUP]) for slug, data in shipped["machines"].items()
     }
-    there = nearest_sibling(machine, fits)
-    if there is not None:
+    sibling = nearest_sibling(machine, fits)
+    if sibling is not None:
         learned = SoftwareRange(**shipped["generation"])
         source = (
-            f"constants of {there.slug}, scaled, warm; interval learned from "
+            f"constants of {sibling.slug}, scaled, warm; interval learned from "
             f"{len(sibling_pairs(fits))} pairs of GPUs of the same generation"
         )
-        fit = carried_fit(fits[there.slug], there, machine, learned)
+        fit = carried_fit(fits[sibling.slug], sibling, machine, learned)
         fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         return Prior(fit, "generation", source, Spread.from_shipped("sibling"), True)
     learned = SoftwareRange(**shipped["generations"])
@@ -314,11 +314,11 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
     """Return the prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants."""
-    what, _, dtype = group.rpartition(" ")
+    operation, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
         return None
-    known = _measured_prior(machine, f"{what} {twin}")
+    known = _measured_prior(machine, f"{operation} {twin}")
     return known and shared_prior(known, machine, twin, dtype)
 
 
@@ -326,7 +326,7 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
     """Transfer what is known about one dtype to another one.
 
     tf32 takes the constants of the other dtype at its own peak. Any other dtype takes the whole
-    prior with wider intervals, or None where the two peaks differ.
+    prior with wider intervals; the result is None if the two dtypes have different peaks.
     """
     if dtype == "tf32":
         source = (
@@ -346,14 +346,14 @@ def _default(machine: Machine, group: str) -> Prior:
     The interval is narrower for fp32 GEMMs on GPUs like a measured one (:func:`is_fp32_known`).
     """
     dtype = group.rpartition(" ")[2]
-    sure = is_fp32_known(machine, group)
-    low, high = FP32_LIKE if sure else UNCALIBRATED
+    is_known = is_fp32_known(machine, group)
+    low, high = FP32_LIKE if is_known else UNCALIBRATED
     fit = Fit(default_constants(machine.generation, dtype), low=low, high=high, aligned_only=True)
     origin = measured_on(machine.generation, dtype)
     if origin is None:
         return Prior(fit, "none", f"constants that were never measured, {_FACTOR_OF_TWO}", UNKNOWN)
     kind = "generation" if known_machine(origin).generation == machine.generation else "none"
-    words = _FP32_WORDS if sure else _FACTOR_OF_TWO
+    words = _FP32_WORDS if is_known else _FACTOR_OF_TWO
     return Prior(fit, kind, f"constants of {origin}, {words}", UNKNOWN)
 
 
@@ -362,9 +362,9 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
     The generation does not suffice: within one, graphics GPUs have twice as many fp32 lanes.
     """
-    what, _, dtype = group.rpartition(" ")
+    operation, _, dtype = group.rpartition(" ")
     origin = measured_on(machine.generation, dtype)
-    if dtype != "fp32" or not what.endswith("gemm") or origin is None:
+    if dtype != "fp32" or not operation.endswith("gemm") or origin is None:
         return False
     return known_machine(origin).capability == machine.capability
 
@@ -373,7 +373,7 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
     """Return the ordered pairs of machines of one generation: source and target of constants."""
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
-    return [(there, here) for there, here in pairs if there.generation == here.generation]
+    return [(source, target) for source, target in pairs if source.generation == target.generation]
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
@@ -390,30 +390,32 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
         measured: slugs of the machines that have constants.
     """
     slugs = list(measured)
-    reach = [_apart(there, here) for there, here in sibling_pairs(slugs)]
+    reach = [_log_factors(source, target) for source, target in sibling_pairs(slugs)]
     if not reach or DTYPE not in machine.peaks:
         return None
     furthest = [max(factors) for factors in zip(*reach, strict=True)]
     near = [
-        there
-        for there in map(known_machine, slugs)
-        if there.generation == machine.generation
-        and there.slug != machine.slug
-        and all(x <= most for x, most in zip(_apart(there, machine), furthest, strict=True))
+        candidate
+        for candidate in map(known_machine, slugs)
+        if candidate.generation == machine.generation
+        and candidate.slug != machine.slug
+        and all(
+            x <= most for x, most in zip(_log_factors(candidate, machine), furthest, strict=True)
+        )
     ]
-    return min(near, key=lambda there: sum(_apart(there, machine)), default=None)
+    return min(near, key=lambda candidate: sum(_log_factors(candidate, machine)), default=None)
 
 
-def _apart(one: Machine, other: Machine) -> tuple[float, float]:
+def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
     """Return the factors by which two machines' peaks and bandwidths differ, as absolute logs."""
-    peaks = math.log(one.peak(DTYPE) / other.peak(DTYPE))
-    return abs(peaks), abs(math.log(one.bandwidth / other.bandwidth))
+    peaks = math.log(first.peak(DTYPE) / second.peak(DTYPE))
+    return abs(peaks), abs(math.log(first.bandwidth / second.bandwidth))
 
 
 def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange) -> Fit:
     """Carry the fit of one machine over to another one that was not measured.
 
-    Its interval is the one learned from pairs of machines, or the fit's own where that is wider:
+    Its interval is the one learned from pairs of machines, widened where the fit's own is wider:
     constants are no more certain on another machine than on the one they were fitted to.
     """
     constants = scaled_constants(fit.constants, there, here, DTYPE)
@@ -436,8 +438,8 @@ def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRan
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in known.items():
-        there = known_machine(slug)
-        scaled = scaled_constants(constants, there, here, DTYPE, _GROWTH)
-        by_generation.setdefault(there.generation, []).append(scaled)
-    constants = mean_constants([mean_constants(each) for each in by_generation.values()])
+        origin = known_machine(slug)
+        scaled = scaled_constants(constants, origin, here, DTYPE, _GROWTH)
+        by_generation.setdefault(origin.generation, []).append(scaled)
+    constants = mean_constants([mean_constants(members) for members in by_generation.values()])
     return Fit(constants, aligned_only=True, layout="nt", low=0.0, high=0.0).widened(learned)

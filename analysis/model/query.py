@@ -68,5 +68,5 @@ class Query:
 
 def group_of(implementation: str, problem: Problem) -> str:
     """Name the group of a problem, such as ``cublas gemm bf16`` or ``cudnn dgrad bf16``."""
-    what = problem.pass_ if isinstance(problem, Conv) else problem.op
-    return f"{implementation} {what} {problem.dtype}"
+    operation = problem.pass_ if isinstance(problem, Conv) else problem.op
+    return f"{implementation} {operation} {problem.dtype}"

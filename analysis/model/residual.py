@@ -23,9 +23,9 @@ MIN_ROWS = 48
 wrong."""
 
 MANY_ROWS = 10_000
-"""Number of rows above which a part of them is enough to judge trees by, and none is an outlier.
-What looks like an outlier, such as a weight whose size is a power of two and lies well in a cache,
-has neighbours that agree with it."""
+"""Number of rows above which a part of them is enough to judge trees, and none counts as an
+outlier. A row that looks like one, such as a weight whose size is a power of two and lies well in a
+cache, has neighbours that agree with it."""
 
 _MIN_CORRELATION = 2.0  # standard errors of a correlation; pure noise passes once in 40
 _MAD_TO_STD = 1.4826  # standard deviation of normal values over their median absolute deviation
@@ -74,7 +74,7 @@ class Residual:
         """
         seen, unseen = data["seen"], data["unseen"]
         if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
-            raise ValueError("the trees' disagreement is a number above 0")
+            raise ValueError("seen or unseen is not a number above 0")
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
@@ -100,36 +100,36 @@ def fit_residual(
         shrunk: multiply the trees' predictions by the share of them that held-out rows confirm,
             instead of keeping all of them or none. On top of public tables, a few hundred rows
             confirm so little that the choice between all and none would be a matter of luck.
-        part_of: the number of all rows, if these are the ones outside of one fold. Whether there
-            are many is decided by all of them. Otherwise the errors of a fold would be those of
-            other trees than the ones that are kept.
+        part_of: number of all rows, if the given rows are those outside one fold. It decides
+            whether there are many rows, so that the trees of a fold grow in the same way as the
+            trees that are kept.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
         return None
     # 1. Predict held-out rows.
     trees = _TREES if shrunk else _TREES // _FOLDS
-    kept, share_of_features = _TREES, 1.0
-    some = np.arange(count)
+    kept_trees, share_of_features = _TREES, 1.0
+    judged_rows = np.arange(count)
     if (part_of or count) > MANY_ROWS:
-        kept, share_of_features = _TREES_OF_A_PART if part_of else _TREES, _FEATURES_OF_MANY
-        part = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
-        some, rest = np.split(part, [len(part) // _FOLDS])
-        forest = _grow(features[rest], log_ratios[rest], trees, share_of_features)
-        predicted, deviation = forest.predict(features[some])
+        kept_trees, share_of_features = _TREES_OF_A_PART if part_of else _TREES, _FEATURES_OF_MANY
+        sample = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
+        judged_rows, training_rows = np.split(sample, [len(sample) // _FOLDS])
+        forest = _grow(features[training_rows], log_ratios[training_rows], trees, share_of_features)
+        predicted, deviation = forest.predict(features[judged_rows])
     else:
         # A first cross-validation finds outliers, which then cannot pull the second one.
         log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios, trees)[0])
         predicted, deviation = _predict_held_out(features, log_ratios, trees)
-    # 2. Decide whether to keep the trees, and how much of what they say.
-    judged = log_ratios[some]
-    shown = _share_shown(predicted, judged) if shrunk else 1.0
-    if shown <= 0 or not (shrunk or _beats_noise(predicted, judged)):
+    # 2. Decide whether to keep the trees, and which share of their predictions.
+    truth = log_ratios[judged_rows]
+    confirmed = _confirmed_share(predicted, truth) if shrunk else 1.0
+    if confirmed <= 0 or not (shrunk or _beats_noise(predicted, truth)):
         return None
     # 3. Grow the trees that are kept from all rows.
-    forest = _grow(features, log_ratios, kept, share_of_features).scaled(shown)
-    deviation = shown * deviation
-    seen = max(float(np.median(forest.predict(features[some])[1])), _MIN_SPREAD)
+    forest = _grow(features, log_ratios, kept_trees, share_of_features).scaled(confirmed)
+    deviation = confirmed * deviation
+    seen = max(float(np.median(forest.predict(features[judged_rows])[1])), _MIN_SPREAD)
     unseen = float(np.median(np.hypot(deviation, seen)))
     return Residual(forest, seen, unseen)
 
@@ -158,16 +158,16 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     return bool(covariance >= _MIN_CORRELATION / math.sqrt(len(predicted)) * scale)
 
 
-def _share_shown(predicted: Array, log_ratios: Array) -> float:
+def _confirmed_share(predicted: Array, log_ratios: Array) -> float:
     """Return the factor from 0 to 1 that brings held-out predictions closest to the truth.
 
     It is a least-squares fit without a constant term, in which a large error counts by its size and
     not by its square.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE)
-    shown = float(np.sum(weight * predicted * log_ratios))
-    whole = float(np.sum(weight * predicted * predicted))
-    return min(max(shown / max(whole, _MIN_SPREAD**2), 0.0), 1.0)
+    confirmed = float(np.sum(weight * predicted * log_ratios))
+    predicted_square = float(np.sum(weight * predicted * predicted))
+    return min(max(confirmed / max(predicted_square, _MIN_SPREAD**2), 0.0), 1.0)
 
 
 def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:

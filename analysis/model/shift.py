@@ -1,9 +1,9 @@
 """Expected difference between the times of a table's framework and those of another framework.
 
-For the machine itself this is unknown until somebody measures it. But frameworks differ in much the
-same way on its siblings, the GPUs of its generation: in the cost of a launch and in the values of
-operands, and therefore in clocks. The siblings' tables therefore tell what to expect, depending on
-how long a GEMM takes.
+The difference on the machine itself is unknown until somebody measures it. But frameworks differ in
+much the same way on its siblings, the GPUs of its generation: in the cost of a launch and in the
+values of operands, which affect clocks. The expected difference is therefore learned from the
+siblings' tables, as a function of how long a GEMM takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-_DOUBT = 3.0  # counts as so many siblings without a difference: of one, a quarter is believed
+_DOUBT = 3.0
+"""Number of siblings without a difference that are assumed. A quarter of the difference that a
+single sibling shows is therefore believed."""
+
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
 
@@ -27,7 +30,7 @@ class CollectionPair(NamedTuple):
     """Two collections of one machine, at the shapes that both have.
 
     ``seconds`` are the times in the machine's table. ``log_ratios`` are the logs of the other
-    collection's times over them.
+    collection's times over ``seconds``.
     """
 
     seconds: Array
@@ -57,7 +60,7 @@ class Shift:
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings. The fewer there are, the less of what they show is believed.
+        """Learn a shift from siblings. The more there are, the more of their difference counts.
 
         Args:
             siblings: for each sibling, its table paired with each of its other collections.

@@ -47,8 +47,8 @@ def together(parts: Array, correlation: float) -> Array:
         parts: half intervals, of shape (..., parts).
         correlation: correlation of the errors of any two parts.
     """
-    alone = (parts**2).sum(axis=-1)
-    total: Array = np.sqrt((1 - correlation) * alone + correlation * parts.sum(axis=-1) ** 2)
+    independent = (parts**2).sum(axis=-1)
+    total: Array = np.sqrt((1 - correlation) * independent + correlation * parts.sum(axis=-1) ** 2)
     return total
 
 
@@ -64,7 +64,7 @@ def made_up_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
 
 
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
-    """Return how much wider the interval of a sum has to be than its parts' intervals make it.
+    """Return the factors by which a sum's interval must be wider than its parts' intervals imply.
 
     The parts' errors may be more or less alike than assumed, and their tails may be heavier.
 
@@ -88,7 +88,7 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
 
 
 def change_factors(before: Times, after: Times, less: Array, more: Array) -> tuple[float, float]:
-    """Return the same factors for the time of a step after promising changes of its GEMMs.
+    """Return the factors of :func:`sum_factors` for a step after promising changes of its GEMMs.
 
     A change is promising if the prediction for the replacement is faster.
 
@@ -114,12 +114,16 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     counts = counts[changed.any(axis=-1)]
     changed = changed[changed.any(axis=-1)]
     # 2. Sum the predicted and the measured time of each step, before and after the changes.
-    step = [(counts * times[rows]).sum(axis=-1) for times in before]
-    differs = [(changed * (b - a)[rows]).sum(axis=-1) for a, b in zip(before, after, strict=True)]
-    now = [one + other for one, other in zip(step, differs, strict=True)]
+    before_sums = [(counts * times[rows]).sum(axis=-1) for times in before]
+    differences = [
+        (changed * (b - a)[rows]).sum(axis=-1) for a, b in zip(before, after, strict=True)
+    ]
+    after_sums = [
+        base + difference for base, difference in zip(before_sums, differences, strict=True)
+    ]
     # 3. Compare the sums. A gain is a ratio, so the error of the predicted time before the changes
     #    does not count.
-    error = step[0] / (step[1] / now[1]) - now[0]
+    error = before_sums[0] / (before_sums[1] / after_sums[1]) - after_sums[0]
     below = together(changed * less[rows], CHANGE_CORRELATION)
     above = together(changed * more[rows], CHANGE_CORRELATION)
     return _factors(error, below, above)

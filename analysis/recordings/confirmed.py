@@ -24,15 +24,15 @@ _AS_CASES = 2  # the number of re-timed cases that the assumption counts as
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ways, each a problem and its implementation, whose samples alternated (A B B A).
+    """Two ways, each a problem and its implementation, that were timed in alternation (A B B A).
 
-    The processes of the samples had not timed them before.
+    The processes that timed them had timed neither of them before.
 
     Attributes:
         before: the first way.
         after: the second way.
-        log_ratios: logarithms of the first way's time over the second's: for each process, one for
-            each of its blocks.
+        log_ratios: logarithms of the first way's time over the second's, one tuple for each
+            process, with one value for each of its blocks.
         between: standard deviation by which a log time differs between processes, as the run found
             by timing other cases again.
         cases: number of those cases.
@@ -46,24 +46,24 @@ class Pair:
 
 
 def confirmed_pairs(recording: Recording) -> list[Pair]:
-    """Return the pairs of all runs of a recording; of a pair in several runs, that of the best run.
+    """Return the pairs of all runs of a recording; the best run decides if several have a pair.
 
     Raises:
         UserError: if a file is not what a run writes.
     """
     pairs: dict[tuple[Way, Way], Pair] = {}
     for part in recording.parts:
-        own = part.folder == recording.folder
+        is_own = part.folder == recording.folder
         try:
-            read = _read(part)
+            ratios_by_pair = _read(part)
         except UserError:
-            if own:
+            if is_own:
                 raise
             continue  # an older run's file may be damaged, because other runs make up for it
         between = _between(part.run.get("repeats"))
-        for (before, after), processes in read.items():
+        for (before, after), processes in ratios_by_pair.items():
             # Hand-written kernels change with the checkout.
-            if own or not {before[1], after[1]} & HAND_WRITTEN.keys():
+            if is_own or not {before[1], after[1]} & HAND_WRITTEN.keys():
                 pairs.setdefault((before, after), Pair(before, after, tuple(processes), *between))
     return list(pairs.values())
 
@@ -85,6 +85,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
 
 
 def _read(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
+    """Read the log ratios of each pair of a run, for each process; empty without a file."""
     path = part.folder / "confirmed.csv"
     pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():
@@ -95,10 +96,12 @@ def _read(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
         raise UserError(f"the plan of {path} cannot be read. {_REMEDY}") from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     records = table.rows.to_dict("records")
-    found = [_pair(row, planned) for row in records]
-    table.faults.tell([pair is None for pair in found], "it lacks two cases and their ratios")
+    parsed = [_pair(row, planned) for row in records]
+    table.faults.tell(
+        [pair is None for pair in parsed], "its two cases or their ratios cannot be read"
+    )
     table.faults.leave_out()
-    for pair, sound in zip(found, table.faults.sound, strict=True):
+    for pair, sound in zip(parsed, table.faults.sound, strict=True):
         if pair is not None and sound:
             pairs.setdefault(pair[0], []).append(pair[1])
     # A claim must rest on more than one process.
@@ -114,8 +117,8 @@ def _pair(
         ratios = tuple(float(text) for text in row["log_ratios"].split())
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    whole = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
-    return (ways, ratios) if whole else None
+    complete = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
+    return (ways, ratios) if complete else None
 
 
 def _way(row: Mapping[str, object]) -> Way:

@@ -70,7 +70,8 @@ class Faults:
     def leave_out(self) -> tuple[str, ...]:
         """Report on stderr which lines are left out.
 
-        Each line is reported only once, even if the file is read several times.
+        Up to five lines are named, and further ones are counted. Each line is reported only once,
+        even if the file is read several times.
 
         Returns:
             A sentence for each of these lines.
@@ -146,9 +147,9 @@ def read_csv(
     if len(set(names)) < len(names):
         raise UserError(f"{path} has the same column twice. {remedy}")
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
-    cells, whole = _cells(header, [line for _, line in numbered], kinds)
+    cells, complete = _cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)
-    faults.tell(~whole, "its cells do not match the header")
+    faults.tell(~complete, "its cells do not match the header")
     columns = {}
     for name, kind in kinds.items():
         values, wrong = _converted(cells.get(name, [""] * len(numbered)), kind)
@@ -158,22 +159,24 @@ def read_csv(
 
 
 def _cells(
-    header: str, lines: Sequence[str], wanted: Iterable[str]
+    header: str, lines: Sequence[str], columns: Iterable[str]
 ) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
     """Return the cells of some columns as text, and a mask of the lines that are complete.
 
     A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
     bytes that are not UTF-8. Its cells are empty.
     """
-    whole = np.array([line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool)
+    complete = np.array(
+        [line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool
+    )
     skipped: set[int] = set()
 
     def skip(row: Any) -> str:
         skipped.add(row.number - 2)  # Arrow counts rows from 1, including the header
         return "skip"
 
-    names = [name for name in wanted if name in header.split(",")]
-    kept = np.flatnonzero(whole).tolist()
+    names = [name for name in columns if name in header.split(",")]
+    kept = np.flatnonzero(complete).tolist()
     text = "\n".join([header, *(lines[i] for i in kept)]) + "\n"
     table = arrow_csv.read_csv(
         io.BytesIO(text.encode()),
@@ -185,17 +188,17 @@ def _cells(
             strings_can_be_null=False,
         ),
     )
-    whole[[kept[i] for i in skipped]] = False
+    complete[[kept[i] for i in skipped]] = False
     # Incomplete lines take their cells from an empty cell that is appended to the table.
-    places = np.full(len(lines), len(table))
-    places[whole] = np.arange(len(table))
+    positions = np.full(len(lines), len(table))
+    positions[complete] = np.arange(len(table))
     cells = {}
     for name in names:
         column = table.column(name).combine_chunks()
-        if not whole.all():
-            column = pa.concat_arrays([column, pa.array([""])]).take(pa.array(places))
+        if not complete.all():
+            column = pa.concat_arrays([column, pa.array([""])]).take(pa.array(positions))
         cells[name] = column
-    return cells, whole
+    return cells, complete
 
 
 def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
@@ -207,10 +210,10 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     text = compute.if_else(compute.equal(text, ""), pa.scalar(None, pa.string()), text)
     if not _casts(text, kind):
         different = compute.unique(text)
-        good = [
+        castable = [
             cell for cell in different.to_pylist() if _casts(pa.array([cell], pa.string()), kind)
         ]
-        known = compute.is_in(text, value_set=pa.array(good, pa.string()))
+        known = compute.is_in(text, value_set=pa.array(castable, pa.string()))
         wrong = ~known.to_numpy(zero_copy_only=False)
         text = compute.if_else(known, text, pa.scalar(None, pa.string()))
     return text.cast(_ARROW_TYPES[kind]).to_pandas(), wrong

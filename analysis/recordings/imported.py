@@ -63,8 +63,11 @@ def is_of_file(folder: Path) -> bool:
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     """Read the rows of each collection of a machine, by its source and in their order.
 
-    They are as :func:`analysis.imports.tables.read_rows` returns them. Without any collection, the
-    result is empty.
+    The rows are as :func:`analysis.imports.tables.read_rows` returns them. The result is empty if
+    no collection was imported.
+
+    Raises:
+        UserError: if the file cannot be read, or has a row that is not a GEMM with a time.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -90,8 +93,8 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
     """Return for each row whether it has valid sizes and a time."""
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
-    whole: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
-    return whole & (times > 0) & (times < np.inf)
+    valid: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
+    return valid & (times > 0) & (times < np.inf)
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
@@ -105,24 +108,25 @@ def read_imported(folder: Path) -> pd.DataFrame:
     """Read the rows with all columns of measurements.csv; values that the table lacks are missing.
 
     Raises:
-        UserError: if the file cannot be read, or lacks a column.
+        UserError: if the file cannot be read, lacks a column, or has a row that is not a GEMM with
+            a time.
     """
     path = folder / MEASUREMENTS
     try:
-        told = pd.read_parquet(path)
-        told = told[[name for name in told if name in COLUMNS]]
-        sound = _are_sound(told)
+        table = pd.read_parquet(path)
+        table = table[[name for name in table if name in COLUMNS]]
+        sound = _are_sound(table)
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
-    values = {**_SAME, **told}
-    flops = 2.0 * told["m"] * told["n"] * told["k"] * told.get("batch", 1)
-    if "op" in told:  # the batch of a convolution is its images, which its M includes
-        flops = flops.where(told["op"] == "gemm", np.nan)
-    values["tflops"] = flops / told["time_us"] / 1e6
+    values = {**_SAME, **table}
+    flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
+    if "op" in table:  # the batch of a convolution is its images, which its M includes
+        flops = flops.where(table["op"] == "gemm", np.nan)
+    values["tflops"] = flops / table["time_us"] / 1e6
     columns = {
-        name: pd.Series(values.get(name), index=told.index, dtype=_PANDAS[kind])
+        name: pd.Series(values.get(name), index=table.index, dtype=_PANDAS[kind])
         for name, (kind, _) in COLUMNS.items()
     }
     return pd.DataFrame(columns)

@@ -37,8 +37,8 @@ _DISTURBED = {
     "unusable": "  ·  unusable run: no conclusions possible",
 }
 PUBLISHED = "published"
-"""Folder of the recordings that the project publishes, in that of all results; no run writes there.
-"""
+"""Folder, inside the results folder, of the recordings that the project publishes. No run writes to
+it."""
 
 PRODUCTS = ("gemm", "conv")
 """Operations that the model can predict."""
@@ -113,14 +113,14 @@ class Recording:
     @property
     def source(self) -> str:
         """Source of a public table; empty for our own measurements."""
-        of = self.run.get("public")
-        return ", ".join(filter(None, (of["source"], of["package"]))) if of else ""
+        public = self.run.get("public")
+        return ", ".join(filter(None, (public["source"], public["package"]))) if public else ""
 
     def caption(self, dates: Sequence[str] = ()) -> str:
-        """Return machine, versions, date and a warning if the run was disturbed, for below a plot.
+        """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
 
         Args:
-            dates: the dates to name. If it is empty, the run's own.
+            dates: dates to name; the run's own if it is empty.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
@@ -128,8 +128,8 @@ class Recording:
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
         # The run of a merged recording is named after the time of merging.
-        own = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
-        date = " and ".join(dates) or " to ".join(dict.fromkeys((own[0], own[-1])))
+        days = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
+        date = " and ".join(dates) or " to ".join(dict.fromkeys((days[0], days[-1])))
         disturbed = _DISTURBED.get(self.health.get("verdict", ""), "")
         return f"{self.machine.name}  ·  {versions}  ·  measured {date}{disturbed}"
 
@@ -137,8 +137,7 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    It is that of the machine's own run, of a published recording or of an imported table, in this
-    order.
+    The machine's own run comes first, then a published recording, then an imported table.
 
     Args:
         machine: name of the machine; None for the machine that was measured last.
@@ -278,7 +277,7 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of all kernels of each row's launch; empty where none was seen."""
+    """Return the names of all kernels of each row's launch; empty where none was recorded."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 

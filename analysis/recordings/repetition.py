@@ -85,7 +85,7 @@ class MeasuredTime:
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """95% interval of the median that a second run finds; NaN below six samples."""
+        """95% interval of the median that a second run would find; NaN below six samples."""
         below, above = (repeated(half, Z95 * self.between) for half in _log_halves(self))
         return self.time * math.exp(-below), self.time * math.exp(above)
 
@@ -126,9 +126,9 @@ def repeated(own: Any, between: Any) -> Any:
     return np.hypot(math.sqrt(2) * own, between)
 
 
-def _log_halves(of: MeasuredTime) -> tuple[float, float]:
+def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
     """Return how far the interval reaches below and above the time, as logarithms."""
-    return math.log(of.time / of.lo), math.log(of.hi / of.time)
+    return math.log(measured.time / measured.lo), math.log(measured.hi / measured.time)
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
@@ -137,7 +137,7 @@ def between_processes(recording: Recording) -> dict[str, float]:
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
-    """Return the same without the change that all cases share, which cancels in ratios of a run."""
+    """Return :func:`between_processes` without the change of all cases, which cancels in ratios."""
     return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
 
 
@@ -171,9 +171,9 @@ def steady_times(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the corrected log of each row's time in seconds, and its standard error.
 
-    Where the samples are recorded, the time is corrected for the machine's speed in each round,
-    which is the median of a sample over its case's median over all cases sampled in that round. The
-    error is that of a repetition in a ratio; it is NaN where a time has no interval.
+    Where the samples are recorded, the time is corrected for the machine's speed in each round.
+    That speed is the median, over all cases sampled in the round, of a sample over its case's
+    median. The error is that of a repetition in a ratio; it is NaN where a time has no interval.
     """
     ends = [
         np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
@@ -181,13 +181,15 @@ def steady_times(
     ]
     rounds = rounds_of(recording)
     if rounds:
-        logs = {case: {r: math.log(s) for r, s in of.items()} for case, of in rounds.items()}
+        logs = {
+            case: {r: math.log(s) for r, s in samples.items()} for case, samples in rounds.items()
+        }
         speed = _speed_of_rounds(list(logs.values()))
         for i, case in enumerate(case_ids(rows)):
-            put_right = [log - speed[r] for r, log in logs.get(case, {}).items()]
-            interval = median_interval(put_right)
+            corrected = [log - speed[r] for r, log in logs.get(case, {}).items()]
+            interval = median_interval(corrected)
             if interval is not None:
-                ends[0][i], (ends[1][i], ends[2][i]) = median(put_right), interval
+                ends[0][i], (ends[1][i], ends[2][i]) = median(corrected), interval
     between = rows["run"].map(between_cases(recording)).fillna(0.0).to_numpy(float)
     return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
 
@@ -221,16 +223,19 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 
 
 def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
-    """Return the machine's log time in each round relative to the others.
+    """Return how slow the machine was in each round, as a log ratio to the cases' medians.
 
-    It is 0 for a round of few cases.
+    It is 0 for a round in which fewer than :data:`_MIN_IN_ROUND` cases were sampled.
     """
-    rests: dict[Any, list[float]] = defaultdict(list)
+    deviations: dict[Any, list[float]] = defaultdict(list)
     for logs in cases:
         middle = median(list(logs.values()))
         for r, log in logs.items():
-            rests[r].append(log - middle)
-    return {r: median(rest) if len(rest) >= _MIN_IN_ROUND else 0.0 for r, rest in rests.items()}
+            deviations[r].append(log - middle)
+    return {
+        r: median(values) if len(values) >= _MIN_IN_ROUND else 0.0
+        for r, values in deviations.items()
+    }
 
 
 def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
@@ -251,19 +256,20 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
+    """Read the samples of each case of a run; empty without a file."""
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
-    found = [_rounds(run, row) for row in table.rows.to_dict("records")]
+    parsed = [_rounds(run, row) for row in table.rows.to_dict("records")]
     table.faults.tell(
-        [rounds is None for rounds in found], "its rounds and times are not pairs of numbers"
+        [rounds is None for rounds in parsed], "its rounds and times are not pairs of numbers"
     )
     table.faults.leave_out()
     sound = table.faults.sound
     return {
         case: rounds
-        for case, rounds, whole in zip(table.rows["case"], found, sound, strict=True)
-        if rounds is not None and whole
+        for case, rounds, is_sound in zip(table.rows["case"], parsed, sound, strict=True)
+        if rounds is not None and is_sound
     }
 
 

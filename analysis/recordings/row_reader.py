@@ -53,9 +53,9 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
-    """Refuse a file most of which belongs to something else.
+    """Refuse a file if more than a tenth of its rows are of another schema or run.
 
-    Single rows of another schema or run only count as damaged.
+    Fewer such rows only count as damaged.
     """
     if frame.empty:
         return
@@ -69,8 +69,8 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     others = sorted(set(frame["run"].dropna()) - {run, ""})
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
-            f"{path} has rows of other runs than its run.json ({', '.join(others)}); rows of "
-            "different runs or machines cannot be mixed."
+            f"{path} has rows of other runs than its run.json ({', '.join(others)}), which "
+            f"cannot be mixed. {_REMEDY}"
         )
 
 
@@ -83,22 +83,22 @@ def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     _tell_times(rows, faults.tell)
     _tell_problems(rows, faults)
     sound = np.flatnonzero(faults.sound)
-    again = np.zeros(len(rows), dtype=bool)
-    again[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
-    faults.tell(again, "its case appeared before")
+    repeated = np.zeros(len(rows), dtype=bool)
+    repeated[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
+    faults.tell(repeated, "its case appeared before")
 
 
 def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
-    """Check that times are above 0, inside their intervals, and taken from at least one sample."""
+    """Check times, their intervals and numbers of samples, rates, and the machine's state."""
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
     columns = ("time_us", "time_lo_us", "time_hi_us", *_RATES, *_LEVELS, "temp_c")
     value = {name: frame[name].to_numpy(dtype=float, na_value=np.nan) for name in columns}
     time, lo, hi = (value[name] for name in columns[:3])
-    told = ~np.isnan(lo) | ~np.isnan(hi)
+    has_interval = ~np.isnan(lo) | ~np.isnan(hi)
     with np.errstate(invalid="ignore"):
         tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
         tell(
-            ok & told & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
+            ok & has_interval & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
             "its interval does not contain the time",
         )
         for name in _RATES:
@@ -133,10 +133,10 @@ def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
     faults.tell(listed != "", listed.to_numpy(dtype=object))
     rows = np.flatnonzero(faults.sound & ~simple)
     records = frame.iloc[rows].to_dict("records") if len(rows) else []
-    found = np.full(len(frame), "", dtype=object)
+    problem_faults = np.full(len(frame), "", dtype=object)
     for i, record in zip(rows, records, strict=True):
-        found[i] = _fault_of_problem(record)
-    faults.tell(found != "", found)
+        problem_faults[i] = _fault_of_problem(record)
+    faults.tell(problem_faults != "", problem_faults)
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:
@@ -157,11 +157,11 @@ def _fault_of_kernels(text: str) -> str:
     except ValueError:
         return "kernels is not JSON"
     if not isinstance(listing, list) or any(
-        not isinstance(one, list)
-        or len(one) != 2
-        or not isinstance(one[0], str)
-        or misfit(one[1], NOT_NEGATIVE)
-        for one in listing
+        not isinstance(entry, list)
+        or len(entry) != 2
+        or not isinstance(entry[0], str)
+        or misfit(entry[1], NOT_NEGATIVE)
+        for entry in listing
     ):
         return "kernels is not a list of names and shares"
     return ""

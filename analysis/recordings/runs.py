@@ -49,14 +49,14 @@ def load_runs(folder: Path) -> Recording:
     if own.public:
         return own
     usable = usable_runs(own)
-    usable = [r for r in usable if r is usable[0] or _as_fast(usable[0], r)]
+    usable = [r for r in usable if r is usable[0] or _is_as_fast(usable[0], r)]
     if not usable or (len(usable) == 1 and usable[0] is own):
         return own
     rows = _best_rows(usable, own)
     counts = rows["run"].value_counts()
     parts = [part for r in usable for part in r.parts if counts.get(part.run["run"], 0)]
-    mostly = max(usable, key=lambda r: counts.get(r.run["run"], 0))
-    return replace(mostly, folder=folder, rows=rows, damaged=own.damaged, parts=tuple(parts))
+    main = max(usable, key=lambda r: counts.get(r.run["run"], 0))
+    return replace(main, folder=folder, rows=rows, damaged=own.damaged, parts=tuple(parts))
 
 
 def usable_runs(own: Recording) -> list[Recording]:
@@ -78,23 +78,28 @@ def why_unusable(folder: Path) -> str:
     return f"the run in {folder} is unusable ({'; '.join(health['reasons'])})"
 
 
-def _as_fast(one: Recording, other: Recording) -> bool:
+def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if two runs are of one machine in one state, judged by the cases that both timed.
 
     Machines of one name may differ, as virtual ones do. If too few cases are in both runs, the
     canary GEMM decides. Two runs without a canary count as the same.
     """
-    keys = [_identities(r.ok) for r in (one, other)]
+    keys = [_identities(r.ok) for r in (first, second)]
     times = [
-        dict(zip(k, r.ok["time_us"], strict=True)) for k, r in zip(keys, (one, other), strict=True)
+        dict(zip(identities, r.ok["time_us"], strict=True))
+        for identities, r in zip(keys, (first, second), strict=True)
     ]
     common = times[0].keys() & times[1].keys()
     if len(common) >= _MIN_COMMON:
         ratio = float(np.median([times[1][key] / times[0][key] for key in common]))
     else:
-        first = one.run.get("canary")
-        second = other.run.get("canary")
-        ratio = second["median_us"] / first["median_us"] if first and second else 1.0
+        first_canary = first.run.get("canary")
+        second_canary = second.run.get("canary")
+        ratio = (
+            second_canary["median_us"] / first_canary["median_us"]
+            if first_canary and second_canary
+            else 1.0
+        )
     return abs(math.log(ratio)) <= math.log1p(_AS_FAST)
 
 
@@ -107,8 +112,8 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 def _others(own: Recording) -> Iterator[Recording]:
     """Yield the machine's other runs with the same versions, which were set aside."""
     slug = own.machine.slug
-    place = own.folder.with_name(slug)
-    for folder in (place, *place.glob("runs/*")):
+    machine_folder = own.folder.with_name(slug)
+    for folder in (machine_folder, *machine_folder.glob("runs/*")):
         if folder == own.folder or not (folder / "measurements.csv").exists():
             continue
         try:
@@ -121,11 +126,12 @@ def _others(own: Recording) -> Iterator[Recording]:
 
 
 def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
-    """Return each case once, from the best run that has a time of it, in the order of the runs."""
+    """Return each case once, from the best run that timed it, in the order of the runs."""
     ages = {r.run["run"]: age for age, r in enumerate(recordings)}
     parts = [r.rows if r is own else library_rows(r.rows) for r in recordings]
     rows = pd.concat(parts, ignore_index=True)
     noise = {r.run["run"]: _noise(r.run) for r in recordings}
+    # A wrong result in the folder's own run goes first, so that no other run's time replaces it.
     ranks = pd.DataFrame(
         {
             "not_wrong": (rows["status"] != "wrong") | (rows["run"] != own.run["run"]),
@@ -179,10 +185,10 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             for part in recording.parts
         ]
         lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
-    own = recording.run if recording.public else load_run(recording.folder)
-    if recording.parts and own["run"] not in {part.run["run"] for part in recording.parts}:
+    own_run = recording.run if recording.public else load_run(recording.folder)
+    if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         lines.append(
-            f"The run of {own['run']} is left out: another run is better and covers all its "
+            f"The run of {own_run['run']} is left out: another run is better and covers all its "
             "cases, or this one ran at another speed."
         )
     return lines

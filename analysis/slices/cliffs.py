@@ -10,8 +10,8 @@ import pandas as pd
 from analysis.recordings.repetition import steady_ratio
 from analysis.slices.series import DIMENSIONS
 
-_NEAR = 1.02  # two sizes are neighbours up to this ratio,
-_SMALLEST = 16  # or if they are one apart; below this size, one more is much more work
+_NEAR = 1.02  # largest ratio of two neighbouring sizes
+_SMALLEST = 16  # size from which on sizes that are one apart are neighbours, whatever their ratio
 _REPEATED = 0.5  # share of a cliff's logarithm that another collection must show to repeat it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 
@@ -25,8 +25,8 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 
     Returns:
         The rows' columns for the smaller size, with ``after`` (the larger size), ``after_us``,
-        ``ratio`` (of the times, larger size over smaller size) and ``certain``. The latter is True
-        if the interval of a repetition (:func:`analysis.recordings.repetition.steady_ratio`) is on
+        ``ratio`` (of the times, larger size over smaller size) and ``certain``, which is True if
+        the interval of a repetition (:func:`analysis.recordings.repetition.steady_ratio`) is on
         one side of 1, or if the rows have no interval.
     """
     fixed = [name for name in DIMENSIONS if name != along]
@@ -38,8 +38,12 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     near = one_more | (after[along] <= _NEAR * ordered[along])
     apart = pd.Series(True, index=ordered.index)
     if known:
-        of_two = steady_ratio(after, ordered)
-        apart = (of_two["ratio_lo"] > 1) | (of_two["ratio_hi"] < 1) | of_two["ratio_lo"].isna()
+        repetition = steady_ratio(after, ordered)
+        apart = (
+            (repetition["ratio_lo"] > 1)
+            | (repetition["ratio_hi"] < 1)
+            | repetition["ratio_lo"].isna()
+        )
     steps = ordered.assign(
         after=after[along],
         after_us=after["time_us"],
@@ -52,8 +56,8 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the cliffs along M that another collection repeats.
 
-    It must show a cliff in the same direction that is at least half as large. The largest cliffs of
-    one collection are partly due to chance, which differs in another collection.
+    That collection must show a cliff in the same direction, at least half as large. The largest
+    cliffs of one collection are partly due to chance, which differs in another collection.
 
     Args:
         steps: rows of :func:`steps_of`.
@@ -61,9 +65,9 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
 
     Returns:
         The cliffs with ``again``, the ratio in another collection, and ``by``, its name. If several
-        collections repeat a cliff, it is the one in which the cliff is smallest.
+        collections repeat a cliff, both come from the one in which it is smallest.
     """
-    found = []
+    repeats = []
     for name, rows in others.items():
         times = rows.groupby(["m", "n", "k", "dtype"])["time_us"].min()
         before, after = (
@@ -72,33 +76,33 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
         )
         again = after / before
         with np.errstate(invalid="ignore"):
-            same = np.log(again) * np.sign(np.log(steps["ratio"])) >= _REPEATED * np.abs(
+            is_repeated = np.log(again) * np.sign(np.log(steps["ratio"])) >= _REPEATED * np.abs(
                 np.log(steps["ratio"])
             )
-        found.append(steps.assign(again=again, by=name)[same.to_numpy()])
-    if not found:
+        repeats.append(steps.assign(again=again, by=name)[is_repeated.to_numpy()])
+    if not repeats:
         return steps.assign(again=np.nan, by="").head(0)
-    each = pd.concat(found)
-    each["size"] = np.abs(np.log(each["again"]))
+    combined = pd.concat(repeats)
+    combined["size"] = np.abs(np.log(combined["again"]))
     keys = ["m", "n", "k", "dtype"]
-    return each.sort_values("size").drop_duplicates(keys).drop(columns="size")
+    return combined.sort_values("size").drop_duplicates(keys).drop(columns="size")
 
 
 def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the largest cliffs upwards and downwards that are beyond their intervals."""
+    """Return the ``count`` largest certain cliffs upwards, and as many downwards."""
     certain = steps[steps["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
 
 def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
-    """Return the largest cliff upwards beyond its interval, with its dimension; None without any.
+    """Return the dimension and the row of the largest certain cliff upwards; None without any.
 
     Args:
         lines: for each dimension the rows to search, as :func:`steps_of` takes them.
     """
-    found = []
+    candidates = []
     for along, rows in lines.items():
         ups, _ = largest(steps_of(rows, along), 1)
-        found += [(along, row) for _, row in ups.iterrows()]
-    return max(found, key=lambda step: float(step[1]["ratio"]), default=None)
+        candidates += [(along, row) for _, row in ups.iterrows()]
+    return max(candidates, key=lambda step: float(step[1]["ratio"]), default=None)

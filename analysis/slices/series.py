@@ -59,7 +59,7 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return TFLOP/s by how far each dimension is off its base, relative to no offset.
+    """Return the speed at each offset of a dimension from its base, relative to offset 0.
 
     Returns:
         The columns along (m, n or k), base, offset, dtype, relative, relative_lo and relative_hi.
@@ -117,9 +117,9 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
         The columns label, dtype, pass, ratio, ratio_lo and ratio_hi.
     """
     rows = table[table["sweep"] == "conv-layouts"]
-    same = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
+    keys = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
     pairs = rows[rows["layout"] == "nhwc"].merge(
-        rows[rows["layout"] == "nchw"], on=same, suffixes=("_nhwc", "_nchw")
+        rows[rows["layout"] == "nchw"], on=keys, suffixes=("_nhwc", "_nchw")
     )
     nchw = pairs[[name + "_nchw" for name in _STEADY]].set_axis(_STEADY, axis=1)
     nhwc = pairs[[name + "_nhwc" for name in _STEADY]].set_axis(_STEADY, axis=1)

@@ -48,7 +48,7 @@ class Padding:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss.
-        found: share padded of the shapes that could gain 5%.
+        found: among the shapes that could gain 5%, the share that was padded.
     """
 
     moved: int
@@ -96,24 +96,24 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     # 1. Draw shapes with enough neighbours to choose from, and shapes with a padding.
     rows = _HeldOutRows(validation)
     rng = np.random.default_rng(validation.seed)
-    order = [int(i) for i in rng.permutation(len(rows.flops))]
-    crowded = (i for i in order if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
-    padded = (i for i in order if len(rows.near(i, 0.0)) > 1)
-    around = list(itertools.islice(crowded, draws))
-    below = list(itertools.islice(padded, draws))
-    if not around or not below:
+    shuffled = [int(i) for i in rng.permutation(len(rows.flops))]
+    crowded = (i for i in shuffled if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
+    padded = (i for i in shuffled if len(rows.near(i, 0.0)) > 1)
+    centres = list(itertools.islice(crowded, draws))
+    small_shapes = list(itertools.islice(padded, draws))
+    if not centres or not small_shapes:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice."
         )
     # 2. Choose: compare the speed of each pick with the best speed in its neighbourhood.
     regrets: dict[str, list[float]] = {}
     claims: list[tuple[float, float]] = []
-    for i in around:
+    for i in centres:
         members = rows.near(i, -_REACH)
         speed = rows.flops[members] / rows.seconds[members]
-        taken, claimed = rows.decide(i, members, "choose")
+        advised, claimed = rows.decide(i, members, "choose")
         picks = {
-            "advice": taken,
+            "advice": advised,
             "best_guess": max(members, key=lambda j: rows.flops[j] / rows.predicted[j]),
             "biggest": max(members, key=lambda j: rows.flops[j]),
             "as_asked": i,
@@ -121,36 +121,40 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
         for name, pick in picks.items():
             picked = rows.flops[pick] / rows.seconds[pick]
             regrets.setdefault(name, []).append(1 - picked / speed.max())
-        if taken != i:
+        if advised != i:
             before = rows.flops[i] / rows.seconds[i]
-            after = rows.flops[taken] / rows.seconds[taken]
+            after = rows.flops[advised] / rows.seconds[advised]
             claims.append((claimed, after / before - 1))
     # 3. Pad: compare the time of each padding with that of the original shape.
     possible: list[float] = []  # the gain of the best padding in hindsight
     moves: dict[str, list[int]] = {"advice": [], "best_guess": []}
-    for i in below:
+    for i in small_shapes:
         members = rows.near(i, 0.0)
-        taken, claimed = rows.decide(i, members, "pad")
-        likely = min(members, key=rows.predicted.__getitem__)
-        worthwhile = rows.predicted[i] / rows.predicted[likely] - 1 >= MIN_GAIN
-        moves["advice"].append(taken)
-        moves["best_guess"].append(likely if worthwhile else i)
+        advised, claimed = rows.decide(i, members, "pad")
+        guess = min(members, key=rows.predicted.__getitem__)
+        worthwhile = rows.predicted[i] / rows.predicted[guess] - 1 >= MIN_GAIN
+        moves["advice"].append(advised)
+        moves["best_guess"].append(guess if worthwhile else i)
         possible.append(rows.seconds[i] / rows.seconds[members].min() - 1)
-        if taken != i:
-            claims.append((claimed, rows.seconds[i] / rows.seconds[taken] - 1))
+        if advised != i:
+            claims.append((claimed, rows.seconds[i] / rows.seconds[advised] - 1))
     return AdviceValue(
-        neighbourhoods=len(around),
+        neighbourhoods=len(centres),
         regret={name: float(np.mean(values)) for name, values in regrets.items()},
-        pads=len(below),
-        padding={way: _padding(rows.seconds, below, to, possible) for way, to in moves.items()},
+        pads=len(small_shapes),
+        padding={
+            way: _padding_value(rows.seconds, small_shapes, to, possible)
+            for way, to in moves.items()
+        },
         hindsight=float(np.mean(possible)),
         overclaimed=float(np.mean([real < low for low, real in claims])) if claims else None,
     )
 
 
-def _padding(
+def _padding_value(
     seconds: Array, below: Sequence[int], to: Sequence[int], possible: Sequence[float]
 ) -> Padding:
+    """Summarise one way to pad: the rows ``below``, each replaced by the row in ``to``."""
     moved, gain = np.not_equal(below, to), seconds[below] / seconds[to] - 1
     gainful = np.array(possible) >= _OPPORTUNITY
     return Padding(
@@ -199,17 +203,20 @@ def judge_measured(
     """
     rows = _HeldOutRows(validation)
     measured = rows.times_in(again)
-    order = np.random.default_rng(validation.seed).permutation(len(rows.flops))
-    twice = [int(i) for i in order if np.isfinite(measured[i])]
+    shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops))
+    measured_twice = [int(i) for i in shuffled if np.isfinite(measured[i])]
     values: dict[str, dict[int, list[float]]] = {}
-    for question, less, least in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
-        asked = ((i, [j for j in rows.near(i, less) if np.isfinite(measured[j])]) for i in twice)
-        enough = ((i, members) for i, members in asked if len(members) >= least)
-        crowded = list(itertools.islice(enough, draws))
-        if not crowded:
+    for question, lower, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
+        neighbourhoods = (
+            (i, [j for j in rows.near(i, lower) if np.isfinite(measured[j])])
+            for i in measured_twice
+        )
+        large_enough = ((i, members) for i, members in neighbourhoods if len(members) >= fewest)
+        drawn = list(itertools.islice(large_enough, draws))
+        if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
-        of_question = values.setdefault(question, {count: [] for count in counts})
-        for i, members in crowded:
+        results = values.setdefault(question, {count: [] for count in counts})
+        for i, members in drawn:
             work = rows.flops if question == "choose" else np.ones(len(rows.flops))
             guesses = sorted(
                 (j for j in members if j != i), key=lambda j: rows.predicted[j] / work[j]
@@ -219,7 +226,7 @@ def judge_measured(
                 pick = _best_measured(i, guesses[:count], work / measured)
                 speed = work[pick] / rows.seconds[pick]
                 gain = speed / (work[i] / rows.seconds[i]) - 1
-                of_question[count].append(1 - speed / best if question == "choose" else gain)
+                results[count].append(1 - speed / best if question == "choose" else gain)
     return {
         count: MeasuredValue(
             float(np.mean(values["choose"][count])),
@@ -230,10 +237,10 @@ def judge_measured(
     }
 
 
-def _best_measured(asked: int, candidates: Sequence[int], speed: Array) -> int:
-    """Return the candidate that measures fastest, if it is worth changing the original shape."""
-    best = max((asked, *candidates), key=lambda j: float(speed[j]))
-    return best if speed[best] / speed[asked] - 1 >= MIN_GAIN else asked
+def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> int:
+    """Return the candidate measured as fastest; the original shape if the gain is too small."""
+    best = max((original, *candidates), key=lambda j: float(speed[j]))
+    return best if speed[best] / speed[original] - 1 >= MIN_GAIN else original
 
 
 class _HeldOutRows:
@@ -257,7 +264,7 @@ class _HeldOutRows:
         return np.array([known.get(problem, np.nan) for problem in self._problems])
 
     def near(self, i: int, less: float) -> list[int]:
-        """Return the rows that differ from row i only in size, by ``less`` to 15% per size.
+        """Return the rows that differ from row i only in size, by ``less`` (a fraction) to 15%.
 
         Row i is one of them.
         """

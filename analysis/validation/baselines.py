@@ -65,14 +65,14 @@ def _four_constants(
 ) -> Callable[[tuple[Array, Array]], Array]:
     """Fit a law of four constants, and return it.
 
-    They are the shares of peak and bandwidth, the time of a launch, and the exponent that joins the
-    times of both.
+    The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
+    combines the times of arithmetic and memory.
     """
 
     def law(x: Array, floors: tuple[Array, Array]) -> Array:
         peak, bandwidth, launch, power = np.exp(x)
-        together = (floors[0] / peak) ** power + (floors[1] / bandwidth) ** power
-        return launch + together ** (1 / power)
+        combined = (floors[0] / peak) ** power + (floors[1] / bandwidth) ** power
+        return launch + combined ** (1 / power)
 
     def residuals(x: Array) -> Array:
         return np.log(law(x, floors) / seconds)
@@ -84,4 +84,4 @@ def _four_constants(
         f_scale=0.05,
         bounds=(np.log([0.01, 0.01, 1e-7, 0.5]), np.log([1.2, 1.2, 1e-4, 30.0])),
     ).x
-    return lambda other: law(fitted, other)
+    return lambda any_floors: law(fitted, any_floors)

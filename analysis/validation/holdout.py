@@ -74,10 +74,10 @@ class Validation:
     @property
     def tile_agreement(self) -> float | None:
         """Share of the rows with a tile in a kernel's name for which that tile was predicted."""
-        e = self.prediction.estimate
-        ours = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
-        same = [a == b for a, b in zip(ours, self.tested.tiles, strict=True) if b]
-        return float(np.mean(same)) if same else None
+        estimate = self.prediction.estimate
+        predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
+        equal = [a == b for a, b in zip(predicted, self.tested.tiles, strict=True) if b]
+        return float(np.mean(equal)) if equal else None
 
     @property
     def coverage(self) -> float:
@@ -95,9 +95,10 @@ class Validation:
         """
         predicted, tested = self.prediction.estimate.time, self.tested
         log_ratio = np.log(tested.seconds / predicted)
-        alone = np.full(len(tested), math.sqrt(0.5))  # so that each pair's error is divided by 1
+        # With these spreads, each pair's error is divided by 1.
+        equal_spreads = np.full(len(tested), math.sqrt(0.5))
         query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
-        errors = pair_errors(query, predicted, log_ratio, alone)
+        errors = pair_errors(query, predicted, log_ratio, equal_spreads)
         low, high = np.quantile(errors, [0.05, 0.95]) if len(errors) else (None, None)
         return {"pairs": len(errors), "low": low, "high": high}
 
@@ -106,7 +107,7 @@ class Validation:
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
-        plain = {name: None if e is None else _figures(e) for name, e in self.baselines.items()}
+        baselines = {name: None if e is None else _figures(e) for name, e in self.baselines.items()}
         return {
             "machine": self.machine.slug,
             "source": self.source.name,
@@ -121,7 +122,7 @@ class Validation:
             "neighbours": self.neighbours,
             "above_1e11": asdict(Errors.from_times(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
-            "baselines": plain,
+            "baselines": baselines,
             "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
             "tile_agreement": self.tile_agreement,
             "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},
@@ -164,6 +165,7 @@ def validate(
     Raises:
         UserError: if there are too few rows, or no constants of another machine.
     """
+    # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
     start, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = split_rows(source, holdout, seed)
@@ -171,8 +173,10 @@ def validate(
         calibrate = len(pool)
     if calibrate > len(pool):
         raise UserError(
-            f"{source.name} has {len(pool)} rows to calibrate on; --calibrate can be at most that."
+            f"--calibrate is {calibrate}, but {source.name} has only {len(pool)} rows to calibrate "
+            "on; give that number or less."
         )
+    # 2. Calibrate on rows that are chosen by their features only.
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
@@ -188,10 +192,11 @@ def validate(
             dict.fromkeys(model.fits, prior),
         )
         model = replace(model, fits={**model.fits, **learned.model.fits})
+    # 3. Predict the held-out rows, by the model and by simpler predictors.
     if holdout != "folds":
         tested = np.setdiff1d(tested, chosen)
     if not len(tested):
-        raise UserError(f"{source.name} has no row left to test; calibrate on fewer.")
+        raise UserError(f"{source.name} has no row left to test; give a smaller --calibrate.")
     held_back = source.take(tested)
     # With folds, the calibration itself predicted each row by a fit to the other folds.
     prediction = learned.held_back if holdout == "folds" else model.predict(query.take(tested))

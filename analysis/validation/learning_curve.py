@@ -55,13 +55,15 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     Raises:
         UserError: if the two have no problem in common.
     """
-    again = dict(zip(second.problems, second.seconds, strict=True))
+    second_times = dict(zip(second.problems, second.seconds, strict=True))
     pairs = [
-        (seconds, again[problem])
+        (seconds, second_times[problem])
         for problem, seconds in zip(first.problems, first.seconds, strict=True)
-        if problem in again
+        if problem in second_times
     ]
     if not pairs:
         raise UserError(f"{first.name} and {second.name} have no shape in common.")
-    ours, theirs = np.array(pairs).T
-    return Errors.from_times(1 + (theirs / ours - 1) / math.sqrt(2), np.ones(len(ours)))
+    first_seconds, second_seconds = np.array(pairs).T
+    return Errors.from_times(
+        1 + (second_seconds / first_seconds - 1) / math.sqrt(2), np.ones(len(first_seconds))
+    )

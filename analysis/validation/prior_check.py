@@ -1,9 +1,10 @@
 """Judge what public tables are worth for a machine with few measurements.
 
-A collection that is not used otherwise plays the machine. Some of its rows are measured, and the
-rest judge. No prior has seen a tested shape or, with withheld levels, any shape with one of these
-levels, because the shapes that people ask about are mostly in no table. No prior has seen a shape
-that is calibrated on either, because it would know such shapes better than the tested ones.
+A collection that is not used otherwise plays the machine. Some of its rows serve as measurements,
+and the rest as the test. No prior has seen a tested shape or, with withheld levels, any shape with
+one of these levels, because the shapes that people ask about are mostly in no table. No prior has
+seen a shape that is calibrated on either, because it would know such shapes better than the tested
+ones.
 """
 
 from __future__ import annotations
@@ -51,19 +52,21 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
     Raises:
         UserError: if a name is not that of a collection, or is that of the judged file.
     """
-    each = (_named(name.strip(), judged, machine, dtype) for name in names.split(","))
-    return list(itertools.chain.from_iterable(each))
+    per_name = (
+        _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
+    )
+    return list(itertools.chain.from_iterable(per_name))
 
 
-def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
+def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
     if not name:
-        raise UserError("--prior takes slugs or files separated by commas; one is empty.")
+        raise UserError("--prior has an empty name; give slugs or files separated by commas.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
-            raise UserError(f"{name} is the collection under test; --prior takes another one.")
+            raise UserError(f"{name} is the collection under test; give another one to --prior.")
         if path.suffix == ".parquet":
-            return [_of_table(read_table(path), dtype)]
+            return [_collection_from_table(read_table(path), dtype)]
         source = read_source(path, machine, dtype)
         gemms = [p for p in source.problems if isinstance(p, Gemm)]
         if len(gemms) < len(source):
@@ -72,16 +75,20 @@ def _named(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collec
     tables = [t for t in find_tables() if t.rows and t.slug in known_machines()]
     chosen = choose_tables(tables)
     slug = slug_meant(name, chosen)
-    wanted = [chosen[slug]]
-    wanted += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
-    found = [_of_table(t, dtype) for t in wanted if t.path.resolve() != judged.resolve()]
-    found = [collection for collection in found if len(collection.gemms)]
-    if not found:
+    tables_of_slug = [chosen[slug]]
+    tables_of_slug += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
+    collections = [
+        _collection_from_table(t, dtype)
+        for t in tables_of_slug
+        if t.path.resolve() != judged.resolve()
+    ]
+    collections = [collection for collection in collections if len(collection.gemms)]
+    if not collections:
         raise UserError(f"{name} has no other {dtype} table than the one under test.")
-    return found
+    return collections
 
 
-def _of_table(table: PublicTable, dtype: str) -> Collection:
+def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -119,7 +126,7 @@ def validate_with_prior(
     source = replace(source, warm=True)
     turns = range(FOLDS) if holdout == "folds" else [seed]
     judged = [_validate_once(source, machine, named, calibrate, turn, holdout) for turn in turns]
-    return judged[0] if len(judged) == 1 else _together(judged, seed)
+    return judged[0] if len(judged) == 1 else _combine_folds(judged, seed)
 
 
 def _validate_once(
@@ -130,33 +137,38 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
+    """Validate one split of the rows; with folds, ``seed`` is the number of the tested fifth."""
+    # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
     start, _ = foreign_constants(machine, source.dtype)
     pool, tested = _split(source, holdout, seed)
     count = len(pool) if calibrate is None else calibrate
     if count > len(pool):
         raise UserError(
-            f"{source.name} has {len(pool)} rows to calibrate on; --calibrate can be at most that."
+            f"--calibrate is {count}, but {source.name} has only {len(pool)} rows to calibrate "
+            "on; give that number or less."
         )
     if not len(tested):
-        raise UserError(f"{source.name} has no row left to test.")
+        raise UserError(f"{source.name} has no row to test.")
     group = str(query.groups()[0])
     chosen = np.empty(0, dtype=np.intp)
     if count:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, count, seed)]
+    # 2. Fit the public collections to shapes that are neither tested nor calibrated on.
     sizes = sizes_of(source.problems)
-    gone = sizes[np.concatenate([tested, chosen])]
+    excluded = sizes[np.concatenate([tested, chosen])]
     levels = []
     if holdout == "levels":
         levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
     if not count:
-        named = [named[i] for i in leaders(machine, [each.machine for each in named])]
-    trees = fitted_all(machine, [each.without(gone, levels) for each in named])
+        named = [named[i] for i in leaders(machine, [collection.machine for collection in named])]
+    trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
     if named and not trees:
         raise UserError(
-            "the prior has too few shapes in common with the ones under test; name another."
+            "--prior has too few shapes apart from those under test; name another collection."
         )
+    # 3. Calibrate on top of the collections, or let them answer by themselves.
     if count:
         prior = Prior.bare(start, Spread.from_shipped("generation"))
         if trees:
@@ -168,10 +180,11 @@ def _validate_once(
         prior = prior_from_tables(machine, source.dtype, trees, query.take(tested))
         model = Model(machine, {group: prior.fit})
     else:
-        raise UserError("without rows and without a prior there is nothing to judge.")
+        raise UserError("there is nothing to judge: give --prior, or --calibrate above 0.")
+    # 4. Predict the held-out rows.
     held_back, held_query = source.take(tested), query.take(tested)
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
-    names = [one.name for one in trees]
+    names = [collection_trees.name for collection_trees in trees]
     return Validation(
         machine=machine,
         source=source,
@@ -199,15 +212,17 @@ def _split(
     return np.flatnonzero(~withheld), np.flatnonzero(withheld)
 
 
-def _together(judged: Sequence[Validation], seed: int) -> Validation:
+def _combine_folds(judged: Sequence[Validation], seed: int) -> Validation:
     """Combine the validations of the fifths of one source; the model is that of the first one."""
-    counts = np.cumsum([0, *(len(each.tested) for each in judged)])
+    counts = np.cumsum([0, *(len(fold.tested) for fold in judged)])
     parts = []
-    for each, begin in zip(judged, counts, strict=False):
-        p = each.prediction
-        ends = (np.log(end / p.estimate.time) for end in (p.lo, p.hi))
-        parts.append(PartialPrediction(begin + np.arange(len(each.tested)), p.estimate, *ends))
-    tested = PublicRows.joined([each.tested for each in judged])
+    for fold, begin in zip(judged, counts, strict=False):
+        prediction = fold.prediction
+        ends = (np.log(end / prediction.estimate.time) for end in (prediction.lo, prediction.hi))
+        parts.append(
+            PartialPrediction(begin + np.arange(len(fold.tested)), prediction.estimate, *ends)
+        )
+    tested = PublicRows.joined([fold.tested for fold in judged])
     return replace(
         judged[0],
         seed=seed,

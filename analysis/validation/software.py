@@ -1,7 +1,7 @@
-"""Judge by other frameworks' tables the answers that rest on one framework's table.
+"""Judge the answers from one framework's table by the tables of other frameworks.
 
-A table comes from one framework and one version of cuBLAS. Users run others: their heuristics
-choose other kernels, and their operands have other values. The answers from an imported table are
+A table comes from one framework and one version of cuBLAS. Users run others, with heuristics that
+choose other kernels, and with operands of other values. The answers from an imported table are
 therefore judged by the other collections of its machine.
 """
 
@@ -104,7 +104,7 @@ class CollectionErrors:
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Return the share inside the range of the model that was fitted to all shapes.
+        """Return the share of rows inside the range around the model that was fitted to all shapes.
 
         It is None if there is no such model.
         """
@@ -129,8 +129,8 @@ class ErrorRange(NamedTuple):
 
 def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
     """Compare the times of two tables at the shapes that both have."""
-    there = median_times(other).rename("there_us")
-    rows = pd.concat([median_times(table), there], axis=1, join="inner")
+    other_times = median_times(other).rename("there_us")
+    rows = pd.concat([median_times(table), other_times], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
     return CollectionPair(seconds, np.log(rows["there_us"] / rows["measured_us"]).to_numpy())
 
@@ -152,7 +152,10 @@ def other_collections(
     predictions = _held_back(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
     model = model_from_json(known_machine(table.slug), calibration)
-    return [_compared(model, predictions, other, shift) for other in other_tables(table, tables)]
+    return [
+        _compare_collection(model, predictions, other, shift)
+        for other in other_tables(table, tables)
+    ]
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
@@ -177,21 +180,23 @@ def median_times(table: PublicTable) -> pd.Series:
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
-def _compared(
+def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors:
     """Compare a collection with predictions at the shapes that both have."""
-    there = median_times(table).rename("there_us")
-    rows = predictions.join(there, on=_SIZES, how="inner")
+    other_times = median_times(table).rename("there_us")
+    rows = predictions.join(other_times, on=_SIZES, how="inner")
     names = ("there_us", "measured_us", "time_us")
     seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
     query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
     expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
-    one = CollectionErrors.from_times(table.slug, table.source, query, expected, seconds, spreads)
+    errors = CollectionErrors.from_times(
+        table.slug, table.source, query, expected, seconds, spreads
+    )
     inputs = Inputs.from_query(model.machine, query)
     guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
     seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
-    return replace(one, repeated=Errors.from_times(repeated, seconds), seen=seen)
+    return replace(errors, repeated=Errors.from_times(repeated, seconds), seen=seen)
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
@@ -203,7 +208,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
     """Write validation.json: how wrong an imported table's model is on held-out rows.
 
     ``same`` has the errors on rows of the table itself, predicted by a fit to other rows. ``other``
-    has those on collections of other frameworks, with the share that lies inside the range
+    has the errors on other frameworks' collections, with the share of rows inside the range
     ``software``, by which answers are widened. That range was learned from these collections, too;
     ``judge_model`` in tests/studies/shipping leaves them out.
     """

@@ -241,7 +241,7 @@ def test_a_fit_of_an_older_file_is_read_and_one_whose_interval_has_no_width_is_r
     again = Fit.from_json({**text, "min_spread": 0.0})
     assert again == Fit.from_json(text)
     assert (again.low, again.high) == (-0.1, 0.2)
-    with pytest.raises(ValueError, match="two ends"):
+    with pytest.raises(ValueError, match="the interval is empty"):
         Fit.from_json({**text, "low": 0.0, "high": 0.0})
 
 

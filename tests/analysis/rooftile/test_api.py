@@ -107,9 +107,10 @@ def test_convolutions_and_several_shapes() -> None:
     [
         ("64,64,64", "--gemm takes M,N,K,dtype"), ((64, 64, 64), "--gemm takes M,N,K,dtype"),
         ((64.5, 64, 64, "bf16"), "M in M,N,K,dtype"), ("1,2,3,4,5,6,7", "--conv takes"),
-        (64, "a shape is text"), ({"m": 8}, "a shape is text"), (None, "a shape is text"),
+        (64, "64 is not a shape"), ({"m": 8}, "{'m': 8} is not a shape"),
+        (None, "None is not a shape"),
         ([], "at least one shape"), ((), "at least one shape"),
-        ([None], "a shape is text"), (pd.DataFrame({"m": [1]}), "the DataFrame does not have"),
+        ([None], "None is not a shape"), (pd.DataFrame({"m": [1]}), "the DataFrame does not have"),
         (pd.DataFrame({"m": [1.5], "n": 1, "k": 1, "dtype": "bf16"}), "row 0 of the DataFrame"),
         (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no row"),
         (pd.DataFrame({"m": [1, None], "n": 1, "k": 1, "dtype": "bf16"}), "row 1 of the DataFrame"),
@@ -124,7 +125,8 @@ def test_what_is_no_shape_is_refused_in_a_sentence(shape: Any, words: str) -> No
     ("options", "words"),
     [
         ({"pad": 0.1, "choose": 0.1}, "not both"), ({"pad": "x"}, "--pad takes a share"),
-        ({"change": ""}, "--change takes names"), ({"fix": "m,"}, "--fix takes names"),
+        ({"change": ""}, "--change has an empty name"),
+        ({"fix": "m,"}, "--fix has an empty name"),
         ({"multiple": "8"}, "--multiple is '8'"), ({"machine": ["h200"]}, "give one machine"),
         ({"pad": 12.5}, "--pad takes a share"),
         ({"choose": -0.1}, "--choose takes a share"), ({"change": "q"}, "no size Q to change"),
