@@ -28,7 +28,8 @@ _HEADER = "m,n,k,dtype and optionally layout and batch"
 _MOST_OF_A_GEMM = 6  # fields in the text of a GEMM; a convolution has at least twice as many
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
-"""A problem as people write it: ``"8192,50257,768,bf16"``, the same as a tuple, or the object."""
+"""A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of these fields, or
+an object."""
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
@@ -110,9 +111,9 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
             return as_problems(list(frame[name]))
-    known = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
-    _check_header("the DataFrame", list(known.columns))
-    rows: Sequence[Mapping[str, Any]] = known.to_dict("records")
+    described = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
+    _check_header("the DataFrame", list(described.columns))
+    rows: Sequence[Mapping[str, Any]] = described.to_dict("records")
     problems = [
         _problem(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
         for index, row in zip(frame.index, rows, strict=True)

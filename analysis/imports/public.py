@@ -66,8 +66,8 @@ class PublicRows:
     def tiles(self) -> list[str]:
         """``rows x columns`` from the first kernel whose name has a tile; empty where none does."""
         tiles = ([read_name(name).tile_text() for name in names] for names in self.kernels)
-        first = (next((tile for tile in row if tile), "") for row in tiles)
-        return ["x".join(tile.split("x")[:2]) for tile in first]
+        first_tiles = (next((tile for tile in row if tile), "") for row in tiles)
+        return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
         """Return the rows that were computed by an algorithm, according to their kernels' names.
@@ -134,6 +134,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Raises:
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
+    # 1. Find the rows of the machine that can be read.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
@@ -148,6 +149,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             f"{path} has no readable row of {machine.slug}; its rows are of "
             f"{', '.join(sorted(set(slugs)))}."
         )
+    # 2. Choose the dtype: the given one, bf16, or the only one.
     chosen = dtype or ("bf16" if "bf16" in present else present[0] if len(present) == 1 else "")
     if chosen not in present:
         if not chosen:
@@ -155,6 +157,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
                 f"{path} has rows of several dtypes; give --dtype: {', '.join(present)}."
             )
         raise UserError(f"{path} has no row in {chosen}; {nearest(chosen, present)}")
+    # 3. Keep the rows in that dtype, and count those that are left out.
     of_dtype = dtypes == chosen
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & of_dtype)]
     return PublicRows(
@@ -212,8 +215,8 @@ def _read(path: Path, defaults: FileDefaults = _NOTHING) -> _FileRows:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
     except Exception as error:  # pandas and Arrow have many errors for an invalid table
-        first = (str(error).splitlines() or ["empty"])[0]
-        raise UserError(f"{path} is not a table that can be read ({first}).") from None
+        reason = (str(error).splitlines() or ["empty"])[0]
+        raise UserError(f"{path} is not a table that can be read ({reason}).") from None
     columns = {str(column).strip() for column in frame.columns}
     for needed, reader in _FORMATS:
         if needed <= columns:

@@ -154,7 +154,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
-    """Return the versions whose folders, next to a table's, contain only a pointer to it."""
+    """Return the versions that reuse a table: their folders, next to it, have a pointer to it."""
     pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
     wanted_pointer = {"table": _TABLE, "from_version": folder.name}
     reused = {version: document.get("reuse") for version, document in pointers.items()}
@@ -200,10 +200,10 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
 
 def _rank(table: PublicTable, group: Sequence[PublicTable]) -> tuple[Any, ...]:
     """Return the key by which the best table of a machine is the largest."""
-    enough = table.rows >= _ENOUGH * max(other.rows for other in group)
+    has_enough = table.rows >= _ENOUGH * max(candidate.rows for candidate in group)
     name = table.framework.lower()
     preference = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
-    return enough, table.complete, preference, version_numbers(table.version)
+    return has_enough, table.complete, preference, version_numbers(table.version)
 
 
 def version_numbers(text: str) -> tuple[int, ...]:

@@ -143,16 +143,16 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to some of the measured times, and judge them by the others."""
+        """Fit constants and trees to a random part of the calls, and judge them by the rest."""
         order = np.random.default_rng(0).permutation(len(seconds))
         count = min(_MOST_ROWS, round(_TRAINING * len(seconds)))
-        chosen, others = order[:count], order[count:]
-        known = shapes.where(chosen)
-        constants = fit_constants(known, seconds[chosen], kind, machine)
-        residual = np.log(seconds[chosen] / constants.seconds(known, kind, machine))
-        forest = grown(features(known, kind, machine), residual)
+        chosen, judged = order[:count], order[count:]
+        training_shapes = shapes.where(chosen)
+        constants = fit_constants(training_shapes, seconds[chosen], kind, machine)
+        residual = np.log(seconds[chosen] / constants.seconds(training_shapes, kind, machine))
+        forest = grown(features(training_shapes, kind, machine), residual)
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
-        return fit.judged(shapes.where(others), seconds[others], kind, machine)
+        return fit.judged(shapes.where(judged), seconds[judged], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
         """Return the same fit with the 90% interval of its errors on these calls."""

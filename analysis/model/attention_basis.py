@@ -71,7 +71,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework whose kernels are predicted.
+        """Return the framework to predict: the named one, or else the first one with fits.
 
         Raises:
             UserError: if the named framework was not measured on the machine.
@@ -176,10 +176,10 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     slug = machine.slug
     if slug not in shipped["machines"]:
         slug = nearest_measured(machine, list(shipped["machines"]))
-    known = slug == machine.slug
-    spreads = _spreads(shipped["software"]["constants"] if known else shipped["generation"])
+    is_shipped = slug == machine.slug
+    spreads = _spreads(shipped["software"]["constants"] if is_shipped else shipped["generation"])
     fits = fits_from_json(shipped["machines"][slug])
-    return AttentionBasis(machine, slug, fits, "shipped" if known else "generation", spreads)
+    return AttentionBasis(machine, slug, fits, "shipped" if is_shipped else "generation", spreads)
 
 
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:

@@ -185,11 +185,11 @@ def _complete(basis: Basis) -> Basis:
         operation, _, dtype = group.rpartition(" ")
         if dtype not in TWINS or operation.split()[0] in HAND_WRITTEN:
             continue
-        known = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
+        measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
         for target in (TWINS[dtype], *(["tf32"] if dtype == DTYPE else [])):
             name = f"{operation} {target}"
             if name not in fits and target in machine.peaks:
-                shared = shared_prior(known, machine, dtype, target)
+                shared = shared_prior(measured_prior, machine, dtype, target)
                 if shared is not None:
                     fits[name] = shared.fit
                     origins[name] = Origin(shared.kind, shared.source, shared.warm)

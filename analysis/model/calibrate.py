@@ -361,9 +361,11 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     # The paddings of a shape lie in a cube above it in log sizes, which a k-d tree finds. Comparing
     # all 35,700 shapes of a public table with one another would take 20 GB.
     half = math.log(1 + NEAR) / 2
-    near = KDTree(np.log(sizes)).query_ball_point(np.log(sizes) + half, half * 1.001, p=np.inf)
-    small = np.repeat(np.arange(len(sizes)), [len(where) for where in near])
-    large = np.concatenate([np.array(where, dtype=np.intp) for where in near])
+    candidates = KDTree(np.log(sizes)).query_ball_point(
+        np.log(sizes) + half, half * 1.001, p=np.inf
+    )
+    small = np.repeat(np.arange(len(sizes)), [len(where) for where in candidates])
+    large = np.concatenate([np.array(where, dtype=np.intp) for where in candidates])
     grown = sizes[large] / sizes[small]
     pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=1) & (grown > 1).any(axis=1)
     small, large = small[pads], large[pads]

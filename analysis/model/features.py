@@ -94,10 +94,12 @@ class Inputs:
         else:
             guess = self._fastest(self.shapes, constants)
         for name, shapes in self.winograd.items():
-            other = self._fastest(shapes, constants)
-            other = replace(other, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name)))
-            faster = (self.known == "") & (other.time < guess.time)
-            guess = guess.where(other, faster | (self.known == name))
+            transformed = self._fastest(shapes, constants)
+            transformed = replace(
+                transformed, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name))
+            )
+            faster = (self.known == "") & (transformed.time < guess.time)
+            guess = guess.where(transformed, faster | (self.known == name))
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
@@ -165,8 +167,8 @@ class Inputs:
             for c in self.problems
             if isinstance(c, Conv)
         ]
-        images, height, width, *rest = np.array(sizes, dtype=float).T
-        columns = [np.log2(column) for column in (images, height * width, *rest)]
+        images, height, width, *details = np.array(sizes, dtype=float).T
+        columns = [np.log2(column) for column in (images, height * width, *details)]
         algorithms = (self.shapes, *self.winograd.values())
         columns += [
             np.log(self._fastest(shapes, constants).time / guess.time) for shapes in algorithms

@@ -160,7 +160,7 @@ class Fit:
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
-        """Return True if problems of the same alignment, layout and batch were measured."""
+        """Return True if problems with this one's alignment, layout and batch were measured."""
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
         single = isinstance(problem, Gemm) and problem.batch == 1

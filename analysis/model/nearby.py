@@ -137,12 +137,12 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
 def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
     """Yield the collections of the machine, then those of at most three siblings."""
     siblings = [
-        other
-        for other in known_machines().values()
-        if other.generation == machine.generation and other.slug != machine.slug
+        candidate
+        for candidate in known_machines().values()
+        if candidate.generation == machine.generation and candidate.slug != machine.slug
     ]
-    known = (_read_machine(results, sibling, dtype) for sibling in siblings)
-    imported = itertools.islice(filter(None, known), _MOST_SIBLINGS)
+    by_sibling = (_read_machine(results, sibling, dtype) for sibling in siblings)
+    imported = itertools.islice(filter(None, by_sibling), _MOST_SIBLINGS)
     for collections in (_read_machine(results, machine, dtype), *imported):
         yield from collections
 

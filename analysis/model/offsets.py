@@ -191,7 +191,7 @@ class CollectionEstimates(NamedTuple):
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
     def take(self, where: NDArray[np.intp]) -> Self:
-        """Return the estimates of some of the cases."""
+        """Return the estimates of the cases at some positions."""
         return type(self)(*(part[where] for part in self))
 
     def regressors(self, own: Sequence[bool]) -> Array:
@@ -245,7 +245,7 @@ class Offsets:
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def at(self, inputs: Inputs) -> CollectionEstimates:
-        """Predict some cases by each collection."""
+        """Return the predictions of each collection for the cases."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def combined_offsets(self, estimates: CollectionEstimates) -> Array:
@@ -280,8 +280,8 @@ class Offsets:
     def to_json(self) -> dict[str, Any]:
         """Return the document for calibration.json."""
         return {
-            "weights": [list(each) for each in self.weights],
-            "collections": [one.to_json() for one in self.collections],
+            "weights": [list(weights) for weights in self.weights],
+            "collections": [collection.to_json() for collection in self.collections],
         }
 
     @classmethod
@@ -294,8 +294,8 @@ class Offsets:
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)
-        collections = tuple(CollectionTrees.from_json(one) for one in data["collections"])
-        weights = tuple(tuple(each) for each in data["weights"])
-        if not collections or [len(each) for each in weights] != [len(_KINDS)] * len(collections):
+        collections = tuple(CollectionTrees.from_json(entry) for entry in data["collections"])
+        weights = tuple(tuple(row) for row in data["weights"])
+        if not collections or [len(row) for row in weights] != [len(_KINDS)] * len(collections):
             raise ValueError("there is not one weight for each collection and kind of limit")
         return cls(collections, weights)

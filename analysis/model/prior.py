@@ -91,11 +91,11 @@ class Spread:
     misfit: float = 0.1
 
     def after(self, rows: int) -> float:
-        """Return the standard deviation of one shape's error once some rows corrected the scale."""
+        """Return the standard deviation of one shape's error after ``rows`` measurements."""
         return math.hypot(self.shape, 1 / math.sqrt(1 / self.scale**2 + rows / self.shape**2))
 
     def narrowing(self, rows: int) -> float:
-        """Return the factor, at most 1, by which some rows narrow the prior's interval."""
+        """Return the factor, at most 1, by which ``rows`` measurements narrow the interval."""
         return self.after(rows) / self.after(0)
 
     @classmethod
@@ -140,12 +140,12 @@ class Prior:
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
     def is_own(self, machine: Machine) -> list[bool]:
-        """Return for each collection whether it is of the machine itself."""
+        """Return a flag for each collection, True if it is of the machine itself."""
         return [collection.machine.slug == machine.slug for collection in self.collections]
 
     @property
     def weights(self) -> list[float]:
-        """Weight of each collection without own measurements."""
+        """Weight of each collection in an answer without own measurements."""
         share = 1 / max(len(self.leading), 1)
         return [share * (i in self.leading) for i in range(len(self.collections))]
 
@@ -170,7 +170,7 @@ def prior_from_tables(
         collections: the collections, the most trusted first.
         query: shapes over which the typical disagreement of the trees is taken.
     """
-    leading = leaders(machine, [one.machine for one in collections])
+    leading = leaders(machine, [collection.machine for collection in collections])
     prior = Prior(
         Fit(collections[0].constants_on(machine, dtype)),
         "public",
@@ -268,8 +268,8 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
         machine: the machine to predict.
         group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
     """
-    known = _measured_prior(machine, group) or _twin_prior(machine, group)
-    return known or _default(machine, group)
+    prior = _measured_prior(machine, group) or _twin_prior(machine, group)
+    return prior or _default(machine, group)
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
@@ -318,8 +318,8 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
         return None
-    known = _measured_prior(machine, f"{operation} {twin}")
-    return known and shared_prior(known, machine, twin, dtype)
+    twin_prior = _measured_prior(machine, f"{operation} {twin}")
+    return twin_prior and shared_prior(twin_prior, machine, twin, dtype)
 
 
 def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
@@ -394,16 +394,19 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
     if not reach or DTYPE not in machine.peaks:
         return None
     furthest = [max(factors) for factors in zip(*reach, strict=True)]
-    near = [
+    candidates = [
         candidate
         for candidate in map(known_machine, slugs)
         if candidate.generation == machine.generation
         and candidate.slug != machine.slug
         and all(
-            x <= most for x, most in zip(_log_factors(candidate, machine), furthest, strict=True)
+            x <= largest
+            for x, largest in zip(_log_factors(candidate, machine), furthest, strict=True)
         )
     ]
-    return min(near, key=lambda candidate: sum(_log_factors(candidate, machine)), default=None)
+    return min(
+        candidates, key=lambda candidate: sum(_log_factors(candidate, machine)), default=None
+    )
 
 
 def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Expected difference between the times of a table's framework and those of another framework.
+"""Expected difference in time between a table's framework and other frameworks.
 
 The difference on the machine itself is unknown until somebody measures it. But frameworks differ in
 much the same way on its siblings, the GPUs of its generation: in the cost of a launch and in the
@@ -53,7 +53,7 @@ class Shift:
     log_ratios: tuple[float, ...] = ()
 
     def applied(self, seconds: Array) -> Array:
-        """Return the seconds on another framework, given those that the table has or predicts."""
+        """Return the expected seconds on another framework, given seconds on the table's."""
         if not self.log_seconds:
             return seconds
         return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
@@ -69,8 +69,8 @@ class Shift:
         for low, high in itertools.pairwise(_EDGES_US):
             within = [[part.between(low, high) for part in parts] for parts in siblings]
             rows = [[part for part in parts if len(part.seconds)] for parts in within]
-            if known := [parts for parts in rows if parts]:
-                knots.append(_knot(known))
+            if informative := [parts for parts in rows if parts]:
+                knots.append(_knot(informative))
         return cls(*zip(*knots, strict=True)) if knots else cls()
 
     def to_json(self) -> dict[str, Any]:

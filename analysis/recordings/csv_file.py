@@ -213,9 +213,9 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
         castable = [
             cell for cell in different.to_pylist() if _casts(pa.array([cell], pa.string()), kind)
         ]
-        known = compute.is_in(text, value_set=pa.array(castable, pa.string()))
-        wrong = ~known.to_numpy(zero_copy_only=False)
-        text = compute.if_else(known, text, pa.scalar(None, pa.string()))
+        is_castable = compute.is_in(text, value_set=pa.array(castable, pa.string()))
+        wrong = ~is_castable.to_numpy(zero_copy_only=False)
+        text = compute.if_else(is_castable, text, pa.scalar(None, pa.string()))
     return text.cast(_ARROW_TYPES[kind]).to_pandas(), wrong
 
 

@@ -90,7 +90,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return for each row whether it has valid sizes and a time."""
+    """Return a mask of the rows that have valid sizes and a time."""
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     times = rows["time_us"].to_numpy(dtype=float, na_value=np.nan)
     valid: NDArray[np.bool_] = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)

@@ -1,10 +1,10 @@
-"""Intervals of a repetition: what a second run would find. They are wider than those of a median.
+"""Compute intervals of a repetition, which contain what a second run would find.
 
-The interval of a median holds the median over the run. A second run has noise of its own, as large
-as the first run's, and runs in another process, whose memory lies elsewhere. The difference of
-medians between processes was measured at the end of a run by timing some of its cases again
-(``repeats`` in run.json). Comparisons, advice and rules claim what will hold again, so they use the
-wider interval.
+They are wider than intervals of a median. The interval of a median holds the median over the run. A
+second run has noise of its own, as large as the first run's, and runs in another process, whose
+memory lies elsewhere. The difference of medians between processes was measured at the end of a run
+by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules claim
+what will hold again, so they use the wider interval.
 
 Ratios of cases of one run are not affected by changes of the machine during the run, which are
 nearly the same for all samples of a round. Advice therefore compares two cases by the rounds in
@@ -75,8 +75,8 @@ class MeasuredTime:
     @classmethod
     def single(cls, seconds: float, run: str = "") -> MeasuredTime:
         """Make a time without a recorded scatter, with the interval that such times have."""
-        apart = math.exp(SINGLE_HALF)
-        return cls(seconds, seconds / apart, seconds * apart, run=run)
+        factor = math.exp(SINGLE_HALF)
+        return cls(seconds, seconds / factor, seconds * factor, run=run)
 
     @property
     def width(self) -> float:

@@ -61,15 +61,15 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
         return
     schemas = frame["schema"].dropna()
     if (schemas != SCHEMA).mean() > MOST_DAMAGED:
-        other = schemas[schemas != SCHEMA].iloc[0]
+        other_schema = schemas[schemas != SCHEMA].iloc[0]
         raise UserError(
-            f"{path} has rows of schema {other}; this version reads {SCHEMA}. Measure again, or "
-            "read it with the version of Rooftile that wrote it."
+            f"{path} has rows of schema {other_schema}; this version reads {SCHEMA}. Measure "
+            "again, or read it with the version of Rooftile that wrote it."
         )
-    others = sorted(set(frame["run"].dropna()) - {run, ""})
+    other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
-            f"{path} has rows of other runs than its run.json ({', '.join(others)}), which "
+            f"{path} has rows of other runs than its run.json ({', '.join(other_runs)}), which "
             f"cannot be mixed. {_REMEDY}"
         )
 

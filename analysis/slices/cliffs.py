@@ -1,4 +1,4 @@
-"""Cliffs: neighbouring sizes of which one takes much more, or much less, time than the other."""
+"""Find cliffs: pairs of neighbouring sizes that take very different times."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     fixed = [name for name in DIMENSIONS if name != along]
     keys = [*fixed, *(name for name in _SAME if name in rows)]
     ordered = rows.sort_values([*keys, along, "time_us"]).drop_duplicates([*keys, along])
-    known = [name for name in ("steady_log", "steady_error") if name in rows]
-    after = ordered.groupby(keys, dropna=False, observed=True)[[along, "time_us", *known]].shift(-1)
+    steady_columns = [name for name in ("steady_log", "steady_error") if name in rows]
+    after = ordered.groupby(keys, dropna=False, observed=True)[
+        [along, "time_us", *steady_columns]
+    ].shift(-1)
     one_more = (after[along] == ordered[along] + 1) & (ordered[along] >= _SMALLEST)
-    near = one_more | (after[along] <= _NEAR * ordered[along])
-    apart = pd.Series(True, index=ordered.index)
-    if known:
+    are_near = one_more | (after[along] <= _NEAR * ordered[along])
+    certain = pd.Series(True, index=ordered.index)
+    if steady_columns:
         repetition = steady_ratio(after, ordered)
-        apart = (
+        certain = (
             (repetition["ratio_lo"] > 1)
             | (repetition["ratio_hi"] < 1)
             | repetition["ratio_lo"].isna()
@@ -48,9 +50,9 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
         after=after[along],
         after_us=after["time_us"],
         ratio=after["time_us"] / ordered["time_us"],
-        certain=apart,
+        certain=certain,
     )
-    return steps[near].astype({"after": int}).reset_index(drop=True)
+    return steps[are_near].astype({"after": int}).reset_index(drop=True)
 
 
 def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -74,12 +76,11 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
             times.reindex(pd.MultiIndex.from_frame(steps[[size, "n", "k", "dtype"]])).to_numpy()
             for size in ("m", "after")
         )
-        again = after / before
+        repeated_ratio = after / before
         with np.errstate(invalid="ignore"):
-            is_repeated = np.log(again) * np.sign(np.log(steps["ratio"])) >= _REPEATED * np.abs(
-                np.log(steps["ratio"])
-            )
-        repeats.append(steps.assign(again=again, by=name)[is_repeated.to_numpy()])
+            cliff = np.log(steps["ratio"])
+            is_repeated = np.log(repeated_ratio) * np.sign(cliff) >= _REPEATED * np.abs(cliff)
+        repeats.append(steps.assign(again=repeated_ratio, by=name)[is_repeated.to_numpy()])
     if not repeats:
         return steps.assign(again=np.nan, by="").head(0)
     combined = pd.concat(repeats)

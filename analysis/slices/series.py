@@ -93,7 +93,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return speeds relative to that of one row; relative to itself, that row has exactly 1."""
+    """Return the speed of each row relative to the base row's; the base row has exactly 1."""
     work = rows["flops"] / base["flops"]
     itself = rows.index == base.name
     return {

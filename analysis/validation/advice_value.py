@@ -201,11 +201,13 @@ def judge_measured(
     Raises:
         UserError: if no row has enough neighbours that were measured twice.
     """
+    # 1. Shuffle the rows that were measured twice.
     rows = _HeldOutRows(validation)
     measured = rows.times_in(again)
     shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops))
     measured_twice = [int(i) for i in shuffled if np.isfinite(measured[i])]
     values: dict[str, dict[int, list[float]]] = {}
+    # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
     for question, lower, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
         neighbourhoods = (
             (i, [j for j in rows.near(i, lower) if np.isfinite(measured[j])])
@@ -216,6 +218,7 @@ def judge_measured(
         if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
         results = values.setdefault(question, {count: [] for count in counts})
+        # 3. Measure the best guesses, and compare the fastest one with the truth.
         for i, members in drawn:
             work = rows.flops if question == "choose" else np.ones(len(rows.flops))
             guesses = sorted(
@@ -260,8 +263,8 @@ class _HeldOutRows:
 
     def times_in(self, source: PublicRows) -> Array:
         """Return the seconds of each row's problem in another table; NaN where it has none."""
-        known = dict(zip(source.problems, source.seconds, strict=True))
-        return np.array([known.get(problem, np.nan) for problem in self._problems])
+        seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
+        return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
     def near(self, i: int, less: float) -> list[int]:
         """Return the rows that differ from row i only in size, by ``less`` (a fraction) to 15%.

@@ -49,12 +49,12 @@ def baseline_errors(
 
 
 def _where_finite(seconds: Array, measured: Array) -> Errors:
-    known = np.isfinite(seconds)
-    return Errors.from_times(seconds[known], measured[known])
+    finite = np.isfinite(seconds)
+    return Errors.from_times(seconds[finite], measured[finite])
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return the seconds at the datasheet's peak, and those at its bandwidth."""
+    """Return the seconds of each row at the datasheet's peak, and at its bandwidth."""
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth

@@ -1,4 +1,4 @@
-"""Judge the model on held-out measurements, its own or those of public tables.
+"""Judge the model on held-out measurements, from our recordings or from public tables.
 
 Calibration rows are chosen without looking at any time, and everything reported is about other
 rows. Constants that were fitted on the machine under test are never used, not even as a start.
@@ -89,7 +89,7 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of predicted time ratios of neighbouring shapes, of which one pads the other.
+        """Errors of predicted time ratios over pairs in which one shape pads its neighbour.
 
         The keys are the number of pairs, and the ends of the 90% range of the errors of log ratios.
         """

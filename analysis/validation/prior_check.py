@@ -213,7 +213,7 @@ def _split(
 
 
 def _combine_folds(judged: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of the fifths of one source; the model is that of the first one."""
+    """Combine the validations of all fifths of a source; the model is from the first of them."""
     counts = np.cumsum([0, *(len(fold.tested) for fold in judged)])
     parts = []
     for fold, begin in zip(judged, counts, strict=False):

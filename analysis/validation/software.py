@@ -58,7 +58,8 @@ class CollectionErrors:
         pair_errors: errors of the time ratios of neighbouring shapes that promise a gain (see
             :func:`analysis.model.calibrate.pair_errors`).
         groups: kind of each shape.
-        repeated: errors of the table's own time of the same shape, if it has one.
+        repeated: errors of the imported table's measured times, taken as predictions; None if the
+            collection is not compared with an imported table.
         seen: log ratios and spreads of predictions by the model that answers, which was fitted to
             all shapes.
         origin: the machine whose constants predict; empty if it is the collection's own.
@@ -99,7 +100,7 @@ class CollectionErrors:
         return software.low * self.spreads * below, software.high * self.spreads * above
 
     def inside(self, interval: ErrorRange) -> NDArray[np.bool_]:
-        """Return for each row whether it lies inside its interval."""
+        """Return a mask of the rows that lie inside their interval."""
         low, high = self.ends(interval)
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
@@ -145,8 +146,8 @@ def other_collections(
     Args:
         folder: recording of the imported table. Each of its predictions is by a fit that had seen
             neither that shape nor another collection.
-        table: the table that it was made from.
-        tables: all tables there are.
+        table: the imported table itself.
+        tables: all public tables, of any machine.
         shift: expected difference of other frameworks.
     """
     predictions = _held_back(folder).join(median_times(table), on=_SIZES)
@@ -213,14 +214,16 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
     ``judge_model`` in tests/studies/shipping leaves them out.
     """
     software = software_of(table.slug)
-    others = other_collections(folder, table, tables, shift_of(table.slug))
+    collection_errors = other_collections(folder, table, tables, shift_of(table.slug))
     factors = factors_of_prior("public", known_machine(table.slug).generation)
     fit = json.loads((folder / "calibration.json").read_bytes())["groups"][GROUP]
     document = {
         "source": table.source,
         "software": software.to_json(),
         "same": {name: fit[name] for name in ("rows", "median", "mean", "p95")},
-        "other": [judged_row(one, ErrorRange(software, factors)) for one in others],
+        "other": [
+            judged_row(errors, ErrorRange(software, factors)) for errors in collection_errors
+        ],
     }
     write_json(folder / VALIDATION, document)
 

@@ -1,4 +1,4 @@
-"""Text of a validation: errors next to those of baselines, by regime and by shape."""
+"""Format a validation as text: errors of the model and of baselines, by limit and by shape."""
 
 from __future__ import annotations
 
