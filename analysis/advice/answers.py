@@ -41,9 +41,9 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     # Sizes may grow by the allowance. For a choose query they may also shrink by it.
     factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
     measured = measurements_near(basis, problems, factor)
-    found = []
+    answers = []
     for problem in problems:
         advice = advise(problem, basis.model, measured, basis.library(problem), question)
         origin = basis.kind_and_source(problem, measured=advice.evidence != PREDICTED)
-        found.append(Answer(advice, *origin))
-    return found
+        answers.append(Answer(advice, *origin))
+    return answers

@@ -1,4 +1,4 @@
-"""Answer queries about single calls of attention."""
+"""Answer queries about single attention calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_attention(text: str) -> Attention:
     after S that are known.
 
     Raises:
-        UserError: if it is not of that form.
+        UserError: if the text does not have this form.
     """
     *sizes, dtype, mask = [*text.split(","), *([] if text.count(",") == 6 else [CAUSAL])]
     if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
@@ -43,21 +43,21 @@ def parse_attention(text: str) -> Attention:
 
 
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
-    """Return the answer to a query, with the names that a GEMM's answer has.
+    """Return the answer to an attention query, with the same keys as a GEMM's answer.
 
     Raises:
-        UserError: if attention was not measured on such a machine, or not in that dtype.
+        UserError: if attention in this dtype was not measured on any similar machine.
     """
     machine = basis.model.machine
-    known = find_attention(machine, work.dtype, basis.folder)
-    if known is None:
+    attention_basis = find_attention(machine, work.dtype, basis.folder)
+    if attention_basis is None:
         raise UserError(
-            f"attention in {work.dtype} was not measured on anything like {machine.slug}; it is "
-            "known in bf16 and fp16 on GPUs."
+            f"attention in {work.dtype} was not measured on any machine like {machine.slug}; ask "
+            "for bf16 or fp16 on a GPU."
         )
     if framework is not None:
         check_option("--attention-kernel", framework, FRAMEWORKS)
-    time = known.predict(work, framework)
+    time = attention_basis.predict(work, framework)
     rate = work.flops / time.seconds
     limits = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
     return {
@@ -70,8 +70,8 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
         "limit": time.limit,
         "peak_share": rate / peak_of(machine),
         "evidence": "predicted",
-        "basis": known.kind,
-        "source": known.source(framework),
+        "basis": attention_basis.kind,
+        "source": attention_basis.source(framework),
         "explanation": (
             f"limited by {limits[time.limit]}, {rate / peak_of(machine):.0%} of the peak"
         ),

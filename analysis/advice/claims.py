@@ -1,8 +1,8 @@
 """Expected gains that stay valid when only large gains are shown.
 
-A report shows only those of many measured gains that look large, so the errors of the shown gains
-are biased. On simulated machines, intervals that hold 95% of all gains hold only 89–93% of those
-shown (results/accuracy/claims.txt). This module therefore computes the expectation and the interval
+A report shows only the measured gains that look large, so the errors of the shown gains are biased.
+On simulated machines, intervals that contain 95% of all gains contain only 89–93% of the shown ones
+(results/accuracy/claims.txt). This module therefore computes the expectation and the interval
 of a gain from its measurement *and* from the distribution of gains on the machine. Such a statement
 holds under any selection that is based on the measurements (Dawid, "Selection paradoxes of Bayesian
 inference", 1994).
@@ -78,28 +78,30 @@ def from_processes(
         return []
     # 1. The squared error of each pair's mean, as the scatter of its blocks gives it. A few
     # blocks say little about their own scatter, so it is averaged with the typical pair's.
-    means = [[float(np.mean(_middle(blocks))) for blocks in pair] for pair in pairs]
+    means = [[float(np.mean(_trimmed(blocks))) for blocks in pair] for pair in pairs]
     counts = np.array([len(pair) for pair in pairs])
     scatter = np.array([np.mean([_squared_error(b) for b in p]) for p in pairs]) / counts
     scatter = (scatter + np.median(scatter)) / 2
     # 2. The same squared error from how far the means of the processes lie apart. It contains
     # the error that the samples of a process share.
-    apart = np.array([np.var(of, ddof=1) / len(of) for of in means])
-    # 3. The shared part as the runs found it; a ratio has the errors of two log times. It counts
-    # as ``weight`` further pairs.
-    known = 2 * np.square(between) / counts
+    mean_scatter = np.array([np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means])
+    # 3. The shared error according to the runs; a ratio has the errors of two log times. This
+    # estimate counts as ``weight`` further pairs.
+    run_error = 2 * np.square(between) / counts
     weight = float(np.mean(cases))
-    # 4. Pool both estimates of the shared part over all pairs, and add it to each pair's scatter.
-    more = (np.sum(apart - scatter) + weight * np.mean(known)) / (len(pairs) + weight)
+    # 4. Pool both estimates of the shared error over all pairs, and add it to each pair's scatter.
+    shared_error = (np.sum(mean_scatter - scatter) + weight * np.mean(run_error)) / (
+        len(pairs) + weight
+    )
     degrees = min(len(pairs) + weight, _DEGREES)
-    errors = np.sqrt(scatter + max(more, 0.0))
+    errors = np.sqrt(scatter + max(shared_error, 0.0))
     return [
-        MeasuredRatio(float(np.mean(of)), float(error), degrees)
-        for of, error in zip(means, errors, strict=True)
+        MeasuredRatio(float(np.mean(pair_means)), float(error), degrees)
+        for pair_means, error in zip(means, errors, strict=True)
     ]
 
 
-def _middle(blocks: Sequence[float]) -> Sequence[float]:
+def _trimmed(blocks: Sequence[float]) -> Sequence[float]:
     """Return the blocks without the smallest and the largest."""
     return sorted(blocks)[_CUT : len(blocks) - _CUT]
 
@@ -109,20 +111,20 @@ def _squared_error(blocks: Sequence[float]) -> float:
 
     The formula is that of Yuen, "The two-sample trimmed t for unequal population variances" (1974).
     """
-    n, middle = len(blocks), _middle(blocks)
+    n, middle = len(blocks), _trimmed(blocks)
     winsorized = np.clip(blocks, middle[0], middle[-1])
     return max(float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n), _LEAST_ERROR**2)
 
 
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
-    """Return the expected value of each measured ratio, all of which come from one machine."""
+    """Return the expected value of each measured ratio. All ratios come from one machine."""
     if not measured:
         return []
     # 1. The likelihood of each measurement (rows) at each true log ratio of the grid (columns).
-    grid, shapes = _shapes()
+    grid, parts = _grid_and_parts()
     likelihood = np.array([_likelihood(m, grid) for m in measured])
     # 2. The distribution of true log ratios on this machine, fitted to all measurements.
-    prior = _fitted(likelihood @ shapes.T) @ shapes
+    prior = _fit_shares(likelihood @ parts.T) @ parts
     # 3. The distribution of each true log ratio, given its measurement.
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
@@ -145,10 +147,10 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
     return np.asarray((1 + squares / measured.degrees) ** (-(measured.degrees + 1) / 2))
 
 
-def _fitted(densities: NDArray[np.float64]) -> NDArray[np.float64]:
+def _fit_shares(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the shares of the mixture's parts that make the measurements most likely.
 
-    They are found by expectation–maximisation, starting from equal shares.
+    The fit is by expectation–maximisation, starting from equal shares.
 
     Args:
         densities: density of each measurement (rows) under each part (columns).
@@ -156,18 +158,18 @@ def _fitted(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     parts = densities.shape[1]
     shares = np.full(parts, 1 / parts)
     for _ in range(_STEPS):
-        belongs = densities * shares
-        belongs /= np.maximum(belongs.sum(axis=1, keepdims=True), 1e-300)
-        counts = belongs.sum(axis=0) + _PSEUDO
-        renewed = counts / counts.sum()
-        if np.abs(renewed - shares).max() < 1e-5:
+        membership = densities * shares
+        membership /= np.maximum(membership.sum(axis=1, keepdims=True), 1e-300)
+        counts = membership.sum(axis=0) + _PSEUDO
+        new_shares = counts / counts.sum()
+        if np.abs(new_shares - shares).max() < 1e-5:
             break
-        shares = renewed
+        shares = new_shares
     return shares
 
 
 @functools.cache
-def _shapes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _grid_and_parts() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a grid of log ratios, finer near 0, and the probabilities of each part on the grid.
 
     The probabilities have one row per part and one column per grid point.

@@ -34,49 +34,55 @@ class AdviceFinding:
         return sum(a.gain.value for a in self.advice)
 
     def text(self) -> str:
-        """Return ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``"""
+        """Format as ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``"""
         best = self.best
         gains = sorted(a.gain.value for a in self.advice)
-        ends = f"{gains[0]:.0%} to {gains[-1]:.0%}" if len(gains) > 1 else f"{gains[0]:.0%}"
+        gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}" if len(gains) > 1 else f"{gains[0]:.0%}"
         count = f"{len(gains)} shapes, such as" if len(gains) > 1 else ""
         per_flop = " per FLOP" if best.question == "choose" else ""
-        more = max(a.extra_flops for a in self.advice)
-        cost = f" for up to {more:.1%} more FLOPs" if more >= 5e-4 and not per_flop else ""
+        extra_flops = max(a.extra_flops for a in self.advice)
+        cost = (
+            f" for up to {extra_flops:.1%} more FLOPs"
+            if extra_flops >= 5e-4 and not per_flop
+            else ""
+        )
         example = " ".join(
             filter(None, [count, str(best.problem), f"with {best.change or best.implementation}"])
         )
-        return f"**{best.verdict}**, {self._what()}; {ends}{per_flop}{cost} ({example})."
+        return f"**{best.verdict}**, {self._action()}; {gain_range}{per_flop}{cost} ({example})."
 
-    def _what(self) -> str:
+    def _action(self) -> str:
         best = self.best
         if not best.changed:
             return f"{best.problem.dtype}: use {best.implementation} instead"
         dims = _dimensions(best)
         names = " and ".join(name.upper() for name in dims)
         step = self._step()
-        one = len(dims) == 1
+        single = len(dims) == 1
         if _cause(best) == "alignment":
             unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            what = f"make {'it' if one else 'them'} a multiple of {unit}; misalignment costs time"
+            action = (
+                f"make {'it' if single else 'them'} a multiple of {unit}; misalignment costs time"
+            )
         elif step is not None and step >= _CLEAR_STEP:
-            what = f"make {'it' if one else 'them'} a multiple of {step}"
+            action = f"make {'it' if single else 'them'} a multiple of {step}"
         else:
-            what = f"{'another size' if one else 'other sizes'} nearby"
-        return f"{best.problem.dtype}, {names}: {what}"
+            action = f"{'another size' if single else 'other sizes'} nearby"
+        return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all changed sizes, else None."""
+        """Return the largest of :data:`_STEPS` that divides all changed sizes; None if none."""
         sizes = [getattr(a.instead, name) for a in self.advice for name in a.changed]
         common = math.gcd(*sizes)
         return next((step for step in _STEPS if common % step == 0), None)
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """Group the advice that changes something; the surest groups come first, then the largest."""
+    """Group the advice to change a shape; groups are sorted by verdict, then by total gain."""
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
-            who = answer.implementation if not answer.changed else ""
+            implementation = answer.implementation if not answer.changed else ""
             key = (
                 answer.verdict,
                 answer.question,
@@ -84,7 +90,7 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
                 answer.problem.dtype,
                 _dimensions(answer),
                 _cause(answer),
-                who,
+                implementation,
             )
             groups[key].append(answer)
     grouped = [AdviceFinding(tuple(members)) for members in groups.values()]
@@ -92,16 +98,19 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Return at most ten findings as a Markdown list, and a line about the shapes to leave."""
-    found = findings(advice)
-    lines = [f"- {finding.text()}" for finding in found[:MAX_FINDINGS]]
-    if len(found) > MAX_FINDINGS:
-        lines.append(f"- {len(found) - MAX_FINDINGS} more findings are in the rows below.")
-    left = [answer for answer in advice if answer.verdict == LEAVE_IT]
-    asked = f"{len(left)} of {len(advice)} queries"
-    reasons = Counter(answer.reason for answer in left).most_common(4)
-    told = "; ".join(f"{count}: {reason}" for reason, count in reasons)
-    lines.append(f"- **leave it** is the answer for {asked}" + (f" ({told})." if told else "."))
+    """Return a Markdown list of at most ten findings, and a line about the shapes to leave."""
+    groups = findings(advice)
+    lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
+    if len(groups) > MAX_FINDINGS:
+        lines.append(f"- {len(groups) - MAX_FINDINGS} more findings are in the rows below.")
+    unchanged = [answer for answer in advice if answer.verdict == LEAVE_IT]
+    query_count = f"{len(unchanged)} of {len(advice)} queries"
+    reasons = Counter(answer.reason for answer in unchanged).most_common(4)
+    reason_text = "; ".join(f"{count}: {reason}" for reason, count in reasons)
+    lines.append(
+        f"- **leave it** is the answer for {query_count}"
+        + (f" ({reason_text})." if reason_text else ".")
+    )
     return lines
 
 

@@ -75,40 +75,40 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
         size(analysis.table),
         accuracy(analysis),
     )
-    found = [headline for headline in facts if headline is not None]
-    return [*found, *changes(advice)][:_MOST]
+    measured = [headline for headline in facts if headline is not None]
+    return [*measured, *changes(advice)][:_MOST]
 
 
 def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype and its share of the ceiling.
 
-    Only cases count that the roofline draws, so that its title says the same.
-    The numbers of the headline are those of the fastest dtype.
+    Only the cases that the roofline plot draws count, so that its title says the same. The numbers
+    of the headline belong to the fastest dtype.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
         return None
     parts = []
     for gemm in fastest:
-        ends = [rate(gemm.lo), rate(gemm.hi)]
-        about = "" if math.isnan(gemm.lo) else f" ({_ends(ends)})"
-        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{about}, {gemm.share:.0%} of the ceiling")
+        bounds = [rate(gemm.lo), rate(gemm.hi)]
+        interval = "" if math.isnan(gemm.lo) else f" ({_interval_text(bounds)})"
+        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the ceiling")
     best = max((gemm.tflops, gemm.lo, gemm.hi, gemm.cases) for gemm in fastest)
     raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
-    more = "".join(
+    ceiling_notes = "".join(
         (
-            f" The {dtype} ceiling was raised from {rate(of['from'] / 1e12)}: "
-            f"{of['case']} was faster than the measured ceiling in two processes."
+            f" The {dtype} ceiling was raised from {rate(change['from'] / 1e12)}: "
+            f"{change['case']} was faster than the measured ceiling in two processes."
         )
-        for dtype, of in raised.items()
+        for dtype, change in raised.items()
     )
-    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{more}", *best)
+    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{ceiling_notes}", *best)
 
 
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the ceiling.
 
-    ``cases`` is the number of cases that it is the fastest of.
+    ``cases`` is the number of cases that it was compared with, including itself.
     """
 
     dtype: str
@@ -120,10 +120,10 @@ class FastestGemm(NamedTuple):
 
 
 def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
-    """Return the fastest GEMM of each dtype of which enough cases were measured."""
+    """Return the fastest GEMM of each dtype that has enough measured cases."""
     drawn = bursts(analysis.table, analysis.recording.cache)
     gemms = drawn[drawn["op"] == "gemm"]
-    found = []
+    fastest = []
     for dtype, rows in gemms.groupby("dtype", sort=False):
         if len(rows) < _LEAST:
             continue
@@ -132,8 +132,8 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
         # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, row["tflops"] / ceiling)
         lo, hi = (row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us"))
-        found.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
-    return found
+        fastest.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
+    return fastest
 
 
 def steady(analysis: Analysis) -> Headline | None:
@@ -141,14 +141,14 @@ def steady(analysis: Analysis) -> Headline | None:
 
     If several GPUs were measured, the one with the median share is reported.
     """
-    held = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
-    if not held:
+    entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
+    if not entries:
         return None
-    entry = held[len(held) // 2]
+    entry = entries[len(entries) // 2]
     value = float(entry["share"])
     lo = math.nan if entry["lo"] is None else float(entry["lo"])
     hi = math.nan if entry["hi"] is None else float(entry["hi"])
-    about = "" if math.isnan(lo) else f" ({_percent(lo, hi)})"
+    interval = "" if math.isnan(lo) else f" ({_percent_interval(lo, hi)})"
     sensors = [
         text.format(entry[name])
         for name, text in (
@@ -158,52 +158,52 @@ def steady(analysis: Analysis) -> Headline | None:
         )
         if entry[name]
     ]
-    told = f" ({', '.join(sensors)})" if sensors else ""
+    readings = f" ({', '.join(sensors)})" if sensors else ""
     return Headline(
         "steady",
         f"Sustained runs of {entry['problem']} settle at {rate(entry['tflops'])}, "
-        f"{value:.0%}{about} of burst speed{told}. Times are burst times unless their mode is "
-        "sustained.",
+        f"{value:.0%}{interval} of burst speed{readings}. Times are burst times unless their mode "
+        "is sustained.",
         value,
         lo,
         hi,
-        len(held),
+        len(entries),
     )
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not a multiple of eight, and which multiple is enough.
 
-    Dimensions are reported separately if each has enough sizes. The numbers of the headline are
-    those of the slowest dimension.
+    Dimensions are reported separately if each has enough sizes. The numbers of the headline belong
+    to the slowest dimension.
     """
     rows = alignment_series(table)
     if rows.empty:
         return None
-    odd = rows[rows["offset"] % _WIDE != 0]
-    groups = {along.upper(): group for along, group in odd.groupby("along")}
+    misaligned = rows[rows["offset"] % _WIDE != 0]
+    groups = {along.upper(): group for along, group in misaligned.groupby("along")}
     if min(map(len, groups.values()), default=0) < _LEAST:
-        groups = {"": odd}
-    if len(odd) < _LEAST:
+        groups = {"": misaligned}
+    if len(misaligned) < _LEAST:
         return None
     means = {name: _mean_ratio(group) for name, group in groups.items()}
-    told = [
-        f"{value:.0%} ({_percent(lo, hi)})" + (f" along {name}" if name else "")
+    texts = [
+        f"{value:.0%} ({_percent_interval(lo, hi)})" + (f" along {name}" if name else "")
         for name, (value, lo, hi) in means.items()
     ]
     worst = min(means, key=lambda name: means[name][0])
     affected = rows[rows["along"] == worst.lower()] if worst else rows
     return Headline(
         "alignment",
-        f"Sizes that are not a multiple of {_WIDE} run at {', '.join(told)} of the speed of the "
-        f"nearest round size; {_enough(affected)}.",
+        f"Sizes that are not a multiple of {_WIDE} run at {', '.join(texts)} of the speed of the "
+        f"nearest round size; {_sufficient_multiple(affected)}.",
         *means[worst],
         len(groups[worst]),
     )
 
 
-def _enough(rows: pd.DataFrame) -> str:
-    """Name the smallest multiple whose sizes are as fast as multiples of 16.
+def _sufficient_multiple(rows: pd.DataFrame) -> str:
+    """Say from which multiple on sizes are about as fast as multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -241,7 +241,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the smallest square GEMM that is nearly at its best speed, for each dtype."""
     rows = square_series(table)
-    parts, found = [], []
+    parts, figures = [], []
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
@@ -250,15 +250,15 @@ def size(table: pd.DataFrame) -> Headline | None:
         value = fast_from(group, "tflops") or largest
         lo = fast_from(group, "tflops_hi") or largest
         hi = fast_from(group, "tflops_lo") or largest
-        about = f" ({lo}–{hi})" if lo != hi else ""
-        parts.append(f"from {value} on in {dtype}{about}")
-        found.append((value, lo, hi, len(group)))
+        interval = f" ({lo}–{hi})" if lo != hi else ""
+        parts.append(f"from {value} on in {dtype}{interval}")
+        figures.append((value, lo, hi, len(group)))
     if not parts:
         return None
     return Headline(
         "size",
         f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(parts)}.",
-        *found[0],
+        *figures[0],
     )
 
 
@@ -269,15 +269,15 @@ def accuracy(analysis: Analysis) -> Headline | None:
     if len(errors) < _LEAST or interval is None:
         return None
     canary = analysis.recording.run.get("canary")
-    steady = ""
+    drift = ""
     if canary and canary.get("certain"):
-        steady = f"; the machine drifted by {canary['drift']:+.1%} during the run"
+        drift = f"; the machine drifted by {canary['drift']:+.1%} during the run"
     value = float(errors.median())
     return Headline(
         "accuracy",
         f"Predictions of {len(errors):,} held-out cases: median error {value:.1%} "
         f"({100 * interval[0]:.1f}–{interval[1]:.1%}), 95th percentile {errors.quantile(0.95):.0%}"
-        f"{steady}.",
+        f"{drift}.",
         value,
         *interval,
         len(errors),
@@ -286,34 +286,34 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
     """Report the best change of each kind, by verdict, evidence and the lower end of the gain."""
-    kinds = [max(group.advice, key=_promise) for group in findings(advice)]
-    found = []
-    for best in sorted(kinds, key=_promise, reverse=True)[:_CHANGES]:
-        what = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
+    kinds = [max(group.advice, key=_sort_key) for group in findings(advice)]
+    lines = []
+    for best in sorted(kinds, key=_sort_key, reverse=True)[:_CHANGES]:
+        action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain
-        found.append(
+        lines.append(
             Headline(
                 "change",
-                f"{_sureness(best)}: {best.problem} {what} gains "
-                f"{gain.value:.0%}{per_flop} ({_percent(gain.lo, gain.hi)}).",
+                f"{_sureness(best)}: {best.problem} {action} gains "
+                f"{gain.value:.0%}{per_flop} ({_percent_interval(gain.lo, gain.hi)}).",
                 gain.value,
                 gain.lo,
                 gain.hi,
                 1,
             )
         )
-    return found
+    return lines
 
 
 def _sureness(answer: Advice) -> str:
-    """Return ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
+    """Format the verdict, as ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"
 
 
-def _promise(answer: Advice) -> tuple[int, int, float]:
+def _sort_key(answer: Advice) -> tuple[int, int, float]:
     """Return a sort key: the verdict, its evidence, and the lower end of the gain."""
     sure, evidence = VERDICTS.index(answer.verdict), EVIDENCE.index(answer.evidence)
     return -sure, -evidence, answer.gain.lo
@@ -335,8 +335,8 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95% interval.
 
-    The interval combines the scatter of the ratios, by Student's distribution, with their own
-    uncertainty.
+    The interval combines the scatter of the ratios, by Student's distribution, with the uncertainty
+    of each ratio.
 
     Args:
         rows: table with the column ``name`` and the ends of its intervals, ``<name>_lo`` and
@@ -352,13 +352,13 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def _ends(texts: Sequence[str]) -> str:
+def _interval_text(texts: Sequence[str]) -> str:
     """Format an interval with its unit written once, such as ``86.1–87.9 GFLOP/s``."""
     first, _, unit = texts[0].partition(" ")
     return f"{first}–{texts[1]}" if texts[1].endswith(unit) else f"{texts[0]}–{texts[1]}"
 
 
-def _percent(lo: float, hi: float) -> str:
+def _percent_interval(lo: float, hi: float) -> str:
     """Format an interval of shares, such as ``86–91%``, or ``-2% to 4%`` if it begins below 0."""
     low, high = round(100 * lo), round(100 * hi)
     return f"{low}% to {high}%" if low < 0 else f"{low}–{high}%"

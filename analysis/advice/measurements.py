@@ -1,4 +1,4 @@
-"""Look up measured times by problem, and by the problems near it."""
+"""Look up the measured times of problems, and measured problems near another one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from analysis.recordings.repetition import (
 from kernels.problem import Problem
 from sweeps.cases.case import Way
 
-_MANY = 64  # shapes: with more, one pass over the table for each of them takes too long
+_MANY = 64  # shapes; for more, one pass over the table per shape takes too long
 
 KINDS = ("pad", "choose")
 """Kinds of queries: ``pad`` needs at least the given sizes, ``choose`` may pick among sizes near
@@ -35,7 +35,7 @@ Ratio = tuple[float, float, float]
 
 
 class Measurements:
-    """Times measured in bursts, looked up by problem and by the problems near it."""
+    """Times measured in bursts, to look up by problem, and measured problems near another one."""
 
     def __init__(
         self,
@@ -44,21 +44,21 @@ class Measurements:
         pairs: Sequence[Pair] = (),
         again: Mapping[Way, Sequence[MeasuredTime]] | None = None,
     ) -> None:
-        """Store what was measured, and evaluate the confirmed pairs.
+        """Store the measured times, and evaluate the confirmed pairs.
 
         Args:
             times: for each problem, the time of every implementation that computed it.
             warm: True if operands came from the cache where they fit it.
             pairs: pairs of ways that were re-timed together.
-            again: times of ways that were measured in several places (run, worker and GPU);
-                ``times`` has only one of them. Only times of one place are compared.
+            again: all times of each way that was measured in several places (run, worker and
+                GPU); ``times`` has only one of them. Only times from the same place are compared.
         """
         self._again = again or {}
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
         self._other_ways: dict[Way, list[tuple[str, Ratio]]] = {}
         for kind in KINDS if pairs else ():
-            for (before, after), ratio in _claims(pairs, kind).items():
+            for (before, after), ratio in _expected_ratios(pairs, kind).items():
                 if before[1] == after[1]:
                     self._confirmed[kind, before[0], after[0]] = ratio
                 elif kind == "pad":
@@ -101,15 +101,16 @@ class Measurements:
     def other_ways(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with a vendor library.
 
-        Each comes with the time of the vendor library over its own.
+        Each comes with the ratio of the vendor library's time to its own time.
         """
         return self._other_ways.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the measured time of ``problem`` over that of ``option``, with its interval.
 
-        The interval is that of a repetition. Each time is that of the fastest implementation among
-        those that computed both problems. None if no interval is known.
+        The interval is where the ratio of a repetition would lie. Each problem has the time of its
+        fastest implementation, among those that computed both problems. None if no interval is
+        known.
         """
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
@@ -126,16 +127,24 @@ class Measurements:
         both = self.times_of(problem).keys() & self.times_of(option).keys()
         if not both:
             return None
-        one = min((self.times_of(problem)[n] for n in both), key=_seconds)
-        other = min((self.times_of(option)[n] for n in both), key=_seconds)
-        single = math.isnan(one.lo) and math.isnan(other.lo)
-        return one.time / other.time if single and one.run == other.run else None
+        before = min((self.times_of(problem)[n] for n in both), key=_seconds)
+        after = min((self.times_of(option)[n] for n in both), key=_seconds)
+        single = math.isnan(before.lo) and math.isnan(after.lo)
+        return before.time / after.time if single and before.run == after.run else None
 
     def _compared(self, before: Way, after: Way) -> Ratio | None:
-        """Return the ratio of two ways from the place that knows both best; None if none does."""
-        ones = self._again.get(before) or [self.times_of(before[0])[before[1]]]
-        others = self._again.get(after) or [self.times_of(after[0])[after[1]]]
-        pairs = [(one, other) for one in ones for other in others if one.run == other.run]
+        """Return the ratio of two ways from the place with the narrowest intervals.
+
+        None if no place measured both.
+        """
+        before_times = self._again.get(before) or [self.times_of(before[0])[before[1]]]
+        after_times = self._again.get(after) or [self.times_of(after[0])[after[1]]]
+        pairs = [
+            (first, second)
+            for first in before_times
+            for second in after_times
+            if first.run == second.run
+        ]
         best = min(pairs, key=lambda p: p[0].width + p[1].width, default=None)
         return repeated_ratio(*best) if best else None
 
@@ -162,25 +171,25 @@ def _seconds(time: MeasuredTime) -> float:
     return time.time
 
 
-def _claims(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
+def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
     """Return the expected time ratio of each pair that answers one kind of query.
 
     For ``choose``, gains are in work per second and every pair counts. For ``pad``, the second
     problem has to contain the first.
     """
-    fitting = [p for p in pairs if kind == "choose" or _contains(p.after[0], p.before[0])]
-    works = [p.after[0].flops / p.before[0].flops if kind == "choose" else 1.0 for p in fitting]
+    relevant = [p for p in pairs if kind == "choose" or _contains(p.after[0], p.before[0])]
+    works = [p.after[0].flops / p.before[0].flops if kind == "choose" else 1.0 for p in relevant]
     gains = from_processes(
         [
             [[x + math.log(work) for x in blocks] for blocks in p.log_ratios]
-            for p, work in zip(fitting, works, strict=True)
+            for p, work in zip(relevant, works, strict=True)
         ],
-        [p.between for p in fitting],
-        [p.cases for p in fitting],
+        [p.between for p in relevant],
+        [p.cases for p in relevant],
     )
     return {
         (p.before, p.after): (e.ratio / work, e.lo / work, e.hi / work)
-        for p, work, e in zip(fitting, works, expect(gains), strict=True)
+        for p, work, e in zip(relevant, works, expect(gains), strict=True)
     }
 
 
@@ -194,9 +203,9 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows whose GEMM is, in each size, within a factor of a problem's GEMM.
 
-    A query about one shape needs few of a table's rows, and making problems of all rows takes
-    longer than the answer. For many shapes all rows are returned, unless ``many`` says that the
-    table is far longer.
+    A query about one shape needs few of a table's rows, and creating a problem for every row takes
+    longer than answering the query. For many shapes, all rows are returned, unless ``many`` says
+    that there are far more rows than shapes.
     """
     if len(problems) > _MANY and not many:
         return rows
@@ -216,8 +225,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     or memory) as in most of the recording's cases.
 
     A time from a user's own file gets the interval of a single time. A time from a public table
-    gets none: whoever asks may run another framework or version, which :mod:`analysis.model.fit`
-    accounts for.
+    gets none, because the user may run another framework or version. :mod:`analysis.model.fit`
+    accounts for that.
     """
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
     times_s = (
@@ -239,15 +248,15 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         *times_s,
     )
     for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
-        apart = between.get(run, 0.0), of_cases.get(run, 0.0)
+        deviation = between.get(run, 0.0), of_cases.get(run, 0.0)
         if math.isnan(lo) and recording.public and not recording.is_public_table:
             time = MeasuredTime.single(seconds, place)
         else:
-            time = MeasuredTime(seconds, lo, hi, taken, *apart, place)
+            time = MeasuredTime(seconds, lo, hi, taken, *deviation, place)
         again.setdefault((problem, name), []).append(time)
-        known = times.setdefault(problem, {})
+        problem_times = times.setdefault(problem, {})
         # If two sweeps measured the same problem, the time with the narrower interval counts.
-        if name not in known or time.width < known[name].width:
-            known[name] = time
-    several = {way: found for way, found in again.items() if len(found) > 1}
+        if name not in problem_times or time.width < problem_times[name].width:
+            problem_times[name] = time
+    several = {way: way_times for way, way_times in again.items() if len(way_times) > 1}
     return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), several)

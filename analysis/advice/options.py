@@ -53,7 +53,7 @@ class Question:
     def holds(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance, too.
 
-        Two sizes that each use the whole allowance would otherwise use it twice.
+        Otherwise, two sizes that each grow by the allowance would let the FLOPs grow by twice it.
         """
         more = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= more <= self.allowance + _ROUNDED
@@ -70,7 +70,7 @@ class Question:
 def question_of(
     pad: str | float | None, choose: str | float | None, wishes: SizeConstraints
 ) -> Question:
-    """Return the query for at most one of two allowances; the default is to pad by an eighth.
+    """Return the query for at most one of two allowances; by default, pad by up to an eighth.
 
     Raises:
         UserError: if both allowances are given, or one is not a share.
@@ -84,7 +84,7 @@ def question_of(
 
 
 MOST = 10.0
-"""Largest allowance. A dimension with a handful of rows may well become several times as large."""
+"""Largest allowance. A dimension of only a few rows may well become several times as large."""
 
 
 Options = tuple[list[Problem], pd.DataFrame]
@@ -106,41 +106,42 @@ def options_of(
 def options_of_each(
     problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
 ) -> list[Options]:
-    """Return the options of each of many problems, which are mapped to their libraries.
+    """Return the options of many problems, given as a mapping from problems to vendor libraries.
 
-    All options are predicted together, because predicting one problem after another takes longer.
+    Options of all problems are predicted together, which is faster than one problem at a time.
     """
     libraries = list(problems.values())
 
-    def predicted(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
-        names = [name for name, some in zip(libraries, lists, strict=True) for _ in some]
+    def predict(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
+        names = [name for name, options in zip(libraries, lists, strict=True) for _ in options]
         query = Query.with_implementations(
-            [option for some in lists for option in some], names, measured.warm
+            [option for options in lists for option in options], names, measured.warm
         )
         frame = model.predict(query).frame() if names else pd.DataFrame()
         ends = itertools.accumulate(map(len, lists), initial=0)
         return [frame.iloc[i:j].reset_index(drop=True) for i, j in itertools.pairwise(ends)]
 
     first = [_first_options(problem, model, measured, question) for problem in problems]
-    frames = predicted([options for options, _ in first])
-    # Three dimensions with fifteen values each would make thousands of combinations.
-    more = [
-        [] if whole else _combinations_of_best(options, frame, question)
-        for (options, whole), frame in zip(first, frames, strict=True)
+    frames = predict([options for options, _ in first])
+    # Combine sizes only after a first prediction, and only the best sizes of each dimension: three
+    # dimensions with fifteen values each would make thousands of combinations.
+    combinations = [
+        [] if complete else _combinations_of_best(options, frame, question)
+        for (options, complete), frame in zip(first, frames, strict=True)
     ]
-    found: list[Options] = []
-    for (options, _), frame, rest, of_rest in zip(
-        first, frames, more, predicted(more), strict=True
+    results: list[Options] = []
+    for (options, _), frame, combined, combined_frame in zip(
+        first, frames, combinations, predict(combinations), strict=True
     ):
-        both = pd.concat([frame, of_rest], ignore_index=True) if rest else frame
-        found.append(([*options, *rest], both))
-    return found
+        full = pd.concat([frame, combined_frame], ignore_index=True) if combined else frame
+        results.append(([*options, *combined], full))
+    return results
 
 
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return all options if there are few, else those that change one size.
+    """Return all options if there are few, else only those that change a single size.
 
     The second value is True if these are all options.
     """
@@ -168,7 +169,7 @@ def _first_options(
 def _combinations_of_best(
     singles: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
-    """Return the combinations of the best sizes of each dimension that are not yet options.
+    """Combine the best sizes of each dimension; return the combinations that are not yet options.
 
     Args:
         singles: the problem itself, followed by the options that change only one size or that were
@@ -179,7 +180,7 @@ def _combinations_of_best(
     problem, time = singles[0], dict(zip(singles, frame["time_us"], strict=True))
 
     def best(d: str) -> set[int]:
-        """Return the problem's size in a dimension, and the best sizes if only that changes."""
+        """Return a dimension's size, and its best sizes if no other dimension changes."""
         fixed = {o: getattr(o, d) for o in singles if set(changed(problem, o)) <= {d}}
         order = sorted(fixed, key=lambda o: time[o] / question.work(problem, o))
         return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}

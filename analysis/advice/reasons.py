@@ -17,7 +17,7 @@ _OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and 
 
 
 def change_text(problem: Problem, option: Problem) -> str:
-    """Return ``N 50257 → 50304``; empty if no size changes."""
+    """Format the sizes that change, such as ``N 50257 → 50304``; empty if none does."""
     return ", ".join(
         f"{d.upper()} {getattr(problem, d)} → {getattr(option, d)}"
         for d in changed(problem, option)
@@ -38,31 +38,33 @@ def why(
     """Attribute the percentage points of a gain to the causes that the model knows.
 
     The logarithm of the gain is a sum, in which the model knows the parts of tiles, waves and
-    bytes. The rest is attributed to alignment if that improves, or to another kernel of the vendor
-    library if its tile or split differs. Parts that reduce the gain are named, too, so that the
-    points add up to it.
+    bytes. The remainder is attributed to alignment if that improves, or to another kernel of the
+    vendor library if its tile or split of K differs. Parts that reduce the gain are named, too, so
+    that the points add up to the gain.
 
     Args:
         problem: the original problem.
         option: the problem with other sizes.
         before: the model's prediction of the problem.
         after: the model's prediction of the option.
-        gain: gain of the change as a fraction: in time or, to choose, per FLOP.
+        gain: gain of the change as a fraction: in time or, for a choose query, per FLOP.
         choose: True if the gain is per FLOP.
         assumed: True if the gain depends on an assumed price of misalignment.
         measured: True if the gain is measured, not predicted.
         kind: kind of the machine. A CPU has threads where a GPU has waves of tiles.
     """
+    # 1. The parts that the model knows, and the name of what remains.
     total = math.log1p(gain)
-    more = math.log(option.flops / problem.flops)
-    parts = _known_parts(before, after, more, choose, kind)
-    rest = total - sum(parts.values())
-    if rest > 0 and problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
-        parts[_alignment(problem, option, assumed)] = rest
+    log_work = math.log(option.flops / problem.flops)
+    parts = _known_parts(before, after, log_work, choose, kind)
+    remainder = total - sum(parts.values())
+    if remainder > 0 and problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
+        parts[_alignment_cause(problem, option, assumed)] = remainder
     elif kind == "gpu" and _kernel(before) != _kernel(after):
-        parts[_other_kernel(before, after)] = rest
+        parts[_kernel_cause(before, after)] = remainder
     else:
-        parts["a cause that the model does not cover" if measured else _SIMILAR] = rest
+        parts["a cause that the model does not cover" if measured else _SIMILAR] = remainder
+    # 2. Convert the parts to percentage points, and name only the large ones.
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
     least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
     causes = {name: value for name, value in points.items() if value >= least}
@@ -77,37 +79,38 @@ def why(
 
 
 def _known_parts(
-    before: Mapping[str, Any], after: Mapping[str, Any], more: float, choose: bool, kind: str
+    before: Mapping[str, Any], after: Mapping[str, Any], log_work: float, choose: bool, kind: str
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains.
 
-    ``more`` is the logarithm of the option's FLOPs over the problem's. Where arithmetic is the
+    ``log_work`` is the logarithm of the option's FLOPs over the problem's. Where arithmetic is the
     limit, more FLOPs take more time. Where memory is the limit, only the bytes take time; if the
     gain is per FLOP (``choose``), more FLOPs for the same bytes add to it.
     """
     if before["limit"] == "memory" and after["limit"] == "memory":
-        fewer = math.log(before["bytes"] / after["bytes"]) + (more if choose else 0.0)
-        name = "fewer bytes" if fewer >= 0 else "more bytes"
-        return {f"{name} per FLOP" if choose else name: fewer}
+        log_bytes = math.log(before["bytes"] / after["bytes"]) + (log_work if choose else 0.0)
+        name = "fewer bytes" if log_bytes >= 0 else "more bytes"
+        return {f"{name} per FLOP" if choose else name: log_bytes}
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
     # Padding within a tile fills the tile and takes no time, so FLOPs are not a separate part.
-    filled = math.log(after["tile_efficiency"] / before["tile_efficiency"])
-    area = filled if choose else filled - more
+    tile_gain = math.log(after["tile_efficiency"] / before["tile_efficiency"])
+    area = tile_gain if choose else tile_gain - log_work
     shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
-    tiles = f"{_full(filled)} tiles ({shares[0]} → {shares[1]} of their area)"
-    if area < 0 <= filled:
-        tiles = f"{math.expm1(more):.1%} more FLOPs"
-    tail = math.log(after["tail_efficiency"] / before["tail_efficiency"])
+    tiles = f"{_fullness(tile_gain)} tiles ({shares[0]} → {shares[1]} of their area)"
+    if area < 0 <= tile_gain:
+        tiles = f"{math.expm1(log_work):.1%} more FLOPs"
+    wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
     counts = f"{before['waves']} → {after['waves']}"
-    slots = f"{_full(tail)} waves ({counts})"
+    slots = f"{_fullness(wave_gain)} waves ({counts})"
     if kind == "cpu":
-        how = "more" if tail >= 0 else "less"
-        slots = f"{how} evenly loaded threads ({counts} tiles each)"
-    return {tiles: area, slots: tail}
+        degree = "more" if wave_gain >= 0 else "less"
+        slots = f"{degree} evenly loaded threads ({counts} tiles each)"
+    return {tiles: area, slots: wave_gain}
 
 
-def _full(log_ratio: float) -> str:
+def _fullness(log_ratio: float) -> str:
+    """Return the word for tiles or waves whose efficiency changes by a log ratio."""
     return "fuller" if log_ratio >= 0 else "emptier"
 
 
@@ -116,7 +119,7 @@ def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
     return str(row["tile"]), int(row["split"])
 
 
-def _other_kernel(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     (tile, split), (other_tile, other_split) = _kernel(before), _kernel(after)
     changes = [f"{tile} → {other_tile}"] if tile != other_tile else []
     if split != other_split:
@@ -124,12 +127,12 @@ def _other_kernel(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"another kernel ({', '.join(changes)})"
 
 
-def _alignment(problem: Problem, option: Problem, assumed: bool) -> str:
+def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-    odd = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
-    price = ", an assumed price: no such sizes were measured" if assumed else ""
-    verb = "is not a multiple" if len(odd) == 1 else "are not multiples"
-    return f"alignment ({' and '.join(odd)} {verb} of {unit}{price})"
+    misaligned = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
+    caveat = ", an assumed price: no such sizes were measured" if assumed else ""
+    verb = "is not a multiple" if len(misaligned) == 1 else "are not multiples"
+    return f"alignment ({' and '.join(misaligned)} {verb} of {unit}{caveat})"
 
 
 def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:

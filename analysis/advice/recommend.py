@@ -1,7 +1,7 @@
 """Advise on the sizes of a GEMM or the channels of a convolution, or to leave them.
 
 There are two kinds of queries. *pad*: "I need at least this; which slightly larger one takes less
-time?" *choose*: "I may pick within ±15%; which one computes most per second?"
+time?" *choose*: "I may pick within ±15%; which size computes most per second?"
 
 A gain comes from the best evidence that exists: samples of the pair that were taken after the
 choice, else the measured times of both shapes, else the model's prediction. The error of a
@@ -115,9 +115,9 @@ class Advice:
             **problem_columns(self.problem),
             **{f"new_{d}": getattr(self.instead, d) for d in dimensions(self.instead)},
         }
-        rest = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
+        other_fields = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
         sureness = {"probability": self.probability, "expected_gain": self.expected_gain}
-        return {**shapes, "change": self.change, "roles": self.roles, **rest, **sureness}
+        return {**shapes, "change": self.change, "roles": self.roles, **other_fields, **sureness}
 
 
 def advise(
@@ -132,7 +132,7 @@ def advise(
     Args:
         problem: the original problem.
         model: the model of the machine.
-        measured: what was measured on the machine.
+        measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query; padding by at most 12.5% if None.
 
@@ -146,25 +146,27 @@ def advise(
 
 
 def _advise_among(
-    found: Options, model: Model, measured: Measurements, library: str, question: Question
+    candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """Advise as :func:`advise` does, among given options of which the first is the problem."""
+    """Advise as :func:`advise` does, but among given options; the first one is the problem."""
     # 1. Choose the best other size. Position 0 is the problem itself.
-    options, frame = found
+    options, frame = candidates
     problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_choice(choices)
     option, choice = options[best], choices[best]
     # 2. Another implementation of the same shape may be better than any other size.
-    other = _otherwise(problem, measured, library, question)
-    if other is not None and (not best or _rank(other.verdict, other.gain, 0.0) > choice.rank):
-        return other
+    alternative = _other_implementation(problem, measured, library, question)
+    if alternative is not None and (
+        not best or _rank(alternative.verdict, alternative.gain, 0.0) > choice.rank
+    ):
+        return alternative
     # 3. Explain the change, or why there is none.
     if best:
         assumed = choice.evidence == PREDICTED and assumes_alignment(problem, option, fit)
         rows = frame.iloc[0], frame.iloc[best]
-        known_gain = choice.evidence != PREDICTED
+        is_measured = choice.evidence != PREDICTED
         reason = why(
             problem,
             option,
@@ -172,7 +174,7 @@ def _advise_among(
             choice.gain.value,
             question.choose,
             assumed,
-            known_gain,
+            is_measured,
             model.machine.kind,
         )
     else:
@@ -180,19 +182,20 @@ def _advise_among(
             c.evidence == PREDICTED and net(c.gain, c.extra_flops) >= _CLEAR for c in choices[1:]
         ) and not any(c.evidence == CONFIRMED for c in choices)
         reason = why_not(frame.iloc[0], question, risky)
-    # 4. Report the gain. The evidence for leaving a problem is measured if any option was.
-    known = choice.gain if best and choice.evidence != PREDICTED else None
-    none = Gain(0.0, 0.0, 0.0)
-    any_known = any(c.evidence != PREDICTED for c in choices[1:])
+    # 4. Report the gain. The evidence for leaving a problem is ``measured`` if any option was
+    # measured.
+    measured_gain = choice.gain if best and choice.evidence != PREDICTED else None
+    no_gain = Gain(0.0, 0.0, 0.0)
+    any_measured = any(c.evidence != PREDICTED for c in choices[1:])
     return Advice(
         problem=problem,
         instead=option,
         question=question.kind,
         verdict=choice.verdict if best else LEAVE_IT,
-        evidence=choice.evidence if best else MEASURED if any_known else PREDICTED,
+        evidence=choice.evidence if best else MEASURED if any_measured else PREDICTED,
         implementation=measured.winner(option, library),
-        **_columns("predicted", choice.predicted if best else none),
-        **_columns("measured", known),
+        **_columns("predicted", choice.predicted if best else no_gain),
+        **_columns("measured", measured_gain),
         extra_flops=option.flops / problem.flops - 1,
         extra_bytes=option.bytes / problem.bytes - 1,
         reason=reason,
@@ -205,11 +208,12 @@ _CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
+    """Return a gain and its interval as fields of :class:`Advice`; None if there is no gain."""
     value, lo, hi = gain or (None, None, None)
     return {f"{name}_gain": value, f"{name}_lo": lo, f"{name}_hi": hi}
 
 
-def _otherwise(
+def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
     """Return the advice to use another implementation; None if none is faster."""
@@ -240,8 +244,8 @@ def _otherwise(
 def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
     """Return a sort key of answers: the verdict, then the gain after costs.
 
-    The gain is taken halfway to the lower end of its interval, so that of two equal gains the surer
-    one is better.
+    The gain is taken halfway to the lower end of its interval, so that the more certain of two
+    equal gains ranks higher.
     """
     middle = gain._replace(value=(gain.value + gain.lo) / 2)
     return -VERDICTS.index(what_to_do), net(middle, extra_flops)
@@ -282,7 +286,7 @@ def weigh(
         options: the problem, then other sizes of it.
         frame: the model's prediction of each option.
         fit: errors of such predictions.
-        measured: what was measured of the options.
+        measured: measurements of the options.
         question: the query.
     """
     seconds = frame["time_us"].to_numpy()
@@ -306,18 +310,18 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the problem's measured time over the option's, with its 95% interval.
 
-    The interval is that of a repetition. If both times come from a public table, the interval is
-    for another framework or version, whose times differ from the table's even where the model has
-    nothing to predict. None if the two were not measured in the same place.
+    The interval is where the ratio of a repetition would lie. If both times come from a public
+    table, the interval is for another framework or version. Its times differ from the table's even
+    where the model predicts no difference. None if the two were not measured in the same place.
     """
-    known = measured.ratio(problem, option)
-    if known is not None:
-        return known
-    plain = measured.plain_ratio(problem, option)
-    if plain is None:
+    repeated = measured.ratio(problem, option)
+    if repeated is not None:
+        return repeated
+    from_table = measured.plain_ratio(problem, option)
+    if from_table is None:
         return None
     low, high = _error(problem, option, fit, (max(fit.beside, SOFTWARE_ERROR),) * 2)
-    return plain, plain * math.exp(_TO_95 * low), plain * math.exp(_TO_95 * high)
+    return from_table, from_table * math.exp(_TO_95 * low), from_table * math.exp(_TO_95 * high)
 
 
 def best_choice(choices: Sequence[Choice]) -> int:
@@ -333,15 +337,15 @@ def best_choice(choices: Sequence[Choice]) -> int:
 
 
 def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
-    """Return True if a gain rests on better alignment whose value no calibrated row has shown."""
+    """Return True if a gain rests on better alignment, and no calibration row shows its value."""
     return fit.aligned_only and option.alignment > problem.alignment
 
 
 def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
-    """Return the 90% range of a log ratio's error if it rests on an assumed misalignment price.
+    """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be zero or twice the assumed one. The other errors are those of two shapes
-    that are as well known as the aligned one.
+    The true price may be zero or twice the assumed one. All other errors are as large as if both
+    shapes were as well known as the aligned one.
     """
     low, high = fit.ratio_range(True, (spread, spread))
     price = max(log_ratio, 0.0)
@@ -398,17 +402,17 @@ def predicted_ratio(
 def advise_all(
     problems: Mapping[Problem, str], model: Model, measured: Measurements, question: Question
 ) -> list[Advice]:
-    """Return advice on each of many problems, which are mapped to their libraries.
+    """Return advice on many problems, given as a mapping from problems to vendor libraries.
 
     Changes to make come first, and among them the largest gains.
     """
     answers = []
     for start in range(0, len(problems), _TOGETHER):
-        some = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
-        found = options_of_each(some, model, measured, question)
+        batch = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
+        options_of_batch = options_of_each(batch, model, measured, question)
         answers += [
             _advise_among(options, model, measured, name, question)
-            for options, name in zip(found, some.values(), strict=True)
+            for options, name in zip(options_of_batch, batch.values(), strict=True)
         ]
     return sorted(
         answers, key=lambda a: (VERDICTS.index(a.verdict), -a.gain.value, a.problem.spec())

@@ -1,4 +1,4 @@
-"""Generate sizes near a problem's that advice may name, and say what each size stands for."""
+"""Generate the sizes near a problem that advice may name; say what each dimension stands for."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kernels.problem import Gemm, Problem
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
 _LARGE_STEPS = {64, 128}  # their next multiple counts even if the size is a multiple itself
 _OF_SMALL = 4  # a size below 16 may be a multiple of this: images have three channels
-_OF_VOCABULARY = (512, 1024)  # processes that share a vocabulary each want whole tiles
+_OF_VOCABULARY = (512, 1024)  # each process that shares a vocabulary needs whole tiles
 _WINDOW_SIZES = 6  # sizes spread over a window, in addition to the nearest multiples
 _EVERY = 16  # widest window in which every size is tried, if any size may be named
-_MIN_VOCABULARY = 30_000  # output features from which on they are taken for a vocabulary
+_MIN_VOCABULARY = 30_000  # output features; this many or more are taken for a vocabulary
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SizeConstraints:
         )
 
     def fits(self, size: int) -> bool:
-        """Return True if a size may be named."""
+        """Return True if a changed size may have this value."""
         step = 1 if self.any_size else _OF_SMALL if size < 2 * _MULTIPLES[0] else _MULTIPLES[0]
         return size % step == 0 and size % self.multiple == 0
 
@@ -91,12 +91,12 @@ def changed(problem: Problem, option: Problem) -> list[str]:
 
 
 def dimensions(problem: Problem) -> tuple[str, ...]:
-    """Return the dimensions that may change: M, N and K, or a convolution's channels."""
+    """Return the dimensions that advice may change: m, n and k, or a convolution's channels."""
     return ("m", "n", "k") if isinstance(problem, Gemm) else ("c", "kout")
 
 
 def sizes_of(problem: Problem) -> list[int]:
-    """Return the sizes of a problem in those dimensions."""
+    """Return the sizes of a problem in the order of :func:`dimensions`."""
     return [getattr(problem, name) for name in dimensions(problem)]
 
 
@@ -107,7 +107,7 @@ def kind_of(problem: Problem) -> Any:
 
 
 class SizeIndex:
-    """Index of problems that finds those of nearby sizes which differ in nothing else."""
+    """Index of problems that finds those with nearby sizes and no other difference."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""
@@ -125,11 +125,11 @@ class SizeIndex:
         The window reaches from ``less`` to ``more``, both as fractions of a size that are added to
         it. A negative fraction allows smaller sizes.
         """
-        nothing = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
-        where, sizes = self._kinds.get(kind_of(problem), nothing)
+        empty = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
+        positions, sizes = self._kinds.get(kind_of(problem), empty)
         center = np.array(sizes_of(problem))
         inside = (sizes >= center * (1 + less)) & (sizes <= center * (1 + more))
-        return where[inside.all(axis=1)]
+        return positions[inside.all(axis=1)]
 
 
 def sizes_near(
@@ -148,8 +148,8 @@ def sizes_near(
         problem: the problem whose sizes change.
         allowance: how much larger a size may become, as a fraction; to choose, also how much
             smaller.
-        choose: True if smaller sizes count.
-        tiles: edges of the vendor library's tiles, whose multiples count, too.
+        choose: True if smaller sizes may be named, too.
+        tiles: edges of the vendor library's tiles; multiples of them may be named, too.
         wishes: constraints on the sizes.
     """
     sizes = {}
@@ -192,7 +192,7 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
     """Yield the problem with other sizes.
 
-    Sizes that it cannot have are skipped: groups have to divide channels.
+    Sizes that the problem cannot have are skipped, such as channels that groups do not divide.
     """
     for values in sizes:
         try:

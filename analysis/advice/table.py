@@ -65,46 +65,48 @@ def build_table(analysis: Analysis) -> list[Advice]:
         return []
     if recording.is_public_table:
         model = for_any_framework(model)
-    by_any = _measured(recording)
-    problems = _asked(recording, by_any)
+    measured = _measured(recording)
+    problems = _problems_to_answer(recording, measured)
     return [
-        answer for question in QUESTIONS for answer in advise_all(problems, model, by_any, question)
+        answer
+        for question in QUESTIONS
+        for answer in advise_all(problems, model, measured, question)
     ]
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return what may be measured for the table.
+    """Return the trials that may be measured for the table.
 
-    A trial has at most ``count`` of the model's best guesses for one problem and one query.
+    Each trial has at most ``count`` of the model's best guesses for one problem and one query.
     """
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
-    asked = _asked(recording, measured)
+    problems = _problems_to_answer(recording, measured)
     trials = [
         trial_among(*options, model, measured, library, question, count)
         for question in QUESTIONS
         for library, options in zip(
-            asked.values(), options_of_each(asked, model, measured, question), strict=True
+            problems.values(), options_of_each(problems, model, measured, question), strict=True
         )
     ]
     return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
 
 
 def _measured(recording: Recording) -> Measurements:
-    """Return the times that answers may rest on; from a very long table, only the relevant ones.
+    """Return the times that answers may rest on.
 
-    These are the times near the problems that the table is about.
+    From a very long recording, only times near the problems that the table answers are read.
     """
     rows = recording.products
     if len(rows) > MOST_ROWS:
         pairs = confirmed_pairs(recording)
-        anew = [problem for pair in pairs for problem, _ in (pair.before, pair.after)]
-        rows = rows_near(rows, [*problems_of(_drawn(recording)), *anew], _REACH, many=True)
+        retimed = [problem for pair in pairs for problem, _ in (pair.before, pair.after)]
+        rows = rows_near(rows, [*problems_of(_sample_rows(recording)), *retimed], _REACH, many=True)
     return read_measurements(rows, recording)
 
 
-def _drawn(recording: Recording) -> pd.DataFrame:
-    """Return one row for each of a sample of problems that a vendor library computed."""
+def _sample_rows(recording: Recording) -> pd.DataFrame:
+    """Draw a sample of the problems that a vendor library computed; return one row for each."""
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     order = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
     return shapes.iloc[np.sort(order)]
@@ -113,7 +115,7 @@ def _drawn(recording: Recording) -> pd.DataFrame:
 def _library_problems(recording: Recording) -> dict[Problem, str]:
     """Return every problem that the sweeps measured with a vendor library, mapped to that library.
 
-    Problems that were measured only because advice on another one asked for them are left out.
+    Problems that were measured only to confirm advice on another problem are left out.
     """
     measured = read_measurements(_table_rows(recording), recording)
     return {problem: next(iter(measured.times_of(problem))) for problem in measured.problems}
@@ -124,23 +126,23 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
     return rows[rows["sweep"] != CONFIRM]
 
 
-def _asked(recording: Recording, measured: Measurements) -> dict[Problem, str]:
-    """Return the problems that the table is about, mapped to their libraries.
+def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
+    """Return the problems that the table answers, mapped to their vendor libraries.
 
-    If there are many, these are the problems that were re-timed and a sample of the others. The
-    sample is always the same and does not depend on any measured time.
+    If there are many, only re-timed problems and a sample of the others are answered. The sample
+    is always the same and does not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
-        rows = _drawn(recording)
-        looked_at = dict(zip(problems_of(rows), rows["implementation"], strict=True))
-        return looked_at | {p: next(iter(measured.times_of(p))) for p in measured.timed_anew}
+        rows = _sample_rows(recording)
+        sampled = dict(zip(problems_of(rows), rows["implementation"], strict=True))
+        return sampled | {p: next(iter(measured.times_of(p))) for p in measured.timed_anew}
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
         return problems
     order = np.random.default_rng(0).permutation(len(problems))[:_DRAWN]
     drawn = set(order.tolist())
-    anew = measured.timed_anew
-    return {p: name for i, (p, name) in enumerate(problems.items()) if i in drawn or p in anew}
+    retimed = measured.timed_anew
+    return {p: name for i, (p, name) in enumerate(problems.items()) if i in drawn or p in retimed}
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
@@ -151,7 +153,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Return what to change, what it gains, what it costs and why; the rest is only counted."""
+    """Format the changes worth making as Markdown; shapes to leave are only counted."""
     lines = [
         f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
         "",
@@ -163,22 +165,26 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     if analysis.recording.unusable:
         return "\n".join([*lines, "These times do not support any advice.", "", *steady])
     lines += [*findings_lines(advice), "", _LEGEND, ""]
-    known = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
+    shape_count = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
-        drawn = f"of {known:,} measured, drawn at random, " if len(answers) < known > _MOST else ""
+        sample = (
+            f"of {shape_count:,} measured, drawn at random, "
+            if len(answers) < shape_count > _MOST
+            else ""
+        )
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"{len(answers)} shapes {drawn}were checked within {question.allowance:.1%} of each "
+            f"{len(answers)} shapes {sample}were checked within {question.allowance:.1%} of each "
             f"dimension and of the FLOPs: {count[DO_IT]} to do, {count[LIKELY]} likely, "
             f"{count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):
             changes = [a for a in answers if a.verdict != LEAVE_IT and a.problem.op == op]
-            lines += _folded(_listed(changes), len(changes))
+            lines += _folded(_markdown_table(changes), len(changes))
     return "\n".join([*lines, *steady])
 
 
@@ -191,14 +197,14 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return rows in a block that the reader can open."""
+    """Return rows in a block that the reader can expand; empty if there are none."""
     if not rows:
         return []
     return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
 
 
-def _listed(changes: Sequence[Advice]) -> list[str]:
-    """Return the table of the best answers; empty if there are none."""
+def _markdown_table(changes: Sequence[Advice]) -> list[str]:
+    """Format the best answers as a Markdown table; empty if there are none."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"

@@ -1,4 +1,4 @@
-"""Return the times of problems on a machine: measured if they were measured, else predicted."""
+"""Look up the times of problems on a machine, or predict those that were not measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return what a machine measured of problems, and of shapes within a factor of them.
+    """Return a machine's measurements of problems and of sizes within a factor of theirs.
 
     Raises:
         UserError: if the recording cannot be read.
@@ -35,15 +35,15 @@ def measurements_near(
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
     recording = load_runs(basis.folder)
-    # Only a few of a million rows are near, so all further work is done on those.
+    # Only a few of a million rows are near, so all further work is done only on them.
     near = replace(recording, rows=rows_near(recording.rows, problems, factor))
     measured = read_measurements(near.products, recording)
     measured.warm = basis.warm
     return measured
 
 
-def _also(problem: Problem, basis: Basis) -> str:
-    """Return further remarks: what an fp8 time contains, and that the memory is too small."""
+def _remarks(problem: Problem, basis: Basis) -> str:
+    """Return remarks to add to an explanation: on fp8 times, and on memory that is too small."""
     memory, gigabytes = basis.model.machine.memory_bytes, problem.bytes / 1e9
     text = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes <= memory:
@@ -54,20 +54,20 @@ def _also(problem: Problem, basis: Basis) -> str:
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """Return one row per problem, as documented for ``predict --json``.
 
-    If this very problem was measured, ``time_us`` is the measured time of the vendor library, and
-    ``evidence`` says so. Its interval is then that of a second run. Times of public tables have no
-    such interval; theirs is that of a prediction, around the time that :mod:`analysis.model.shift`
-    expects under another framework or version.
+    If this exact problem was measured, ``time_us`` is the vendor library's measured time, and
+    ``evidence`` is ``measured``. The interval is then where the time of a second run would lie. A
+    time from a public table has the interval of a prediction instead, around the time that
+    :mod:`analysis.model.shift` expects under another framework or version.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]
     frame = basis.model.predict(basis.query(problems)).frame()
     rows = []
     for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
-        known = measured.times_of(problem).get(library)
+        measured_time = measured.times_of(problem).get(library)
         fit = basis.model.fit(group_of(library, problem))
-        time = _predicted(row) if known is None else _measured(known, row, fit)
-        kind, source = basis.kind_and_source(problem, measured=known is not None)
+        time = _predicted_time(row) if measured_time is None else _measured(measured_time, row, fit)
+        kind, source = basis.kind_and_source(problem, measured=measured_time is not None)
         rows.append(
             {
                 "problem": problem.spec(),
@@ -78,8 +78,8 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
                 **{name: row[name] for name in _PREDICTED},
                 "lo_us": time.lo * 1e6,
                 "hi_us": time.hi * 1e6,
-                "explanation": explain(row, basis.model.machine.kind) + _also(problem, basis),
-                "evidence": "predicted" if known is None else "measured",
+                "explanation": explain(row, basis.model.machine.kind) + _remarks(problem, basis),
+                "evidence": "predicted" if measured_time is None else "measured",
                 "basis": kind,
                 "source": source,
             }
@@ -87,13 +87,13 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     return rows
 
 
-def _predicted(row: Mapping[str, Any]) -> MeasuredTime:
+def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
     """Return a prediction's time and interval in the form of a measurement."""
     return MeasuredTime(*(row[f"{name}_us"] * 1e-6 for name in ("time", "lo", "hi")))
 
 
 def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """Return a measured time with the interval of a repetition, else of a prediction."""
+    """Return a measured time with the interval of a repetition or, without one, a prediction."""
     if not math.isnan(known.lo):
         return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])

@@ -53,12 +53,12 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the best guesses for a problem.
 
-    None if nothing might gain, or if everything is known.
+    None if no change may gain, or if the gains are already confirmed.
 
     Args:
         problem: the original problem.
         model: the model of the machine.
-        measured: what was measured on the machine.
+        measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
         count: number of the model's best guesses that become candidates.
@@ -88,7 +88,7 @@ def trial_among(
         options: the problem, then other sizes of it.
         frame: the model's prediction of each option.
         model: the model of the machine.
-        measured: what was measured on the machine.
+        measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
         count: number of the model's best guesses that become candidates.
@@ -99,36 +99,36 @@ def trial_among(
     choices = weigh(problem, options, frame, fit, measured, question)
     if any(choice.evidence == CONFIRMED for choice in choices):
         return None
-    open_ = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
+    undecided = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
 
-    def worth(i: int) -> float:
-        return _worth(choices[i])
+    def net_gain(i: int) -> float:
+        return _net_gain(choices[i])
 
-    best = sorted(open_, key=worth, reverse=True)
+    best = sorted(undecided, key=net_gain, reverse=True)
     known = [i for i in best if choices[i].evidence == MEASURED][:_MEASURED_NEIGHBOURS]
     chosen = list(dict.fromkeys([*best[:count], *known]))
     done = {other for other, _ in measured.other_ways(problem, library)}
-    left = tuple(name for name in others if name not in done)
-    if not chosen and not left:
+    untried = tuple(name for name in others if name not in done)
+    if not chosen and not untried:
         return None
-    promise = max(map(worth, chosen), default=0.0)
+    promise = max(map(net_gain, chosen), default=0.0)
     sizes = tuple(options[i] for i in chosen)
-    return Trial(problem, library, question, sizes, left, promise)
+    return Trial(problem, library, question, sizes, untried, promise)
 
 
-def _worth(choice: Choice) -> float:
+def _net_gain(choice: Choice) -> float:
     return net(choice.gain, choice.extra_flops)
 
 
 def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterator[tuple[Way, Way]]:
-    """Yield, for each trial, the ways to re-time together with the original problem.
+    """Yield pairs to re-time together: a trial's original problem, and its best alternative.
 
-    These are the size and the other implementation that were best in the samples of the trial, if
-    their gains are worth a change.
+    Each trial has up to two alternatives, the size and the other implementation that were best in
+    its samples. They are left out if their gains are not worth a change.
     """
     seen: set[tuple[Way, Way]] = set()
     for trial in trials:
-        asked = (trial.problem, trial.library)
+        original = (trial.problem, trial.library)
         gains = {way: _explored_gain(trial, way, explored) for way in trial.ways[1:]}
         for same_shape in (False, True):
             group = {
@@ -137,10 +137,10 @@ def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterato
                 if (way[0] == trial.problem) == same_shape and gain is not None
             }
             best = max(group, key=lambda way: group[way] or 0.0, default=None)
-            if best is None or (group[best] or 0.0) < MIN_GAIN or (asked, best) in seen:
+            if best is None or (group[best] or 0.0) < MIN_GAIN or (original, best) in seen:
                 continue
-            seen.add((asked, best))
-            yield asked, best
+            seen.add((original, best))
+            yield original, best
 
 
 def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | None:
@@ -154,9 +154,9 @@ def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | No
 
 
 def pair_seconds(trial: Trial, seconds: Mapping[Way, tuple[float, float]]) -> float:
-    """Return the most seconds that re-timing a pair of the trial may take.
+    """Return the longest time in seconds that re-timing one pair of the trial may take.
 
-    The argument ``seconds`` is that of :func:`affordable`.
+    ``seconds`` has the same form as in :func:`affordable`.
     """
     return 2 * max(seconds[way][1] for way in trial.ways)
 

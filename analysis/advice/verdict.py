@@ -2,8 +2,8 @@
 
 *do it*: the gain was re-timed after it was chosen, and its whole interval is worth a change.
 *likely*: it gains with a probability of at least 80%, and the expected gain after costs is at least
-1%. *leave it*: the rest. How often advice of a stated probability gains on held-out tables is
-recorded in results/accuracy/reliability.json.
+1%. *leave it*: all other cases. results/accuracy/reliability.json records how often advice of a
+stated probability gains on held-out tables.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 DO_IT, LIKELY, LEAVE_IT = VERDICTS = ("do it", "likely", "leave it")
 
 CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
-"""Evidence for a gain: samples taken after the gain was chosen, the samples that it was chosen by,
-or the model."""
+"""Evidence for a gain: samples taken after the change was chosen, the samples by which it was
+chosen, or the model."""
 
 MIN_GAIN = 0.01
 """Smallest gain that is worth a changed model: one percent."""
@@ -26,14 +26,15 @@ LEAST_PROBABILITY = 0.8
 _PRICE = 0.1  # cost per additional FLOP: other GEMMs of a model get the larger size, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
-"""Largest probability that is stated. Advice that promised more gained in 88% of cases on held-out
-tables, whatever it promised (results/accuracy/reliability.json)."""
+"""Largest probability that is stated. On held-out tables, advice of any higher probability gained
+in 88% of cases, however high it was (results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):
     """An expected gain and its interval: 95%, or 90% if the gain is predicted.
 
-    Values are fractions: 0.12 means 1/1.12 of the time or, to choose, 12% more computed per second.
+    Values are fractions. For a pad query, 0.12 means 1/1.12 of the time. For a choose query, it
+    means that 12% more is computed per second.
     """
 
     value: float
@@ -42,7 +43,10 @@ class Gain(NamedTuple):
 
 
 def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
-    """Convert a time ratio and its interval to a gain, if ``work`` times as much is computed."""
+    """Convert a time ratio and its interval to a gain.
+
+    ``work`` is the ratio of the computed work, after the change over before it.
+    """
     value, lo, hi = (part * work - 1 for part in ratio)
     return Gain(value, lo, hi)
 
@@ -62,18 +66,18 @@ def probability(gain: Gain, evidence: str) -> float:
 
     Args:
         gain: the expected gain and its interval.
-        evidence: evidence for the gain, one of :data:`EVIDENCE`.
+        evidence: evidence for the gain, from :data:`EVIDENCE`.
     """
     middle = math.log1p(gain.value)
     end = math.log1p(gain.lo if middle > 0 else gain.hi)
     scale = abs(end - middle) / -math.log(_OUTSIDE[evidence])
-    beyond = 0.5 * math.exp(-abs(middle) / scale) if scale else 0.0
-    beyond = max(beyond, 1 - _SUREST)
-    return 1 - beyond if middle > 0 else beyond
+    opposite = 0.5 * math.exp(-abs(middle) / scale) if scale else 0.0
+    opposite = max(opposite, 1 - _SUREST)
+    return 1 - opposite if middle > 0 else opposite
 
 
 def verdict(gain: Gain, evidence: str, extra_flops: float) -> str:
-    """Return the verdict on a change, one of :data:`VERDICTS`.
+    """Return the verdict on a change, from :data:`VERDICTS`.
 
     Args:
         gain: gain of the change.
@@ -88,5 +92,5 @@ def verdict(gain: Gain, evidence: str, extra_flops: float) -> str:
 
 
 def verdict_text(what_to_do: str, sureness: float) -> str:
-    """Return a verdict, with its probability if it is not certain: ``likely (91%)``."""
+    """Format a verdict, with its probability if it is not certain: ``likely (91%)``."""
     return f"{what_to_do} ({sureness:.0%})" if what_to_do == LIKELY else what_to_do

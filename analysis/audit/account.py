@@ -1,7 +1,7 @@
 """Account for the time of a model's step, and say how certain it is.
 
-The time of a step is that of its matrix operations (GEMMs, convolutions and attention) and that of
-moving the bytes of all other operations.
+The time of a step is the time of its matrix operations (GEMMs, convolutions and attention) plus the
+time in which all other operations move their bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak at which attention is assumed where none was measured, as on a CPU."""
+"""Share of the peak that attention is assumed to reach where none was measured, as on a CPU."""
 
 ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, either way."""
@@ -55,9 +55,10 @@ like."""
 class AccountLine:
     """A matrix operation of the account. Times are those of one instance in µs, NaN if not counted.
 
-    ``in_sums`` are the factors by which its interval is wider in a sum, below and above: the errors
-    of a model may be more or less alike than assumed (:class:`analysis.model.fit.Fit`). ``spread``
-    is that of :class:`analysis.model.attention_basis.AttentionTime`, 0 for all but attention.
+    ``in_sums`` are the factors by which the interval is wider in a sum, below and above the time,
+    because the errors of a model may be more or less alike than assumed
+    (:class:`analysis.model.fit.Fit`). ``spread`` comes from
+    :class:`analysis.model.attention_basis.AttentionTime`; it is 0 for all other operations.
     """
 
     product: Product
@@ -171,7 +172,7 @@ class Account:
 def as_problem(work: Work) -> Problem | None:
     """Return the problem that the model predicts for a matrix operation; None for attention.
 
-    Experts become a batch in which each has the same share of the rows.
+    Experts become a batch, in which each expert has the same share of the rows.
     """
     if isinstance(work, Attention):
         return None
@@ -193,8 +194,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     # 1. The time of each matrix operation; each distinct problem is predicted once.
     products = runtime.products(captured)
     problems = {p.work: as_problem(p.work) for p in products}
-    asked = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
-    rows = dict(zip(asked, times_of(asked, basis), strict=True))
+    distinct = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
+    rows = dict(zip(distinct, times_of(distinct, basis), strict=True))
     dtypes = {p.work.dtype for p in products if isinstance(p.work, Attention)}
     measured = {
         dtype: find_attention(basis.model.machine, dtype, basis.folder)
@@ -205,10 +206,12 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     for product in products:
         problem = problems[product.work]
         if isinstance(product.work, Attention):
-            lines.append(_attention(product, product.work, runtime, basis.model.machine, measured))
+            lines.append(
+                _attention_line(product, product.work, runtime, basis.model.machine, measured)
+            )
         else:
             assert problem is not None
-            lines.append(_line(product, problem, rows[problem], basis))
+            lines.append(_problem_line(product, problem, rows[problem], basis))
     # 2. The bytes of all other operations. Only a step with a backward pass has an optimizer.
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
     if any(p.pass_ not in ("forward", "recompute") for p in products):
@@ -218,9 +221,9 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         )
     bandwidth = reached_bandwidth(basis)
     other = tuple(
-        OtherOperations(each.what, each.bytes, each.bytes / bandwidth * 1e6)
-        for each in moved
-        if each.bytes
+        OtherOperations(entry.what, entry.bytes, entry.bytes / bandwidth * 1e6)
+        for entry in moved
+        if entry.bytes
     )
     missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
     sources = [
@@ -236,7 +239,10 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     )
 
 
-def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis) -> AccountLine:
+def _problem_line(
+    product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis
+) -> AccountLine:
+    """Return the line of a GEMM or convolution from its row of predicted or measured times."""
     peak = basis.model.machine.peak(product.work.dtype)
     share = product.work.flops / (row["time_us"] * 1e-6) / peak
     times = row["time_us"], row["lo_us"], row["hi_us"]
@@ -247,7 +253,7 @@ def _line(product: Product, problem: Problem, row: Mapping[str, Any], basis: Bas
     return AccountLine(product, *times, row["basis"], row["limit"], share, in_sums)
 
 
-def _attention(
+def _attention_line(
     product: Product,
     work: Attention,
     runtime: Runtime,
@@ -256,22 +262,23 @@ def _attention(
 ) -> AccountLine:
     """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
-    An assumed share says nothing about fewer than 128 queries, whose limit is memory.
+    With fewer than 128 queries and nothing measured, attention is not counted: memory limits it, so
+    a share of the peak says nothing about its time.
     """
     peak = machine.peak(work.dtype)
-    known = measured.get(work.dtype)
-    if known is not None:
-        time = known.predict(work, runtime.attention_kernel)
+    basis = measured.get(work.dtype)
+    if basis is not None:
+        time = basis.predict(work, runtime.attention_kernel)
         forward = work.pass_ == FORWARD
-        longer = 1.0 if forward else BACKWARD
-        unsure = 1.0 if forward else ATTENTION_RANGE
-        us = longer * time.seconds * 1e6
+        factor = 1.0 if forward else BACKWARD
+        range_factor = 1.0 if forward else ATTENTION_RANGE
+        us = factor * time.seconds * 1e6
         return AccountLine(
             product,
             us,
-            longer * time.lo * 1e6 / unsure,
-            longer * time.hi * 1e6 * unsure,
-            known.kind if forward else "assumed",
+            factor * time.lo * 1e6 / range_factor,
+            factor * time.hi * 1e6 * range_factor,
+            basis.kind if forward else "assumed",
             time.limit,
             work.flops / (us * 1e-6) / peak,
             spread=time.spread,
@@ -286,7 +293,7 @@ def _attention(
 
 
 def reached_bandwidth(basis: Basis) -> float:
-    """Return the bytes per second that large GEMMs reach; calibrated if any were measured.
+    """Return the bytes per second that large GEMMs reach, calibrated if the machine was measured.
 
     Raises:
         UserError: if the machine computes none of bf16, fp16 and fp32.

@@ -35,7 +35,7 @@ class Audit:
     """Audit of a model on one machine.
 
     Printing it gives the command's output. ``report`` has the account of the step, its memory and
-    the levers, which are other sizes with their gains, and ``basis`` is what the times rest on.
+    the levers, which are other sizes with their gains. ``basis`` says what the times rest on.
     """
 
     report: AuditReport
@@ -54,7 +54,7 @@ class Audit:
 
     @property
     def products(self) -> pd.DataFrame:
-        """Table with one row per distinct product.
+        """Table with one row per distinct matrix operation.
 
         Times are those of one instance in µs; shares are those of the step.
         """
@@ -79,13 +79,14 @@ class Audit:
 
 @dataclass(frozen=True)
 class LeverSearch:
-    """Options that say which changes of a model are looked at.
+    """Options that limit which changes of a model are tried.
 
     Attributes:
         vary: the only dimensions to vary; all if empty.
         more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: what widths have to be multiples of; None for multiples of 64 and more.
-        tries: values of dimensions, every combination of which is compared instead of searching.
+        multiple: number that widths have to be multiples of; None for multiples of 64 and more.
+        tries: values of dimensions; if given, all their combinations are compared, and no other
+            changes are searched for.
     """
 
     vary: tuple[str, ...] = ()
@@ -108,7 +109,7 @@ def audit(
         step: the step that is computed.
         runtime: how the model is run.
         bases: what times on each machine rest on, from :func:`analysis.model.basis.find_basis`.
-        search: which changes of the model are looked at.
+        search: which changes of the model are tried; all that are worth trying if None.
 
     Raises:
         UserError: if the model cannot be built or has nothing to audit, if a machine does not
@@ -118,7 +119,11 @@ def audit(
     from sweeps.capture.step import TRAIN
 
     if runtime.recompute and step.mode != TRAIN:
-        raise UserError("--recompute is only for training: no other mode computes layers twice.")
+        raise UserError(
+            "--recompute is only for training, because no other mode computes layers twice; leave "
+            "it out."
+        )
+    # 1. Capture the model as it is, and name the dimensions that its sizes come from.
     search = search or LeverSearch()
     for name in search.tries:
         if name not in source.sizes:
@@ -133,18 +138,19 @@ def audit(
         raise UserError(
             f"{source.name} has no GEMM or convolution{what}, so there is nothing to audit."
         )
-    named = dimensions(source, step, captured, search.vary or tuple(search.tries))
-    captured = with_names(captured, named)
-    known: dict[tuple[tuple[str, int], ...], Captured] = {}
+    varied = dimensions(source, step, captured, search.vary or tuple(search.tries))
+    captured = with_names(captured, varied)
+    captures: dict[tuple[tuple[str, int], ...], Captured] = {}
 
     def changed(changes: Mapping[str, int]) -> Captured:
         key = tuple(sorted(changes.items()))
-        if key not in known:
-            known[key] = capture(source, step, changes)
-        return known[key]
+        if key not in captures:
+            captures[key] = capture(source, step, changes)
+        return captures[key]
 
+    # 2. On each machine: the account of the step, the levers, and the memory.
     trains = step.mode == TRAIN
-    found = []
+    audits = []
     for basis in bases:
         account = account_of(captured, runtime, basis)
         refused: dict[str, str] = {}
@@ -154,7 +160,7 @@ def audit(
         else:
             levers = find_levers(
                 captured,
-                named,
+                varied,
                 changed,
                 runtime,
                 basis,
@@ -164,21 +170,21 @@ def audit(
             )
         machine = basis.model.machine
         memory = memory_of(captured, runtime, machine, trains)
-        ways = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
+        options = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
         report = AuditReport(
             _title(source, step),
             account,
             memory,
-            ways,
+            options,
             levers,
             refused,
             bool(search.tries),
             _warnings(source, step),
-            _assumptions(captured, named, step, runtime),
+            _assumptions(captured, varied, step, runtime),
             basis.source,
         )
-        found.append(Audit(report, basis, step))
-    return found
+        audits.append(Audit(report, basis, step))
+    return audits
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
@@ -195,14 +201,15 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
     if source.positions is None or tokens <= source.positions:
         return []
     return [
-        f"Warning: the model has {source.positions:,} positions, and the step {tokens:,} tokens."
+        f"Warning: the model has {source.positions:,} positions, but the step has {tokens:,} "
+        "tokens."
     ]
 
 
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return every combination of values, without the model as it is."""
+    """Return every combination of values as changes, except the model's current sizes."""
     found = []
     for values in product(*tries.values()):
         changes = {
@@ -219,23 +226,23 @@ def _assumptions(
     captured: Captured, named: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
     """Return the assumptions that the figures rest on, in addition to the machine's times."""
-    how = "each operation reads and writes memory"
+    traffic = "each operation reads and writes memory"
     if runtime.kind == "compile":
-        how = (
+        traffic = (
             "operations between two GEMMs are fused, and Inductor may pad a vocabulary itself "
             "(`shape_padding`)"
         )
-    said = [
+    assumptions = [
         step.dtype,
-        f"{runtime.kind}: {how}",
+        f"{runtime.kind}: {traffic}",
     ]
     if step.autocast:
-        said.append("parameters in fp32, cast for each GEMM")
-    said += runtime.changes(captured)
+        assumptions.append("parameters in fp32, cast for each GEMM")
+    assumptions += runtime.changes(captured)
     if step.mode == "train":
-        said.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
+        assumptions.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if runtime.tp > 1:
-        said.append("memory divided evenly, activations by sequence parallelism")
+        assumptions.append("memory divided evenly, activations by sequence parallelism")
     if not named:
-        said.append("no dimension was found that changes a GEMM")
-    return (*said, *captured.assumptions)
+        assumptions.append("no dimension was found that changes a GEMM")
+    return (*assumptions, *captured.assumptions)

@@ -27,11 +27,11 @@ class AuditReport:
         title: model, mode and batch.
         account: time of the step and its parts.
         memory: memory that the step needs.
-        fits_with: options with which it would fit.
+        fits_with: options that would make the step fit; empty if it fits.
         levers: changes of dimensions, the best first; with ``tried``, in the order asked for.
         refused: changes that were asked for and cannot be judged, with the reason.
         tried: True if the changes were asked for.
-        warnings: sentences about what cannot be meant.
+        warnings: sentences about arguments that are probably mistakes.
         assumptions: what the figures rest on.
         source: what the times rest on.
     """
@@ -57,7 +57,7 @@ def duration(us: float) -> str:
 
 
 def products_frame(account: Account) -> pd.DataFrame:
-    """Return one row per distinct product, as in ``--json``.
+    """Return one row per distinct matrix operation, as in ``--json``.
 
     Times are those of one instance; shares are those of the whole step.
     """
@@ -208,13 +208,13 @@ def headline(report: AuditReport) -> str:
     worth = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
     best = "nothing to gain here"
     if worth:
-        told = verdict_text(worth[0].verdict, worth[0].probability)
-        best = f"best change: {worth[0].words}, {told}, {worth[0].gain.value:+.1%}"
+        verdict_words = verdict_text(worth[0].verdict, worth[0].probability)
+        best = f"best change: {worth[0].words}, {verdict_words}, {worth[0].gain.value:+.1%}"
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
     fits = f"fits: {size}"
     if not memory.fits:
-        ways = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
-        fits = f"DOES NOT FIT: {size}{ways}"
+        remedies = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
+        fits = f"DOES NOT FIT: {size}{remedies}"
     parts = [f"step {duration(account.step_us)} ({duration(low)} to {duration(high)})", fits, best]
     if not memory.fits:
         parts = [parts[1], parts[0], parts[2]]
@@ -222,13 +222,13 @@ def headline(report: AuditReport) -> str:
 
 
 def time_line(account: Account) -> str:
-    """Say how the time of a step is divided."""
+    """Say how the time of a step is divided among roles."""
     shares = [f"{role} {time / account.step_us:.0%}" for role, time in account.by_role.items()]
     return f"Time: {', '.join(shares)}."
 
 
 def memory_line(memory: Memory) -> str:
-    """Say what the memory of a step is for."""
+    """Say how the memory of a step is divided."""
     uses = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -240,8 +240,8 @@ def memory_line(memory: Memory) -> str:
     return f"Memory: {', '.join(parts)}."
 
 
-def _tried(levers: Sequence[Lever]) -> list[str]:
-    """Format levers as a table, a row per change."""
+def _tried_table(levers: Sequence[Lever]) -> list[str]:
+    """Format levers as lines of a table, one row per change."""
     table = [["change", "step", "interval", "verdict", "FLOPs", "parameters"]]
     for lever in levers:
         gain = lever.gain
@@ -277,7 +277,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
         table.append([role, *cells])
     lines = []
     for report in reports:
-        lines += [headline(report), *(f"  {lever_line(each)}" for each in report.levers[:2])]
+        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in report.levers[:2])]
     lines += reports[0].warnings
     lines += ["", *_aligned(table), ""]
     lines += [
@@ -305,7 +305,7 @@ def as_text(report: AuditReport) -> str:
     left_out = len(rows) - _MOST_ROWS
     lines = [headline(report), *report.warnings, ""]
     if report.refused or report.tried:
-        lines += _tried(report.levers) if report.levers else []
+        lines += _tried_table(report.levers) if report.levers else []
         lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
     else:
         lines += [lever_line(lever) for lever in report.levers]

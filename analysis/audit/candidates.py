@@ -13,7 +13,7 @@ REACH = 0.125
 """Largest distance that a width may move, as a share of it."""
 
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
-"""Widths of a head for which models choose among the ones that fused attention kernels have."""
+"""Head widths to choose from: those that fused attention kernels support."""
 
 _MULTIPLES = (64, 128, 256)
 _SMALL_MULTIPLES = (8, 16, 32)
@@ -37,7 +37,7 @@ Values = Sequence[tuple[Dimension, int]]
 class _Heads:
     """Heads of one attention, and the width of the tokens that they are computed from.
 
-    ``hidden`` is 0 where that is not known.
+    This width, ``hidden``, is 0 if it is not known.
     """
 
     heads: int
@@ -46,7 +46,7 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return whether a model with ``before`` can be built with these heads instead."""
+        """Return True if a model with ``before`` can be built with these heads instead."""
         if min(self.heads, self.kv_heads, self.width) < 1 or self.heads % self.kv_heads:
             return False
         if self.heads % tp or self.kv_heads % tp:
@@ -62,41 +62,41 @@ def candidates(
 ) -> list[int]:
     """Return the values of a dimension that can be built and that an engineer would choose.
 
-    Widths are multiples of 64, 128 and 256 within :data:`REACH`, and of 8 and more where there are
-    none. Each of ``tp`` GPUs has a whole part. Heads divide the hidden size, key/value heads divide
-    the heads, and the width of a head is a multiple of 8. A vocabulary can only grow, and so can a
-    number of experts, classes, labels or input channels.
+    Widths are multiples of 64, 128 or 256 within :data:`REACH`; if there are none, of 8, 16 or 32.
+    Each of ``tp`` GPUs gets an equal part. Heads divide the hidden size, key/value heads divide the
+    heads, and the width of a head is a multiple of 8. A vocabulary and the numbers of experts,
+    classes, labels and input channels can only grow.
 
     Args:
         dimension: the dimension.
         captured: the model as it is.
         tp: tensor-parallel degree.
-        multiple: what a width has to be a multiple of, instead of the numbers above.
+        multiple: number that widths have to be multiples of, instead of the numbers above.
     """
     value = dimension.value
     if _grows(dimension, captured, "heads"):
         narrower = any(slope < 0 for slope in dimension.slopes.values())
         low, high = (value // 2, 2 * value) if narrower else (value - 4, value + 8)
-        found = list(range(low, high + 1))
+        values = list(range(low, high + 1))
     elif _grows(dimension, captured, "kv_heads"):
-        found = [value // 2, 2 * value]
+        values = [value // 2, 2 * value]
     elif _is_head_width(dimension, captured):
         # Where all heads together are as wide as the hidden size, they change with their number.
-        found = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
+        values = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
     else:
-        found = _widths(dimension, captured, tp, multiple)
+        values = _widths(dimension, captured, tp, multiple)
     if _only_grows(dimension.name) or value >= _VOCABULARY:
-        found = [v for v in found if v > value]
+        values = [v for v in values if v > value]
     return sorted(
-        {v for v in found if v > 0 and v != value and _fits([(dimension, v)], captured, tp)}
+        {v for v in values if v > 0 and v != value and _fits([(dimension, v)], captured, tp)}
     )
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
     """Yield changes of dimensions that belong together.
 
-    They are a hidden size with a number of heads of the same width, and other numbers of heads that
-    are together as wide as before.
+    These are a hidden size with a number of heads of unchanged width, and a number of heads with a
+    head width that leave the total width of all heads unchanged.
     """
     by_heads = [d for d in dimensions if _grows(d, captured, "heads")]
     by_kv_heads = [d for d in dimensions if _grows(d, captured, "kv_heads") and d not in by_heads]
@@ -110,48 +110,48 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     _, before = attention
     # Each key/value head serves one head, so their numbers change together.
     with_kv_heads = by_kv_heads if before.kv_heads == before.heads else []
-    found: list[Values] = []
+    proposals: list[Values] = []
     for hidden, heads in combinations(by_hidden, by_heads):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
             # Try about an eighth of GPT-2's or Llama's heads. Adding 3 makes an odd number even.
             for count in range(heads.value - 2, heads.value + 4):
                 others = [(kv_heads, count) for kv_heads in with_kv_heads]
-                found.append([(hidden, count * width), (heads, count), *others])
+                proposals.append([(hidden, count * width), (heads, count), *others])
     total = before.heads * before.width
     for heads in by_heads:
         for width in HEAD_WIDTHS:
             if heads.value == before.heads and total % width == 0 and width != before.width:
                 count = total // width
-                others = [(each, width) for each in by_width]
+                others = [(head_width, width) for head_width in by_width]
                 others += [(kv_heads, count) for kv_heads in with_kv_heads]
-                found.append([(heads, count), *others])
-    for values in found:
+                proposals.append([(heads, count), *others])
+    for values in proposals:
         changes = {d.name: (d.value, v) for d, v in values if v != d.value}
         if len(changes) > 1 and min(v for _, v in values) > 0 and _fits(values, captured, tp):
             yield changes
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within reach that are multiples of what they should be multiples of."""
+    """Return the widths within reach that are multiples of the preferred numbers."""
     value = dimension.value
     unit = math.lcm(1, *(max(1, round(8 / s)) for s in _slopes(dimension, captured, "width")))
     reach = math.floor(value * REACH)
     if _grows(dimension, captured, "experts"):
         return [v for v in range(value, 2 * value + 1) if v % math.lcm(8, tp) == 0]
-    # Each process has a whole part of a width, and it is this part that has to be a multiple.
+    # Each process gets an equal part of a width, and this part has to be a multiple.
     large = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
-    few: set[int] = set()
+    widths: set[int] = set()
     for multiples in ((multiple,),) if multiple else (large, _SMALL_MULTIPLES):
-        for step in {math.lcm(unit, tp * each) for each in multiples}:
-            few |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
-            few.add((value // step - 1) * step)
-        few = {v for v in few if abs(v - value) <= reach and v != value}
-        if few:
+        for step in {math.lcm(unit, tp * number) for number in multiples}:
+            widths |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
+            widths.add((value // step - 1) * step)
+        widths = {v for v in widths if abs(v - value) <= reach and v != value}
+        if widths:
             break
     if multiple is None:
-        few |= {v for v in _gated_sizes(dimension, captured) if abs(v - value) <= reach}
-    return [v for v in few if v % math.lcm(unit, tp) == 0]
+        widths |= {v for v in _gated_sizes(dimension, captured) if abs(v - value) <= reach}
+    return [v for v in widths if v % math.lcm(unit, tp) == 0]
 
 
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
@@ -164,31 +164,32 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 
 
 def _fits(values: Values, captured: Captured, tp: int) -> bool:
-    """Return whether the model's heads and experts can be built with other values."""
+    """Return True if the model's heads and experts can be built with other values."""
     for place, product in enumerate(captured.products):
         if isinstance(product.work, GroupedGemm) and product.of == place:
             more = _growth(values, (place, "experts"))
             if more and (product.work.experts + more) % tp:
                 return False
     return all(
-        (after := _changed(before, places, values)) is not None and after.can_follow(before, tp)
+        (after := _changed_heads(before, places, values)) is not None
+        and after.can_follow(before, tp)
         for places, before in _heads_of(captured)
     )
 
 
 def _growth(values: Values, place: tuple[int, str]) -> float:
-    """Return by how much a size of a product grows with new values of dimensions."""
+    """Return how much a size of a matrix operation grows with new values of dimensions."""
     return sum(d.slopes.get(place, 0.0) * (v - d.value) for d, v in values)
 
 
-def _changed(
+def _changed_heads(
     before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
 ) -> _Heads | None:
-    """Return an attention's heads with new values of dimensions; None if they are no whole number.
+    """Return an attention's heads with new values of dimensions; None if a size is fractional.
 
     Args:
         before: the heads as they are.
-        places: product and name of each of their sizes.
+        places: position of the operation and name of the field for each size of the heads.
         values: the new values.
     """
     sizes = {name: getattr(before, name) + _growth(values, place) for name, place in places.items()}
@@ -204,7 +205,7 @@ def _changed(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield the heads of each attention, and where each of their sizes is found."""
+    """Yield, for each attention, the places of its heads' sizes, and the heads."""
     hidden: tuple[int, str] = (-1, "k")
     for place, product in enumerate(captured.products):
         if product.pass_ != FORWARD:
@@ -212,16 +213,16 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
         if product.role in ("q", "qkv"):
             hidden = (place, "k")
         if isinstance(work := product.work, Attention):
-            of_tokens = captured.products[hidden[0]].sizes["k"] if hidden[0] >= 0 else 0
+            hidden_size = captured.products[hidden[0]].sizes["k"] if hidden[0] >= 0 else 0
             places = {name: (place, name) for name in ("heads", "kv_heads", "width")}
             yield (
                 {**places, "hidden": hidden},
-                _Heads(work.heads, work.kv_heads, work.width, of_tokens),
+                _Heads(work.heads, work.kv_heads, work.width, hidden_size),
             )
 
 
 def _as_wide_as_hidden(captured: Captured) -> bool:
-    return any(one.heads * one.width == one.hidden for _, one in _heads_of(captured))
+    return any(heads.heads * heads.width == heads.hidden for _, heads in _heads_of(captured))
 
 
 def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
@@ -240,7 +241,7 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return how much a size of attention or experts grows per unit of a dimension, if it does."""
+    """Return the growth of a size of attention or experts per unit of a dimension, if it grows."""
     kinds = (Attention, GroupedGemm)
     return {
         slope

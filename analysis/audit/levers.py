@@ -1,4 +1,4 @@
-"""Find changes of a model's dimensions that are worth it, and their gains for the whole step."""
+"""Find the changes of a model's dimensions that are worth making, and the gain of the step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Lever:
         changes: old and new value of each dimension.
         pairs: problems that change, before and after; those that take most time come first.
         gain: gain of the step with its 90% interval; 0.02 means 1/1.02 of the step's time.
-        products: gain of only those matrix operations that change.
+        products: gain of only the matrix operations that change.
         share: share of the step's time that these operations take.
         parameters: how many more parameters there are, as a fraction.
         flops: how many more FLOPs there are, as a fraction.
@@ -91,12 +91,12 @@ class Lever:
     @property
     def expected_gain(self) -> float:
         """Expected gain after costs; for a smaller model, per FLOP."""
-        return net(_worth(self.gain, self.flops), self.flops)
+        return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
     def probability(self) -> float:
         """Probability that the change gains; for a smaller model, per FLOP."""
-        return probability(_worth(self.gain, self.flops), self.evidence)
+        return probability(_judged_gain(self.gain, self.flops), self.evidence)
 
 
 def find_levers(
@@ -109,10 +109,10 @@ def find_levers(
     more_parameters: float = 0.01,
     multiple: int | None = None,
 ) -> list[Lever]:
-    """Return the best change of each dimension, of two that belong together, and of all that pay.
+    """Return the best change of each dimension, of pairs that belong together, and of all at once.
 
-    The most valuable changes come first. If no change of a dimension is worth it, its best one has
-    the verdict to leave it.
+    The change of all worthwhile dimensions at once comes first, then the others by expected gain.
+    If no change of a dimension is worth making, its best one has the verdict to leave it.
 
     Args:
         captured: the model as it is.
@@ -122,28 +122,28 @@ def find_levers(
         basis: what times on the machine rest on.
         account: account of the model as it is.
         more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: what widths have to be multiples of.
+        multiple: number that widths have to be multiples of; None for the usual multiples.
     """
-    asked = _Question.from_account(captured, capture, runtime, basis, account)
+    question = _Question.from_account(captured, capture, runtime, basis, account)
     best: list[Lever] = []
     for dimension in dimensions:
         tried = [
             lever
-            for value in _promising(captured, dimension, asked, multiple)
-            if (lever := asked.lever({dimension.name: (dimension.value, value)})) is not None
+            for value in _promising(captured, dimension, question, multiple)
+            if (lever := question.lever({dimension.name: (dimension.value, value)})) is not None
         ]
         if tried:
             best.append(max(tried, key=lambda lever: lever.expected_gain))
     # Changes of the same dimensions compete with one another.
     paired: dict[tuple[str, ...], list[Lever]] = {}
     for changes in pairs_of(captured, dimensions, runtime.tp):
-        lever = asked.lever(changes)
+        lever = question.lever(changes)
         # Where a head's width follows from their number, both changes are the same.
         if lever is not None and not any(lever.pairs == known.pairs for known in best):
             paired.setdefault(tuple(changes), []).append(lever)
-    best += [max(some, key=lambda lever: lever.expected_gain) for some in paired.values()]
+    best += [max(levers, key=lambda lever: lever.expected_gain) for levers in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)
-    joint = _joint(best, asked, more_parameters)
+    joint = _joint(best, question, more_parameters)
     return [joint, *best] if joint is not None else best
 
 
@@ -155,19 +155,19 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Return what the given changes do, in their order, and why others cannot be judged.
+    """Judge the given changes; return their levers in order, and why others cannot be judged.
 
-    The second value has a reason for each change that cannot be built or changes no operation that
-    is counted, by the change in words.
+    The second value maps a change in words to the reason why it cannot be judged: the model cannot
+    be built that way, or no counted operation changes.
     """
-    asked = _Question.from_account(captured, capture, runtime, basis, account)
+    question = _Question.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
     refused: dict[str, str] = {}
-    for each in changes:
+    for change in changes:
         try:
-            lever = asked.changed_step(each)
+            lever = question.changed_step(change)
         except UserError as error:
-            refused[words_of(each)] = str(error)
+            refused[words_of(change)] = str(error)
         else:
             levers.append(lever)
     return levers, refused
@@ -188,7 +188,7 @@ class _Question:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Question:
-        """Collect what was measured near the operations of a model."""
+        """Add the measurements near the operations of a model to its account."""
         problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
         measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
         return cls(captured, capture, runtime, basis, account, measured)
@@ -222,17 +222,19 @@ class _Question:
             raise UserError("no GEMM, convolution or attention that is counted changes.")
         gain, products, evidence = self._gain(pairs, account)
         more = account.flops / self.account.flops - 1
-        worth = _worth(gain, more)
+        worth = _judged_gain(gain, more)
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
         return Lever(
             changes,
-            _problems(pairs),
+            _changed_problems(pairs),
             gain,
             products,
             share,
             parameters=changed.parameters / self.captured.parameters - 1,
             flops=more,
-            bytes=_moved(changed, self.runtime) / max(_moved(self.captured, self.runtime), 1) - 1,
+            bytes=_moved_bytes(changed, self.runtime)
+            / max(_moved_bytes(self.captured, self.runtime), 1)
+            - 1,
             verdict=verdict(worth, evidence, more),
             evidence=evidence,
             reason=_reason(changes, pairs, products, share, more)
@@ -244,7 +246,7 @@ class _Question:
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only what changes, and the evidence.
 
-        The evidence is the weakest of any operation that takes more than a negligible share.
+        The evidence is the weakest one that more than a negligible share of the time rests on.
         """
         # 1. The ratio of each operation's times: measured if possible, else predicted.
         ratios = ratios_of(
@@ -301,7 +303,7 @@ class _Question:
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
-    """Predict, for each pair, the time of the first over that of the second.
+    """Predict the ratio of the times of each pair, the first over the second.
 
     Each ratio has its 90% interval and the factors by which this interval is wider in sums, below
     and above. Pairs that the model does not predict (attention) are None.
@@ -312,49 +314,50 @@ def ratios_of(
     predicted = basis.model.predict(basis.query(problems))
     place = {problem: i for i, problem in enumerate(problems)}
     found: list[tuple[tuple[float, float, float], tuple[float, float]] | None] = []
-    for one, other in pairs:
-        if one is None or other is None:
+    for before, after in pairs:
+        if before is None or after is None:
             found.append(None)
             continue
-        i, j = place[one], place[other]
-        fit = basis.model.fit(group_of(basis.library(one), one))
+        i, j = place[before], place[after]
+        fit = basis.model.fit(group_of(basis.library(before), before))
         spreads = (
             fit.spread(predicted.lo[i], predicted.hi[i]),
             fit.spread(predicted.lo[j], predicted.hi[j]),
         )
         times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
-        like = fit.has_like(one) and fit.has_like(other)
+        like = fit.has_like(before) and fit.has_like(after)
         in_sums = (fit.change_low, fit.change_high) if like else (1.0, 1.0)
-        found.append((predicted_ratio(one, other, times, spreads, fit), in_sums))
+        found.append((predicted_ratio(before, after, times, spreads, fit), in_sums))
     return found
 
 
-def _worth(gain: Gain, more_flops: float) -> Gain:
+def _judged_gain(gain: Gain, more_flops: float) -> Gain:
     """Return the gain that a verdict is based on.
 
-    A smaller model is faster anyway, so its gain per FLOP is what counts.
+    A smaller model is always faster, so only its gain per FLOP counts.
     """
     if more_flops >= 0:
         return gain
     return Gain(*((1 + part) * (1 + more_flops) - 1 for part in gain))
 
 
-def _moved(captured: Captured, runtime: Runtime) -> int:
+def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
     moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
     return sum(each.bytes for each in moved)
 
 
 def _promising(
-    captured: Captured, dimension: Dimension, asked: _Question, multiple: int | None
+    captured: Captured, dimension: Dimension, question: _Question, multiple: int | None
 ) -> list[int]:
     """Return the most promising values, estimated only from the forward matrix operations."""
     # 1. The forward operations at the current value and at each candidate that is possible.
-    values = candidates(dimension, captured, asked.runtime.tp, multiple)
+    values = candidates(dimension, captured, question.runtime.tp, multiple)
     # Where more heads are narrower, sizes do not grow in proportion.
     if len(values) <= _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
         return values
     asis, *changed = (
-        _resized(captured, dimension, value, asked.runtime) for value in (dimension.value, *values)
+        _resized(captured, dimension, value, question.runtime)
+        for value in (dimension.value, *values)
     )
     if asis is None:
         return []
@@ -364,19 +367,19 @@ def _promising(
     if not problems:
         return []
     # 2. Predict each distinct problem once, and add up the times of each value.
-    times = asked.basis.model.predict(asked.basis.query(problems)).estimate.time
+    times = question.basis.model.predict(question.basis.query(problems)).estimate.time
     known = dict(zip(problems, times, strict=True))
     steps = [sum(known[p] * count for p, count in row) for row in sizes]
     flops = [sum(p.flops * count for p, count in row) for row in sizes]
     gains = {
-        value: _net(steps[0] / step - 1, work / flops[0] - 1)
+        value: _net_gain(steps[0] / step - 1, work / flops[0] - 1)
         for value, step, work in zip(values, steps[1:], flops[1:], strict=True)
     }
     return sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
 
 
-def _net(gain: float, more_flops: float) -> float:
-    return net(_worth(Gain(gain, gain, gain), more_flops), more_flops)
+def _net_gain(gain: float, more_flops: float) -> float:
+    return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
 def _resized(
@@ -384,7 +387,7 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward problems with one dimension changed as its slopes say, and their counts.
 
-    None if they cannot be computed that way, for instance because heads do not divide.
+    None if the problems cannot have these sizes, for instance because heads do not divide.
     """
     forward: list[Product] = []
     for place, product in enumerate(captured.products):
@@ -406,7 +409,7 @@ def _resized(
     return [(problem, count) for problem, count in problems if problem is not None]
 
 
-def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> Lever | None:
+def _joint(best: Sequence[Lever], question: _Question, more_parameters: float) -> Lever | None:
     """Combine the levers that are worth a change, one after another, while parameters are left.
 
     None if no two of them combine.
@@ -420,7 +423,7 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
             continue
         if set(lever.changes) & set(chosen.changes):
             continue
-        both = asked.lever({**chosen.changes, **lever.changes})
+        both = question.lever({**chosen.changes, **lever.changes})
         if both is None or both.parameters > more_parameters:
             continue
         if both.expected_gain > chosen.expected_gain:
@@ -430,20 +433,20 @@ def _joint(best: Sequence[Lever], asked: _Question, more_parameters: float) -> L
     return replace(chosen, reason=f"all of the profitable changes below together: {chosen.reason}")
 
 
-def _problems(
+def _changed_problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
-    """Return the problems to measure for a change, each pair once, those that take most first."""
-    found: dict[tuple[Problem, Problem], None] = {}
+    """Return the pairs of problems to measure for a change, each once, the longest first."""
+    unique: dict[tuple[Problem, Problem], None] = {}
     for old, new in sorted(pairs, key=lambda pair: -pair[0].total_us):
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         if before is not None and after is not None:
-            found[before, after] = None
-    return tuple(found)
+            unique[before, after] = None
+    return tuple(unique)
 
 
 def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
-    """Return True if rows of any operation become multiples of 16 bytes, or come closer to it."""
+    """Return True if the rows of any operation become multiples of a larger number of bytes."""
     both = [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs]
     return any(a is not None and b is not None and b.alignment > a.alignment for a, b in both)
 
@@ -457,9 +460,9 @@ def _reason(
 ) -> str:
     """Explain a change, and say what it means for the model's quality."""
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
-    told = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
-    how = "faster" if products >= 0 else "slower"
-    words = f"{told}: {share:.0%} of the step, which becomes {abs(products):.1%} {how}"
+    role_names = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
+    direction = "faster" if products >= 0 else "slower"
+    words = f"{role_names}: {share:.0%} of the step, which becomes {abs(products):.1%} {direction}"
     if _aligns(pairs):
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:

@@ -1,4 +1,4 @@
-"""Account for the memory that a step needs on each GPU, and say what would fit if it does not."""
+"""Account for the memory that a step needs on each GPU, and find options that make it fit."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """True if the GPU has that many bytes."""
+        """True if the GPU has enough memory."""
         return self.total <= self.available
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as a record, in bytes."""
+        """Return all sizes in bytes, their total and whether it fits, as a record."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -66,12 +66,12 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 
     Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism
     divides everything, which for activations supposes sequence parallelism (Korthikanti et al.
-    2022). What the framework and its kernels need for themselves is not counted.
+    2022). The memory of the framework and its kernels is not counted.
 
     Args:
         captured: the step.
         runtime: how the model is run.
-        machine: the machine, whose memory is compared.
+        machine: the machine that has to hold the step.
         trains: True if the step has a backward pass.
     """
     weights = captured.parameter_bytes // runtime.tp
@@ -87,9 +87,10 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 
 
 def kv_cache_bytes(captured: Captured) -> int:
-    """Return the bytes of the keys and values of all sequences, if the model generates tokens.
+    """Return the bytes of the cached keys and values of all sequences.
 
-    A window limits the keys. Of compressed keys and values, only the compressed form is kept.
+    They are 0 if the model generates no tokens. A sliding window limits the number of keys. If keys
+    and values are compressed, only their compressed form is cached.
     """
     attention = [
         product
@@ -115,7 +116,7 @@ def kv_cache_bytes(captured: Captured) -> int:
 def what_fits(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
 ) -> list[str]:
-    """Return changes of the run that make a step fit, each as an option of ``audit``."""
+    """Return options of ``audit`` that make a step fit, each sufficient by itself."""
     return list(_fitting(captured, runtime, machine, trains, batch))
 
 
@@ -128,8 +129,8 @@ def _fitting(
     if (most := int((memory.available - fixed) // max(per_sequence, 1.0))) >= 1:
         yield f"--batch {most}"
     if trains and not runtime.recompute:
-        again = memory_of(captured, replace(runtime, recompute=True), machine, trains)
-        if again.fits:
+        recomputing = memory_of(captured, replace(runtime, recompute=True), machine, trains)
+        if recomputing.fits:
             yield "--recompute"
     for degree in _DEGREES:
         if degree > runtime.tp:

@@ -40,17 +40,18 @@ class Runtime:
 
     Attributes:
         kind: ``eager`` runs one operation at a time; ``compile`` fuses what lies between two GEMMs.
-        fuse: GEMMs of one input that are computed as one, of :data:`FUSIONS`.
+        fuse: groups of GEMMs with a common input that are computed as one: keys of :data:`FUSIONS`.
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
         loss_chunks: number of parts of the tokens into which the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``, which decides the bytes that its step moves.
-        attention: share of the peak that fused attention is assumed to reach; None for what was
-            measured.
+        attention: share of the peak that fused attention is assumed to reach; None to use measured
+            times.
         attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
-        causal_half: True if the attention kernel skips what a causal mask hides, half of the pairs.
-        skew: tokens go to one in this many experts, and each of these gets the same share.
+        causal_half: True if the attention kernel skips the half of the pairs that a causal mask
+            hides.
+        skew: only one in this many experts gets tokens, and each of those gets the same share.
     """
 
     kind: str = EAGER
@@ -71,7 +72,10 @@ class Runtime:
             check_option("--fuse", name, tuple(FUSIONS))
         check_counts(self, "tp", "loss_chunks")
         if self.attention is not None and not 0 < self.attention <= 1:
-            raise UserError("--attention takes a share of the peak above 0%.")
+            raise UserError(
+                f"--attention is {self.attention:.3g} of the peak; give a share above 0% and up to "
+                "100%."
+            )
         if not 1 <= self.skew < math.inf:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts alike) or more.")
 
@@ -101,29 +105,31 @@ class Runtime:
         products = list(captured.products)
         kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
-        said = [f"{role} as one GEMM" for role in fusing]
+        descriptions = [f"{role} as one GEMM" for role in fusing]
         if self.tp > 1:
-            said.append(
+            descriptions.append(
                 f"widths divided by {self.tp}; other operations are not divided, and "
                 "communication is not counted"
             )
         if self.recompute:
-            said.append("GEMMs of repeated layers are recomputed; other operations are not")
+            descriptions.append("GEMMs of repeated layers are recomputed; other operations are not")
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
-            said.append(f"the head is computed in {self.loss_chunks} parts")
+            descriptions.append(f"the head is computed in {self.loss_chunks} parts")
         if "attention" in kinds:
             masks = "as half" if self.causal_half else "in full"
             if self.attention is not None:
-                said.append(f"fused attention at {self.attention:.0%} of the peak")
-            said.append(f"causal masks counted {masks}")
+                descriptions.append(f"fused attention at {self.attention:.0%} of the peak")
+            descriptions.append(f"causal masks counted {masks}")
         if "grouped" in kinds:
-            who = f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
-            said.append(f"experts: {who} the same share of the tokens")
-        return said
+            recipients = (
+                f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
+            )
+            descriptions.append(f"experts: {recipients} the same share of the tokens")
+        return descriptions
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge GEMMs of one input into one. Their positions change, so ``of`` is set again."""
+    """Merge GEMMs that share an input into one. Positions change, so ``of`` is updated."""
     # 1. Group the forward GEMMs by parent module and input. The first one leads its group.
     leaders: dict[tuple[str, int], int] = {}
     leader_of: dict[int, int] = {}
@@ -135,14 +141,14 @@ def _fused(products: list[Product], role: str) -> list[Product]:
     members = {
         leader: [p for p, of in leader_of.items() if of == leader] for leader in leaders.values()
     }
-    whole = {leader for leader, those in members.items() if len(those) == len(FUSIONS[role])}
+    complete = {leader for leader, group in members.items() if len(group) == len(FUSIONS[role])}
     # 3. Keep the leader of each group, made wider by the others, and drop the others. The
     # gradients of a group have the places of their forward GEMMs in ``of``, and do the same.
     kept: list[Product] = []
     places: dict[int, int] = {}
     for place, product in enumerate(products):
         leader = leader_of.get(product.of)
-        if leader not in whole:
+        if leader not in complete:
             places[place] = len(kept)
             kept.append(product)
         elif product.of == leader:
@@ -229,8 +235,8 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
 
 def _twice(product: Product) -> list[Product]:
     """Return an operation and, if the backward pass recomputes it, a second copy."""
-    again = product.pass_ == FORWARD and product.repeated
-    return [product, replace(product, pass_=RECOMPUTED)] if again else [product]
+    recomputed = product.pass_ == FORWARD and product.repeated
+    return [product, replace(product, pass_=RECOMPUTED)] if recomputed else [product]
 
 
 def _skewed(product: Product, skew: float) -> Product:

@@ -23,9 +23,9 @@ class TimeSum(NamedTuple):
 class SumChange(NamedTuple):
     """Total time of operations of one kind before a change, and its ratio to the time after it.
 
-    The ratio has its 90% interval. ``in_sums`` are the factors by which the interval of the time
-    after the change is wider in a step: of the half where it takes less, and of the half where it
-    takes more (:func:`analysis.model.sum_errors.change_factors`).
+    The ratio comes with its 90% interval. ``in_sums`` are the factors by which both halves of the
+    interval of the time after the change are wider in a step: first the half of shorter times, then
+    the half of longer times (:func:`analysis.model.sum_errors.change_factors`).
     """
 
     before: float
@@ -34,7 +34,7 @@ class SumChange(NamedTuple):
 
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
-    """Return the sum of times, each of which has an interval: (time, lo, hi)."""
+    """Add up times that are given with their intervals, as (time, lo, hi)."""
     time = math.fsum(part[0] for part in parts)
     below = together(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
     above = together(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
@@ -44,7 +44,7 @@ def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
 def gain_of_step(
     step: float, changes: Sequence[SumChange], more: float = 0.0, unsure: float = 0.0
 ) -> Gain:
-    """Return what a step gains if some of its operations change.
+    """Return the gain of a step if some of its operations change.
 
     Args:
         step: time of the step before the change.
@@ -55,11 +55,11 @@ def gain_of_step(
     # 1. The time of each operation after the change, and both halves of its interval.
     after = [change.before / change.ratio[0] for change in changes]
     both = list(zip(after, changes, strict=True))
-    less = np.array([c.in_sums[0] * a * (1 - c.ratio[0] / c.ratio[2]) for a, c in both])
-    worse = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
+    shorter = np.array([c.in_sums[0] * a * (1 - c.ratio[0] / c.ratio[2]) for a, c in both])
+    longer = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
     # 2. The time of the step after the change, with its interval, as gains.
-    now = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
-    low = math.hypot(float(together(less, CHANGE_CORRELATION)), unsure)
-    high = math.hypot(float(together(worse, CHANGE_CORRELATION)), unsure)
-    best = max(now - low, 1e-3 * now)
-    return Gain(step / now - 1, step / (now + high) - 1, step / best - 1)
+    step_after = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
+    low = math.hypot(float(together(shorter, CHANGE_CORRELATION)), unsure)
+    high = math.hypot(float(together(longer, CHANGE_CORRELATION)), unsure)
+    best = max(step_after - low, 1e-3 * step_after)
+    return Gain(step / step_after - 1, step / (step_after + high) - 1, step / best - 1)

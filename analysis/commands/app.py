@@ -38,7 +38,7 @@ def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) 
     """Return the problems of the command line; those of a file come last, in its order.
 
     Raises:
-        UserError: if none is given.
+        UserError: if no problem is given.
     """
     parsed = parse_problems(gemm, conv)
     if file is not None:
@@ -49,7 +49,7 @@ def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) 
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return what answers about a machine rest on, and print a note if it is not calibrated yet."""
+    """Return what answers about a machine rest on; print a note if it is not calibrated yet."""
     basis = find_basis(machine, results)
     if not basis.calibrated:
         note(
@@ -62,8 +62,7 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Return the recording of a machine with the model fitted to it.
 
-    A note says if scikit-learn is missing: a checkout may run on a node that has no package index
-    to install it from.
+    Print a note if scikit-learn is missing, as on a node without access to a package index.
     """
     from analysis.model.fitted import analyse
 

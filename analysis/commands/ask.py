@@ -77,20 +77,20 @@ def predict_command(
 
     calls = [parse_attention(text) for text in attention or ()]
     asked = problems(gemm, conv, file) if gemm or conv or file or not calls else []
-    wanted: Sequence[str | None] = machines or [None]
+    names: Sequence[str | None] = machines or [None]
     columns = []
-    for basis in [basis_of(machine, results) for machine in wanted]:
+    for basis in [basis_of(machine, results) for machine in names]:
         times = times_of(asked, basis) if asked else []
         columns.append([*times, *(attention_row(call, basis, attention_kernel) for call in calls)])
-    rows = [row for beside in zip(*columns, strict=True) for row in beside]
+    rows = [row for shape_rows in zip(*columns, strict=True) for row in shape_rows]
     if json:
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
     for row in rows:
-        where = f"{row['machine']}: " if len(columns) > 1 else ""
+        prefix = f"{row['machine']}: " if len(columns) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
         print(
-            f"{where}{row['problem']}: {measured}{row['time_us']:.2f} µs "
+            f"{prefix}{row['problem']}: {measured}{row['time_us']:.2f} µs "
             f"({row['lo_us']:.2f}–{row['hi_us']:.2f} µs), {rate(row['tflops'])}, "
             f"{row['explanation']}."
         )
@@ -122,7 +122,7 @@ def recommend_command(
         typer.Option(
             "--measure",
             help=(
-                "Time the best candidates here and re-time the winners. Without a shape: those "
+                "Time the best candidates here and re-time the winners. Without a shape: do so "
                 "for all measured shapes, for the recommendation table."
             ),
         ),

@@ -63,7 +63,9 @@ def audit_command(
         ),
     ] = None,
     causal: Annotated[str, typer.Option(help="Count causal attention: half or full.")] = "half",
-    skew: Annotated[float, typer.Option(help="One expert in so many gets tokens.")] = 1.0,
+    skew: Annotated[
+        float, typer.Option(help="Expert skew: one in this many experts gets tokens.")
+    ] = 1.0,
     vary: Annotated[str, typer.Option(help="Dimensions to vary: hidden,ffn.")] = "",
     tries: Annotated[
         list[str] | None,
@@ -75,7 +77,9 @@ def audit_command(
     multiple: Annotated[
         int | None, typer.Option(min=1, help="Propose only widths that are multiples of this.")
     ] = None,
-    parameters: Annotated[str, typer.Option(help="Largest growth in parameters.")] = "1%",
+    parameters: Annotated[
+        str, typer.Option(help="Largest growth in parameters of the joint change.")
+    ] = "1%",
     arg: Annotated[
         list[str] | None, typer.Option("--arg", help="Model size, hidden=4096; repeatable.")
     ] = None,
@@ -104,7 +108,8 @@ def audit_command(
     """
     from sweeps.capture.known_names import check_model
 
-    check_model(model)  # before anything that takes seconds
+    # 1. Check the arguments; those that need no imports of seconds come first.
+    check_model(model)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
     from analysis.audit.audit import LeverSearch, audit
@@ -125,7 +130,7 @@ def audit_command(
             raise UserError(
                 f"{file.parent} is not a folder, so {file.name} cannot be written there."
             )
-    how = Runtime(
+    run_options = Runtime(
         runtime,
         names_in(fuse or None, "fuse"),
         tp,
@@ -146,39 +151,41 @@ def audit_command(
         _tries(tries or []),
     )
 
-    def on(*bases: Basis) -> list[Audit]:
-        return audit(source, step, how, list(bases), search)
+    # 2. Audit on each machine; with --measure, on this one, with new measurements.
+    def audit_on(*bases: Basis) -> list[Audit]:
+        return audit(source, step, run_options, list(bases), search)
 
     if measure:
         if len(machines) > 1:
             raise UserError("--measure times on this machine; name no other machine.")
         request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
-        found = measured_audit(on, machines[0], request)
+        audits = measured_audit(audit_on, machines[0], request)
     else:
-        found = on(*bases)
+        audits = audit_on(*bases)
+    # 3. Print the audits, and write the files that were asked for.
     if json:
-        documents = [each.to_json() for each in found]
+        documents = [result.to_json() for result in audits]
         print_json(documents if len(documents) > 1 else documents[0])
-    elif len(found) > 1:
-        print(as_comparison([each.report for each in found]))
+    elif len(audits) > 1:
+        print(as_comparison([result.report for result in audits]))
     else:
-        print(found[0])
-    for each in found:
-        note(f"{each.account.machine}: {sources(each.report)}.")
+        print(audits[0])
+    for result in audits:
+        note(f"{result.account.machine}: {sources(result.report)}.")
     if csv is not None:
         import pandas as pd
 
-        frames = [each.products.assign(machine=each.account.machine) for each in found]
+        frames = [result.products.assign(machine=result.account.machine) for result in audits]
         pd.concat(frames).to_csv(csv, index=False)
     if markdown is not None:
-        pages = [each.markdown() for each in found]
+        pages = [result.markdown() for result in audits]
         markdown.write_text("\n".join(pages), encoding="utf-8")
     if plots is not None:
         from analysis.plots.audit import plot_levers, plot_step
 
         make_folder(plots)
-        plot_step({e.account.machine: e.account for e in found}, f"{model}, {mode}", plots)
-        plot_levers({e.account.machine: e.levers for e in found}, f"{model}, {mode}", plots)
+        plot_step({e.account.machine: e.account for e in audits}, f"{model}, {mode}", plots)
+        plot_levers({e.account.machine: e.levers for e in audits}, f"{model}, {mode}", plots)
 
 
 def measured_audit(
@@ -187,11 +194,11 @@ def measured_audit(
     """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
     Everything is timed once, in shuffled rounds. The shapes that the best lever changes are then
-    re-timed together with the original ones, in other processes. All measurements become part of
-    the machine's recording.
+    re-timed together with the original ones, in other processes. All measurements are added to the
+    machine's recording.
 
     Raises:
-        UserError: if another machine is meant, or this one is too disturbed to say anything.
+        UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable
@@ -223,6 +230,7 @@ def measured_audit(
 
 
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
+    """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``."""
     tries: dict[str, list[int]] = {}
     for text in arguments:
         name, _, values = text.partition("=")
@@ -236,6 +244,7 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 
 
 def _sizes(arguments: list[str]) -> dict[str, int]:
+    """Return the size of each dimension from arguments such as ``hidden=4096``."""
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")

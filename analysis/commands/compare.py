@@ -1,4 +1,4 @@
-"""``compare``: two recordings, or the hand-written kernels and the vendor library."""
+"""``compare``: compare two recordings, or hand-written kernels with the vendor library."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ def compare_command(
     """Compare two recordings of one machine. Exits 1 if any case is slower or lost its time."""
     if kernels:
         if new is not None or fail_ambiguous is not None:
-            raise UserError("--kernels takes one recording and no --fail-ambiguous.")
+            raise UserError(
+                "--kernels is about one recording; leave the second one and --fail-ambiguous out."
+            )
         _compare_kernels(old, results, json)
         return
     if old is None or new is None:
-        raise UserError("give two recordings, or --kernels.")
+        raise UserError("give two recordings to compare, or one and --kernels.")
     _compare_recordings(old, new, fail_ambiguous, results, json)
 
 

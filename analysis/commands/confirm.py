@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_CANDIDATES = 4  # guesses that are measured for each query of the user
+_CANDIDATES = 4  # guesses to measure for each query of the user
 _LEAST_SECONDS = 10.0  # smallest time limit for them; a quiet machine needs far less
 GUESSES = 2
 """Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
@@ -58,6 +58,7 @@ def measure_best_guesses(
     from sweeps.running.request import Request
     from sweeps.sharing.gpus import choose_gpus
 
+    # 1. Load this machine's recording; only a usable one shows which changes are promising.
     begin = time.monotonic()
     if gpus:
         gpu = next(iter(choose_gpus(gpus, device)))
@@ -65,10 +66,11 @@ def measure_best_guesses(
     slug = select_device(device, gpu).machine.slug
     recording = load_runs(find_recording(slug, results))
     if recording.public:
-        raise UserError(f"{slug} has no own recording yet; run {target('sweep', 'run')} first.")
+        raise UserError(f"{slug} was not measured here yet; run {target('sweep', 'run')} first.")
     if recording.unusable:
         note("Nothing is confirmed: the run is unusable.")
         return
+    # 2. Find trials, and estimate what each costs. What a stopped call timed is free.
     seconds = parse_seconds(budget)
     if seconds is None:
         seconds = left_for_confirming(results / slug)
@@ -76,20 +78,21 @@ def measure_best_guesses(
     trials = open_trials(analyse_machine(slug, results), GUESSES)
     # Subtract the time of the search, which on a CPU is a large part of the small budget.
     seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
-    asked = recording.products
-    explored = read_measurements(asked[asked["sweep"] == CONFIRM], recording)
+    rows = recording.products
+    explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
     cost = {
         way: (0.0 if way[1] in explored.times_of(way[0]) else exploring, confirming)
         for way, (exploring, confirming) in seconds_of(
             [way for trial in trials for way in trial.ways], machine_here(request)
         ).items()
     }
+    # 3. Measure the most promising trials that fit the budget, and keep time to re-time the best.
     chosen = affordable(trials, cost, seconds)
     if not chosen:
-        more = (
+        reason = (
             "the budget is too small for any change" if trials else "no change is expected to gain"
         )
-        note(f"Nothing is confirmed: {more}.")
+        note(f"Nothing is confirmed: {reason}.")
         return
     note(f"Measuring the best candidates of {len(chosen)} of {len(trials)} queries …")
     left = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
@@ -101,17 +104,17 @@ def measure_questions(
 ) -> Basis:
     """Measure the best guesses for problems on this machine; return what answers then rest on.
 
-    What was measured before is not measured again.
+    Earlier measurements are not repeated.
 
     Raises:
-        UserError: if another machine is meant, or this one is too disturbed to say anything.
+        UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
     from sweeps.running.confirming import other_implementations, seconds_of
 
     basis = basis_here(machine, request)
-    here = basis.model.machine
+    this_machine = basis.model.machine
     near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(
@@ -121,7 +124,7 @@ def measure_questions(
             basis.library(problem),
             question,
             _CANDIDATES,
-            other_implementations(problem, here),
+            other_implementations(problem, this_machine),
         )
         for problem in asked
     ]
@@ -129,7 +132,7 @@ def measure_questions(
     if not open_trials:
         note("There is nothing left to measure.")
         return basis
-    cost = seconds_of([way for trial in open_trials for way in trial.ways], here)
+    cost = seconds_of([way for trial in open_trials for way in trial.ways], this_machine)
     exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=exploring), quickly=True)
     return usable(folder, request)
@@ -139,7 +142,7 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     """Return what answers about this machine rest on before anything is measured for them.
 
     Raises:
-        UserError: if another machine is meant, or the device cannot be used.
+        UserError: if ``machine`` is not this machine, or the device cannot be used.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -164,7 +167,7 @@ def usable(folder: Path, request: Request) -> Basis:
     """Return what answers rest on after measuring, unless the measurements are unusable.
 
     Raises:
-        UserError: if the machine was too disturbed to say anything.
+        UserError: if the new measurements are unusable.
     """
     from analysis.model.basis import find_basis
     from analysis.recordings.runs import health_lines, load_runs
@@ -182,12 +185,12 @@ def usable(folder: Path, request: Request) -> Basis:
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
     """Time the candidates of trials, then re-time the best of each; return the recording's folder.
 
-    The request's budget is for the candidates. ``quickly`` says that somebody waits for the result.
+    The request's budget is for the candidates. With ``quickly``, a user waits for the result.
 
     Raises:
-        UserError: if the device cannot be used, if another process is measuring, or if somebody
-            waits and nothing was measured in the time.
-        KeyboardInterrupt: after what was measured is folded into the recording.
+        UserError: if the device cannot be used, if another process is measuring, or, with
+            ``quickly``, if nothing was timed within the budget.
+        KeyboardInterrupt: after the measurements were folded into the recording.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.trials import pairs_to_confirm

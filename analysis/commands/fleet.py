@@ -1,4 +1,4 @@
-"""``fleet``: find the slow ones among several GPUs of one model, and say why."""
+"""``fleet``: find the slow GPUs among several of one model, and say why they are slow."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def fleet_command(
         if plot is not None:
             note(f"The plot is in {plot}")
     if json:
-        alone = (place / "run.json").exists()
-        print_json(documents[0] if alone else documents)
+        single = (place / "run.json").exists()
+        print_json(documents[0] if single else documents)
 
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:

@@ -1,4 +1,4 @@
-"""``import`` and ``machines``: public tables as recordings, and what is known of every machine."""
+"""``import`` and ``machines``: import public tables, and list what is known of every machine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,11 @@ def import_command(
     layout: Annotated[
         str,
         typer.Option(
-            "--layout", help=("Layout of all rows, likewise: nn, nt, tn or tt; nt is y = x Wᵀ.")
+            "--layout",
+            help=(
+                "Layout of all rows of a CSV file that has no such column: nn, nt, tn or tt; nt is "
+                "y = x Wᵀ."
+            ),
         ),
     ] = "",
     results: ResultsOption = RESULTS,
@@ -85,54 +89,58 @@ def import_command(
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
         raise UserError("no table belongs to a machine in machines.toml.")
-    wanted = by_slug
+    chosen = by_slug
     if machine != _ALL:
         slug = slug_meant(machine, known_machines())
         if slug not in by_slug:
             raise UserError(
                 f"there is no table for {slug}; there are tables for {', '.join(by_slug)}."
             )
-        wanted = {slug: by_slug[slug]}
-    todo = {slug: t for slug, t in wanted.items() if not _is_imported(t, folder_of(results, slug))}
-    for slug in sorted(wanted.keys() - todo.keys()):
+        chosen = {slug: by_slug[slug]}
+    missing = {
+        slug: t for slug, t in chosen.items() if not _is_imported(t, folder_of(results, slug))
+    }
+    for slug in sorted(chosen.keys() - missing.keys()):
         kept = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
-        note(f"{slug}: already imported, {wanted[slug].source}{kept}.")
-    if todo:
-        _import_all(todo, tables, results)
+        note(f"{slug}: already imported, {chosen[slug].source}{kept}.")
+    if missing:
+        _import_all(missing, tables, results)
 
 
-def _import_file(path: Path, machine: str, told: FileDefaults, results: Path) -> None:
+def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
     """Import a user's file as a recording."""
     if machine == _ALL:
         raise UserError(f"name the machine that {path} was measured on: --machine SLUG.")
-    if told.dtype and told.dtype not in DTYPE_BYTES:
-        raise UserError(f"--dtype is {told.dtype!r}; {nearest(told.dtype, DTYPE_BYTES)}")
-    if told.layout and told.layout not in GEMM_LAYOUTS:
-        raise UserError(f"--layout is {told.layout!r}; {nearest(told.layout, GEMM_LAYOUTS)}")
-    here = known_machine(machine)
-    if (results / here.slug / "run.json").exists():
+    if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
+        raise UserError(f"--dtype is {defaults.dtype!r}; {nearest(defaults.dtype, DTYPE_BYTES)}")
+    if defaults.layout and defaults.layout not in GEMM_LAYOUTS:
         raise UserError(
-            f"{here.slug} already has its own recording in {results}, which answers use first; "
+            f"--layout is {defaults.layout!r}; {nearest(defaults.layout, GEMM_LAYOUTS)}"
+        )
+    target = known_machine(machine)
+    if (results / target.slug / "run.json").exists():
+        raise UserError(
+            f"{target.slug} already has its own recording in {results}, which answers use first; "
             "choose another folder with --results."
         )
-    ours = path.is_dir() or path.name == "measurements.csv"
-    if ours and not (path if path.is_file() else path / "measurements.csv").exists():
+    is_recording = path.is_dir() or path.name == "measurements.csv"
+    if is_recording and not (path if path.is_file() else path / "measurements.csv").exists():
         raise UserError(f"{path} has no measurements.csv; give a file of times.")
-    folder = folder_of(results, here.slug)
-    if path.exists() and is_complete(folder) and is_same_file(folder, path, told):
-        note(f"{here.slug}: already imported, {path}.")
+    folder = folder_of(results, target.slug)
+    if path.exists() and is_complete(folder) and is_same_file(folder, path, defaults):
+        note(f"{target.slug}: already imported, {path}.")
         return
-    timings = None if ours else read_timings(path, told)
-    timings = timings or read_public(path, here)
-    folder = write_timings(timings, path, told, here, results)
-    print(f"{here.slug}: {_finish(folder, None, ())}")
-    note(f"{here.slug}: {timings.how}, {timings.cache}; {folder}.")
+    timings = None if is_recording else read_timings(path, defaults)
+    timings = timings or read_public(path, target)
+    folder = write_timings(timings, path, defaults, target, results)
+    print(f"{target.slug}: {_finish(folder, None, ())}")
+    note(f"{target.slug}: {timings.how}, {timings.cache}; {folder}.")
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
-    """Return True if the folder was completely imported from this table, with today's intervals.
+    """Return True if the folder has a complete import of this table, with today's intervals.
 
-    If a user's file is imported there, the table only has to be among its collections, as its
+    If the folder has a user's file instead, the table only has to be among its collections, as a
     prior.
     """
     files = (COLLECTIONS, attention_basis.FILE)
@@ -151,24 +159,25 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 
 
 def _import_all(
-    tables: Mapping[str, PublicTable], every: Sequence[PublicTable], results: Path
+    tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, one per core: growing the trees of one keeps a core busy."""
+    """Import tables in parallel, one per core, because growing trees keeps a core busy."""
     note(f"Calibrating on the public tables of {len(tables)} machines, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {
-            pool.submit(_import_one, table, every, results): slug for slug, table in tables.items()
+            pool.submit(_import_one, table, all_tables, results): slug
+            for slug, table in tables.items()
         }
         for job in as_completed(jobs):
             print(f"{jobs[job]}: {job.result()}")
 
 
 def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path) -> str:
-    """Write a table's recording and everything that follows from it; return a summary.
+    """Write a table's recording and all results that follow from it; return a summary.
 
-    If a user's file was imported for the machine, the recording remains that of the file, and the
-    table becomes its prior.
+    If a user's file was imported for the machine, the file remains the recording, and the table
+    becomes its prior.
     """
     machine, folder = known_machine(table.slug), folder_of(results, table.slug)
     others = [t for t in tables if t.slug == table.slug and t.path != table.path]
@@ -182,12 +191,12 @@ def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path
 
 
 def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTable]) -> str:
-    """Calibrate an imported recording and write all that follows from it; return a summary.
+    """Calibrate an imported recording and write all results that follow; return a summary.
 
     Args:
         folder: folder of the recording.
         table: the table that was imported; None for a user's file.
-        tables: all tables that there are, to judge this one by.
+        tables: all public tables, which serve to judge this one.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

@@ -1,4 +1,4 @@
-"""``page``: write results as a page that answers in a browser."""
+"""``page``: write results as an interactive page for a browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _OLDEST_BOKEH = (3, 6)
 def page_command(
     places: Annotated[
         list[str] | None,
-        typer.Argument(help="Machines or recordings' folders, shown together."),
+        typer.Argument(
+            help="Machines or folders of recordings to show together [default: measured last]."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -41,10 +43,10 @@ def page_command(
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Write results as one HTML file, which needs no network."""
-    lack = lacks_page()
-    if lack:
-        raise UserError(f"the page {lack}.")
+    """Write results as one HTML file that needs no network."""
+    missing = lacks_page()
+    if missing:
+        raise UserError(f"the page {missing}.")
     from analysis.model.fitted import analyse
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
@@ -79,7 +81,7 @@ def write_page(
     from sweeps.store import make_folder, write_whole
 
     reports = [
-        _report(analysis, build_table(analysis) if known is None else known)
+        _page_report(analysis, build_table(analysis) if known is None else known)
         for analysis, known in zip(analyses, advice, strict=True)
     ]
     path = output or analyses[0].recording.folder / PAGE
@@ -89,10 +91,10 @@ def write_page(
 
 
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
-    """Write the page after another command; print a note if its extra is not installed."""
-    lack = lacks_page()
-    if lack:
-        note(f"{PAGE} is left out: it {lack}.")
+    """Write the page after another command; if that fails, print a note and return None."""
+    missing = lacks_page()
+    if missing:
+        note(f"{PAGE} is left out: it {missing}.")
         return None
     try:
         return write_page([analysis], [advice])
@@ -102,32 +104,32 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
 
 
 def renewed_page(folder: Path) -> Path | None:
-    """Rewrite the page of a folder to which something was added.
+    """Rewrite a recording's page after its folder changed; return the file.
 
-    None if the folder has no measurements.
+    None if the folder has no measurements, or the page cannot be written.
     """
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
 
-    # A folder of only rules has no page, and that of an imported table has its rules already.
+    # A folder with only rules has no page, and the page of an imported table already has its rules.
     if not (folder / "measurements.csv").exists():
         return None
     return add_page(analyse(load_runs(folder)))
 
 
-def _report(analysis: Analysis, advice: list[Advice]) -> PageReport:
+def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
 
     folder = analysis.recording.folder
     folders = (folder, folder.parent / "rules" / folder.name)
     steps = [step for folder in folders for step in read_profiled_steps(folder)]
-    rules = next((rows for folder in folders if (rows := _rules(folder))), [])
+    rules = next((rows for folder in folders if (rows := _read_rules(folder))), [])
     return PageReport(analysis, advice, rules, steps)
 
 
-def _rules(folder: Path) -> list[RuleResult]:
-    """Return the verdicts that were written next to a recording; empty if there are none.
+def _read_rules(folder: Path) -> list[RuleResult]:
+    """Read the verdicts on rules from a recording's folder; empty if there are none.
 
     Raises:
         UserError: if the file is damaged.

@@ -1,4 +1,4 @@
-"""``plot``: the plots of a recording, and the lesson about waves for one class of GEMM."""
+"""``plot``: draw the plots of a recording, or the lesson about waves for one N and K."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plot_command(
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
-        raise UserError("wave is drawn by itself: name no other plot with it.")
+        raise UserError("wave is drawn by itself; leave the other names out.")
     if names == [_WAVE]:
         if sweep is not None or (find and (n or k or m)) or (json and not find):
             raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")

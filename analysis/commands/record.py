@@ -1,4 +1,4 @@
-"""``record``: record all that a machine can tell, by running the other commands."""
+"""``record``: record everything that a machine can tell, by running the other commands."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def record_command(
 ) -> None:
     """Record everything that this machine can tell. The most valuable parts come first.
 
-    Run it again as often as you like: it begins from what is there.
+    Run it again at any time: it continues from what is already recorded.
     """
     began = time.monotonic()
-    results = results.resolve()  # commands run in the checkout, wherever this one was started
+    results = results.resolve()  # the commands run in another folder, the checkout
     parts = select_parts(all_parts(), part or [])
-    where = ["--device", device, "--gpu", str(gpu)]
+    device_options = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
         raise UserError("--machine and --cores need --plan: only this machine can be recorded.")
     if machine is not None:
@@ -74,12 +74,12 @@ def record_command(
         print("\n".join(plan_lines(parts, machine, cores)))
         return
     seconds = parse_seconds(budget)
-    place = find_place(results, where)
+    place = find_place(results, device_options)
     seconds = seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s.")
     run = partial(run_command, INTERPRETER)
-    recorder = Recorder(place, parts, seconds, where, note, run, began=began)
+    recorder = Recorder(place, parts, seconds, device_options, note, run, began=began)
     if plan:
         print("\n".join(recorder.plan()))
         return

@@ -1,4 +1,4 @@
-"""``calibrate``, ``table`` and ``report``: write what follows from a recording."""
+"""``calibrate``, ``table`` and ``report``: write the results that follow from a recording."""
 
 from __future__ import annotations
 

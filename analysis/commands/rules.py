@@ -1,4 +1,4 @@
-"""``rules``: judge the field's rules, and report who uses Tensor Cores."""
+"""``rules``: judge the field's rules, and report which operations use Tensor Cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def rules_command(
     results: ResultsOption = RESULTS,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Public table to judge instead, of a known machine."),
+        typer.Option(
+            "--table", help="Public table to judge instead of a recording; needs --machine."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Dtype of the table to judge.")
@@ -42,7 +44,7 @@ def rules_command(
             "--tensor-cores",
             help=(
                 "Show only which operations could use Tensor Cores, which "
-                "do, and the rest of the time."
+                "do, and their shares of the time."
             ),
         ),
     ] = False,
@@ -53,7 +55,7 @@ def rules_command(
         ),
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Folder for the cheat sheet of that table.")
+        Path | None, typer.Option("--plots", help="Folder for the plot of --table or --imported.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -67,11 +69,13 @@ def rules_command(
         return
     if tensor_cores:
         if imported or table is not None or plots is not None:
-            raise UserError("--tensor-cores takes only --machine, --sweep and --results.")
+            raise UserError(
+                "--tensor-cores is about one recording; leave --imported, --table and --plots out."
+            )
         _show_steps(machine, sweep, results, json)
         return
     if sweep is not None:
-        raise UserError("--sweep is for --tensor-cores.")
+        raise UserError("--sweep needs --tensor-cores.")
     if imported:
         if machine is not None or table is not None:
             raise UserError(
@@ -98,6 +102,7 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
+    """Print the verdicts of all imported tables, and plot them if a folder is given."""
     from analysis.plots.rules_overview import write_overview
     from analysis.rules.inputs import imported_rules
 
@@ -150,7 +155,7 @@ def _judge_table(
 
 
 def _show_steps(machine: str | None, sweep: str | None, results: Path, json: bool) -> None:
-    """Print which operations could use Tensor Cores, which do, and what faster ones could give."""
+    """Print which operations could use Tensor Cores, which do, and what that could speed up."""
     from analysis.rules.inputs import rule_inputs
     from analysis.rules.tensor_cores import step_json, step_markdown, sweep_step
 

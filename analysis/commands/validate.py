@@ -78,10 +78,12 @@ def validate_command(
     ] = False,
     again: Annotated[
         Path | None,
-        typer.Option("--again", help=("The same grid measured again, as the noise floor.")),
+        typer.Option(
+            "--again", help=("File of the same grid measured again, for the noise floor.")
+        ),
     ] = None,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Add what following the advice is worth.")
+        bool, typer.Option("--advice", help="Add the value of following the advice.")
     ] = False,
     measured: Annotated[
         str | None,
@@ -105,26 +107,28 @@ def validate_command(
     from analysis.validation.validation_report import advice_text, curve_text, validation_text
 
     if holdout not in HOLDOUTS:
-        raise UserError(f"--holdout takes {' or '.join(HOLDOUTS)}, not {holdout!r}.")
+        raise UserError(f"--holdout must be {' or '.join(HOLDOUTS)}, not {holdout!r}.")
     if dtype is not None and dtype not in DTYPE_BYTES:
         raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
     counts = _parse_counts(measured)
     if counts and not (advice and again):
         raise UserError("--measured needs --advice and --again FILE, the repeated measurements.")
-    here = _machine_of(file, machine)
-    source = read_source(file, here, dtype)
+    # 1. Read the file, and judge the model that is calibrated on part of its rows.
+    judged_machine = _machine_of(file, machine)
+    source = read_source(file, judged_machine, dtype)
     if algorithm is not None:
         source = source.by_algorithm(algorithm)
     rows = _parse_count(calibrate)
     if prior == _NONE:
-        validation = validate(source, here, rows, seed, holdout, constants)
+        validation = validate(source, judged_machine, rows, seed, holdout, constants)
     else:
         if constants is not None:
             raise UserError("give either --prior or --constants: a prior includes constants.")
-        named = named_collections(prior, file, here, source.dtype)
-        validation = validate_with_prior(source, here, named, rows, seed, holdout)
-    points = learning_curve(source, here, seed) if curve else []
-    repeated = read_source(again, here, dtype) if again else None
+        named = named_collections(prior, file, judged_machine, source.dtype)
+        validation = validate_with_prior(source, judged_machine, named, rows, seed, holdout)
+    # 2. Add what the options ask for: learning curve, noise floor, plots and the value of advice.
+    points = learning_curve(source, judged_machine, seed) if curve else []
+    repeated = read_source(again, judged_machine, dtype) if again else None
     floor = noise_floor(source, repeated) if repeated else None
     if plots is not None:
         from analysis.plots.model_quality import write_validation_plots
@@ -136,6 +140,7 @@ def validate_command(
     judged = validation.tested
     tested = Query.with_implementations(judged.problems, judged.implementations, judged.warm)
     speed = _shapes_per_second(validation.model, tested)
+    # 3. Print everything, as JSON or as text.
     if json:
         extra: dict[str, Any] = {}
         if worth is not None:
@@ -146,18 +151,18 @@ def validate_command(
     physics, full = speed["physics"], speed["full"]
     print(validation_text(validation))
     print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
-    told = advice_text(worth, by_measuring) if worth else ""
-    for text in (curve_text(points, floor), told):
+    advice_lines = advice_text(worth, by_measuring) if worth else ""
+    for text in (curve_text(points, floor), advice_lines):
         if text:
             print(f"\n{text}")
 
 
 def _parse_count(text: str) -> int | None:
-    """Return a number of rows; None for ``all``, which is all that the hold-out leaves."""
+    """Return a number of rows; None for ``all``, which means all rows that are not held out."""
     if text == "all":
         return None
     if not text.isdecimal():
-        raise UserError(f"--calibrate takes a number of rows or all, not {text!r}.")
+        raise UserError(f"--calibrate must be a number of rows or all, not {text!r}.")
     return int(text)
 
 
@@ -165,7 +170,7 @@ def _parse_counts(text: str | None) -> list[int]:
     """Return counts such as ``1,2,4``; empty for None."""
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UserError(f"--measured takes counts such as 1,2,4, not {text!r}.")
+        raise UserError(f"--measured must be counts such as 1,2,4, not {text!r}.")
     return [int(word) for word in words]
 
 
@@ -190,7 +195,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    The shapes are given as arrays. ``physics`` is without the residual, ``full`` with everything.
+    The shapes are given as arrays. ``physics`` is the rate of the formula without the residual,
+    ``full`` that of the whole model.
     """
     group = str(query.groups()[0])
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])

@@ -1,9 +1,10 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-A case is the same problem, implementation and config. For a hand-written kernel, it is the config
-that each version chose. A ratio is the new time over the old one. Its interval has 99% confidence,
-because a comparison judges hundreds of cases. It combines the intervals of both medians with the
-difference of medians between processes (:mod:`analysis.recordings.repetition`).
+Cases match if they have the same problem, implementation and config. A config that a hand-written
+kernel chose matches the one that its other version chose. A ratio is the new time over the old one.
+Its interval has 99% confidence, because a comparison judges hundreds of cases. It combines the
+intervals of both medians with the difference of medians between processes
+(:mod:`analysis.recordings.repetition`).
 
 The verdicts are:
 
@@ -45,8 +46,8 @@ class Comparison:
     """Cases that both recordings timed, and those that only one of them timed.
 
     ``table`` has the identity of each case, problem, class, old_us, new_us, ratio, ratio_lo,
-    ratio_hi and verdict. ``lost`` has the cases that had a time and now have a reason for having
-    none.
+    ratio_hi and verdict. ``lost`` has the cases that the old recording timed and the new one failed
+    to time, with the reason.
     """
 
     old: Recording
@@ -63,7 +64,7 @@ class Comparison:
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Versions that differ, as (old, new); None where a recording does not have the version."""
+        """Versions that differ, as (old, new); None if a recording lacks one."""
         old, new = self.old.run["software"], self.new.run["software"]
         names = sorted({*old, *new})
         return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
@@ -184,7 +185,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return text for people: changed versions, counts, the worst cases, the classes."""
+    """Return a text of changed versions, counts, the most changed cases, and classes."""
     counts = comparison.counts()
     table = comparison.table
     versions = [f"{n} {a or '–'} → {b or '–'}" for n, (a, b) in comparison.software.items()]
@@ -225,16 +226,18 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows whose identities compare equal where a column does not apply.
+    """Prepare rows for matching: fill empty identities, and add the column ``choice``.
 
-    ``choice`` is the config. It is empty where a hand-written kernel has only one config for a
-    problem: this is the kernel's own choice, which may differ between versions.
+    ``choice`` is the config. It is empty if a hand-written kernel has only one config for a
+    problem, because this is the kernel's own choice, which may differ between versions.
     """
-    rest = [name for name in IDENTITY if name != "config"]
+    key_columns = [name for name in IDENTITY if name != "config"]
     filled = rows[list(IDENTITY)].astype(object)
     rows = rows.assign(**{k: filled[k].where(filled[k].notna(), "") for k in IDENTITY})
-    alone = ~rows.duplicated(rest, keep=False) & rows["implementation"].isin(list(HAND_WRITTEN))
-    return rows.assign(choice=rows["config"].where(~alone, ""))
+    single = ~rows.duplicated(key_columns, keep=False) & rows["implementation"].isin(
+        list(HAND_WRITTEN)
+    )
+    return rows.assign(choice=rows["config"].where(~single, ""))
 
 
 def _case(row: dict[Any, Any]) -> str:

@@ -1,7 +1,7 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
 A ratio is the vendor library's time over the kernel's, so above 1 the kernel is faster. The library
-is taken at its best, with its autotuner where that was measured too. A kernel runs with the config
+has its best time, including its autotuner's if that was measured. A kernel runs with the config
 that it chose without measuring. Where a sweep timed all candidates, the chosen config is also
 compared with the best of them.
 """
@@ -39,12 +39,11 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     Returns:
         The columns problem, op, class, family, config, library_us, time_us, ratio, ratio_lo,
         ratio_hi (of a repetition), found and best_config. ``found`` is the chosen config's speed
-        over that of the best candidate, at most 1. The last two are missing unless all candidates
-        were tried.
+        over that of the best candidate, at most 1. ``found`` and ``best_config`` are missing unless
+        all candidates were tried.
 
     Raises:
-        UserError: if there is no shape for which both a hand-written kernel and a library have a
-            time.
+        UserError: if no shape was timed with both a hand-written kernel and the vendor library.
     """
     rows = recording.products
     rows = with_steady_times(bursts(rows).reset_index(drop=True), recording)
@@ -60,7 +59,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
             "later."
         )
-    theirs = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
+    library_times = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
     table = pd.DataFrame(
         {
             "problem": pairs.index.get_level_values("problem"),
@@ -68,7 +67,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "config": pairs["config"].to_numpy(),
             "library_us": pairs["time_us_library"].to_numpy(),
             "time_us": pairs["time_us"].to_numpy(),
-            **{name: ratio.to_numpy() for name, ratio in steady_ratio(theirs, pairs).items()},
+            **{
+                name: ratio.to_numpy() for name, ratio in steady_ratio(library_times, pairs).items()
+            },
         }
     )
     complete = _fully_searched(recording)
@@ -82,7 +83,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """Return the problem's own class; tf32 with operands that are not K-major has a separate one.
+    """Return the problem's class; tf32 with operands that are not K-major has a separate one.
 
     Hopper's Tensor Cores take tf32 only from layout nt. Other layouts are slow with any kernel.
     """
@@ -149,13 +150,13 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     if any(sweep in _SEARCHES for sweep in plan["left_out"]):
         return set()
     rows = recording.rows[recording.rows["sweep"].isin(_SEARCHES)]
-    looked_at = Counter(zip(problems_of(rows), rows["implementation"], strict=True))
+    tried = Counter(zip(problems_of(rows), rows["implementation"], strict=True))
     planned = Counter(
         (as_problem(problem_of(case)), case["implementation"])
         for case in plan["cases"]
         if case["sweep"] in _SEARCHES
     )
-    return {key for key, count in planned.items() if looked_at[key] == count}
+    return {key for key, count in planned.items() if tried[key] == count}
 
 
 def _with_search(
@@ -167,8 +168,10 @@ def _with_search(
     rows = rows[[key in complete for key in zip(rows["problem"], rows["family"], strict=True)]]
     best = _fastest(rows, keys)[["time_us", "config"]]
     best.columns = pd.Index(["best_us", "best_config"])
-    same = _fastest(rows, [*keys, "config"])[["time_us"]].rename(columns={"time_us": "searched_us"})
-    table = table.join(best, on=keys).join(same, on=[*keys, "config"])
+    searched = _fastest(rows, [*keys, "config"])[["time_us"]].rename(
+        columns={"time_us": "searched_us"}
+    )
+    table = table.join(best, on=keys).join(searched, on=[*keys, "config"])
     table["found"] = table["best_us"] / table["searched_us"]
     return table.drop(columns=["best_us", "searched_us"])
 

@@ -1,6 +1,6 @@
-"""Build the page's charts with Bokeh: empty here, filled and filtered by its script.
+"""Build the page's charts with Bokeh. They are empty until the page's script fills them.
 
-The data of a chart are sources whose names the script knows. The script draws at most a few
+The script knows the names of the charts' data sources. The script draws at most a few
 thousand points at once, so that drawing takes no longer for larger recordings.
 """
 
@@ -33,14 +33,14 @@ _GOOD, _BAD = "#0072B2", "#D55E00"
 
 
 def shown_points() -> ColumnDataSource:
-    """Return the source of the points that are drawn now, on all charts of points."""
+    """Return an empty source for the points that all scatter charts currently show."""
     names = ("index", "x", "y", "lo", "hi", "expected", "measured", "error", "color", "marker")
     columns = [*names, *(text.removeprefix("@") for _, text in HOVER)]
     return ColumnDataSource({name: [] for name in columns}, name="shown")
 
 
 def scale_of(machines: Sequence[Machine]) -> float:
-    """Return what speeds in TFLOP/s are multiplied with on the roofline: 1, or 1,000 on a CPU."""
+    """Return the factor from TFLOP/s to the roofline's unit: 1, or 1,000 (GFLOP/s) on a CPU."""
     highest = max(peak / 1e12 for machine in machines for peak in machine.peaks.values())
     return 1.0 if highest >= _GIGA else 1e3
 
@@ -54,8 +54,8 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     speed = points["flops"] / points["time_us"] / 1e6 * scale
     used = set(points["dtype"])
     peaks = [m.peak(d) / 1e12 * scale for m in machines for d in m.peaks if d in used]
-    left, right = _around(points["intensity"])
-    low, high = _around(pd.concat([speed, pd.Series(peaks)]))
+    left, right = _log_range(points["intensity"])
+    low, high = _log_range(pd.concat([speed, pd.Series(peaks)]))
     chart = _figure(
         "roofline",
         "arithmetic intensity, FLOP per byte of minimum traffic",
@@ -84,14 +84,14 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     measured = chart.scatter(
         "x", "y", source=source, marker="marker", size=7, color="color", alpha=0.8, line_color=None
     )
-    _ask(chart, measured)
+    _add_interaction(chart, measured)
     return chart
 
 
-def _roof(chart: figure, machine: Machine, dtype: str, of: str, scale: float) -> None:
-    """Draw memory's slope up to the ridge, then the peak, labelled where the chart ends.
+def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float) -> None:
+    """Draw the slope of memory up to the ridge, then the peak, labelled where the chart ends.
 
-    The tags tell the page's script which colour line and label have in the dark.
+    The tags tell the page's script which colours the line and its label have in dark mode.
     """
     peak, ridge = machine.peak(dtype) / 1e12 * scale, machine.ridge(dtype)
     left, right = chart.x_range.start, chart.x_range.end
@@ -106,7 +106,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, of: str, scale: float) ->
         line_alpha=0.7,
         tags=[dtype],
     )
-    name = f"{of}{dtype} peak {rate(peak / scale)}"
+    name = f"{prefix}{dtype} peak {rate(peak / scale)}"
     chart.add_layout(
         Label(
             x=right,
@@ -131,7 +131,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         "predicted / measured − 1, %",
         height=340,
         log_x=True,
-        x_range=_around(points["time_us"]),
+        x_range=_log_range(points["time_us"]),
         y_range=(-min(100.0, most), most),
     )
     for error in (-10, 10):
@@ -148,14 +148,14 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         alpha=0.7,
         line_color=None,
     )
-    _ask(chart, dots)
+    _add_interaction(chart, dots)
     return chart
 
 
 def neighbours(place: int) -> figure:
-    """Draw time along one dimension.
+    """Draw times along one dimension.
 
-    The script chooses the dimension, and marks the edges of tiles and waves.
+    The page's script chooses the dimension, and marks the edges of tiles and waves.
     """
     name = f"line-{place}"
     points = ColumnDataSource(
@@ -165,7 +165,7 @@ def neighbours(place: int) -> figure:
         kind: ColumnDataSource({"x": [], "low": [], "high": []}, name=f"{name}-{kind}")
         for kind in ("tiles", "waves")
     }
-    here = ColumnDataSource({"x": [], "time": []}, name=f"{name}-here")
+    selected = ColumnDataSource({"x": [], "time": []}, name=f"{name}-here")
     chart = _figure(
         f"chart-{name}",
         "size",
@@ -199,7 +199,7 @@ def neighbours(place: int) -> figure:
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
     chart.scatter(
-        "x", "time", source=here, size=14, line_color=_BAD, fill_color=None, line_width=2.5
+        "x", "time", source=selected, size=14, line_color=_BAD, fill_color=None, line_width=2.5
     )
     chart.add_tools(HoverTool(renderers=[dots], tooltips="@said"))
     return chart
@@ -289,12 +289,12 @@ def _color(row: RuleResult) -> str:
     return _BAD if row.hi is not None and row.hi < 1 else NEUTRAL
 
 
-def _ask(chart: figure, dots: object) -> None:
+def _add_interaction(chart: figure, dots: object) -> None:
     """Let hovering describe a point, and a click show its neighbours."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 
-def _around(values: pd.Series) -> tuple[float, float]:
+def _log_range(values: pd.Series) -> tuple[float, float]:
     """Return the ends of a logarithmic axis that shows all values."""
     known = values[(values > 0) & np.isfinite(values)]
     return (float(known.min()) / 1.5, float(known.max()) * 1.5) if len(known) else (0.1, 10.0)

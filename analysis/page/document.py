@@ -33,14 +33,14 @@ _SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # o
 
 
 def page_html(reports: Sequence[PageReport]) -> str:
-    """Return the whole file.
+    """Return the page as HTML.
 
     Args:
         reports: one or more recordings; the points of all are on the same charts.
     """
     source = charts.shown_points()
-    each = [points_of(report.analysis) for report in reports]
-    points = pd.concat(each, ignore_index=True)
+    frames = [points_of(report.analysis) for report in reports]
+    points = pd.concat(frames, ignore_index=True)
     machines = [report.analysis.recording.machine for report in reports]
     figures: dict[str, Any] = {
         "roofline": charts.roofline(source, machines, points),
@@ -56,7 +56,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
         figures["pairs"] = charts.pairs()
     script, divs = components(figures)
     scale = charts.scale_of(machines)
-    documents = [_data(report, of, scale) for report, of in zip(reports, each, strict=True)]
+    documents = [_data(report, frame, scale) for report, frame in zip(reports, frames, strict=True)]
     data = json.dumps(documents, allow_nan=False).encode()
     packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
     scripts = [*Resources(mode="inline", minified=True, components=["bokeh"]).js_raw, _code(script)]
@@ -80,9 +80,9 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return what is between the tags of Bokeh's script.
+    """Return the code between the tags of Bokeh's script.
 
-    Its data are escaped, and Bokeh reads them that way.
+    The data in it are escaped, as Bokeh expects.
     """
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
@@ -90,7 +90,7 @@ def _code(script: str) -> str:
 
 
 def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
-    """Return what the script knows about a recording; ``scale`` is that of the roofline's axis."""
+    """Return a recording's data for the script; ``scale`` comes from :func:`charts.scale_of`."""
     recording = report.analysis.recording
     machine = recording.machine
     return {

@@ -1,4 +1,4 @@
-"""Sentences at the head of each section of a page: what it found, computed from the data."""
+"""Write the sentence at the head of each section of a page, from the page's data."""
 
 from __future__ import annotations
 
@@ -44,27 +44,31 @@ def verdict(report: PageReport) -> str:
 
 
 def tiles(report: PageReport) -> list[Tile]:
-    """Return four to six figures that matter most; none for an unusable run."""
+    """Return the four to six figures that matter most; none for an unusable run."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return []
-    found = [
+    figures = [
         Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the ceiling")
         for gemm in fastest_gemms(analysis)[:2]
     ]
     if (aligned := alignment(analysis.table)) is not None:
         lost = max(1 - aligned.value, 0.0)
-        found.append(Tile("misaligned sizes lose", f"{lost:.0%}", "of the speed, on average"))
+        figures.append(Tile("misaligned sizes lose", f"{lost:.0%}", "of the speed, on average"))
     if (stored := layout(analysis.table)) is not None:
-        about = f"{stored.lo:.2f}–{stored.hi:.2f}"
-        found.append(Tile("NHWC against NCHW", f"{stored.value:.2f}×", f"the speed ({about})"))
+        interval = f"{stored.lo:.2f}–{stored.hi:.2f}"
+        figures.append(Tile("NHWC against NCHW", f"{stored.value:.2f}×", f"the speed ({interval})"))
     if (errors := accuracy_headline(analysis)) is not None:
-        found.append(Tile("error of predictions", f"{errors.value:.1%}", "median, held-out cases"))
+        figures.append(
+            Tile("error of predictions", f"{errors.value:.1%}", "median, held-out cases")
+        )
     if report.advice:
-        sure = sum(answer.verdict == DO_IT for answer in report.advice)
+        confirmed = sum(answer.verdict == DO_IT for answer in report.advice)
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
-        found.append(Tile("changes worth making", f"{sure:,} sure", f"and {likely:,} likely ones"))
-    return found
+        figures.append(
+            Tile("changes worth making", f"{confirmed:,} sure", f"and {likely:,} likely ones")
+        )
+    return figures
 
 
 def health(report: PageReport) -> list[str]:
@@ -76,8 +80,8 @@ def speed(report: PageReport) -> str:
     """Name the fastest GEMMs."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
-    found = peak(report.analysis)
-    return found.text if found else "Too few GEMMs have a time."
+    headline = peak(report.analysis)
+    return headline.text if headline else "Too few GEMMs have a time."
 
 
 def advice(report: PageReport) -> str:
@@ -92,13 +96,13 @@ def accuracy(report: PageReport) -> str:
     table = report.analysis.table
     errors = report.analysis.errors
     worst = errors.groupby(table["predicted_limit"]).median().sort_values()
-    where = (
+    weakness = (
         f" Largest where {worst.index[-1]} is the limit: {worst.iloc[-1]:.1%}."
         if len(worst) > 1
         else ""
     )
-    found = accuracy_headline(report.analysis)
-    return (found.text if found else "Too few cases to judge predictions.") + where
+    headline = accuracy_headline(report.analysis)
+    return (headline.text if headline else "Too few cases to judge predictions.") + weakness
 
 
 def neighbourhood(report: PageReport) -> str:
@@ -125,13 +129,13 @@ def judged(report: PageReport) -> list[RuleResult]:
 
 
 def rules(report: PageReport) -> str:
-    """Say how many rules have which verdict."""
+    """Say how many rules have each verdict."""
     with_verdict = judged(report)
     if not with_verdict:
         return "No rule was judged here."
     count = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
-    told = [f"{verdict.replace(',', '')} {number}" for verdict, number in count.most_common()]
-    return f"Verdicts on {len(with_verdict)} rules: {', '.join(told)}."
+    counts = [f"{verdict.replace(',', '')} {number}" for verdict, number in count.most_common()]
+    return f"Verdicts on {len(with_verdict)} rules: {', '.join(counts)}."
 
 
 def has_tensor_cores(report: PageReport) -> bool:

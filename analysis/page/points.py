@@ -1,4 +1,4 @@
-"""Points of a page: every case of a recording, as the columns that its script reads."""
+"""Make the points of a page: all cases of a recording, as columns that the page's script reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DIGITS = 4  # digits of estimates: no reader sees more, and they are most of a 
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return a row per case: first those with a prediction, then those without one or a time.
+    """Return one row per case; cases with a prediction come before those without it or a time.
 
     Returns:
         The columns :data:`TEXTS` (empty if there is none), :data:`SIZES`, :data:`TIMES` and
@@ -76,7 +76,7 @@ _CONV = [
 
 
 def _specs(points: pd.DataFrame) -> pd.Series:
-    """Return each problem as the command line takes it; empty for other operations."""
+    """Return each problem in the form of ``--gemm`` or ``--conv``; empty for other operations."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
     conv = _joined(
         points,

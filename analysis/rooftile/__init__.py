@@ -51,14 +51,14 @@ def predict(
 
     Args:
         shapes: one or more shapes.
-        machine: one or more machines. The rows of a shape on all machines follow each other.
+        machine: one or more machines. A shape's rows on all machines follow one another.
         results: folder of all machines' results.
 
     Returns:
         One row per shape and machine: ``problem`` and its columns ``op, m, n, k, batch, dtype,
         layout`` (for a convolution also ``c, h, w, kout, …``), ``machine``, ``time_us`` with its
         90% interval ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate, an
-        ``explanation``, ``evidence`` (``measured`` if this very shape was measured, else
+        ``explanation``, ``evidence`` (``measured`` if this exact shape was measured, else
         ``predicted``), and ``basis`` and ``source``, which say what the row rests on.
 
     Raises:
@@ -81,9 +81,9 @@ def predict(
     problems = as_problems(shapes)
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
-        raise UserError("give at least one machine, or none for the one measured last.")
+        raise UserError("give at least one machine, or None for the one measured last.")
     columns = [times_of(problems, find_basis(name, Path(results))) for name in names]
-    return pd.DataFrame([row for beside in zip(*columns, strict=True) for row in beside])
+    return pd.DataFrame([row for shape_rows in zip(*columns, strict=True) for row in shape_rows])
 
 
 def recommend(
@@ -105,7 +105,7 @@ def recommend(
         machine: the machine that the shapes run on.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``; 0.125 unless ``pad`` or ``choose`` is given.
-        choose: how much larger or smaller they may become, given in the same way.
+        choose: how much larger or smaller the sizes and the FLOPs may become, given like ``pad``.
         change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: sizes that may not change.
         multiple: number that changed sizes are multiples of.
@@ -171,7 +171,7 @@ def audit(
     inputs: str | Sequence[str] = (),
     results: str | Path = RESULTS,
 ) -> Audit:
-    """Say where a model's step goes, which dimension to change, and what the step gains.
+    """Say what takes the time of a model's step, which dimension to change, and what it gains.
 
     Args:
         model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
@@ -185,16 +185,16 @@ def audit(
         tp: tensor-parallel degree.
         runtime: ``eager`` or ``compile``.
         fuse: GEMMs that are computed as one, of ``qkv`` and ``gate_up``.
-        recompute: if True, the forward pass of repeated layers is computed again.
+        recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of parts into which the head and the loss are cut.
         optimizer: ``adamw``, ``sgd`` or ``none``.
-        attention: share of the peak that attention is assumed to reach; None for what was measured.
+        attention: share of the peak that attention is assumed to reach; None to use measured times.
         attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
-        causal_half: if True, a causal mask leaves half of the work.
-        skew: tokens go to one in this many experts.
+        causal_half: if True, a causal mask halves the work of attention.
+        skew: only one in this many experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
         parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: what proposed widths have to be multiples of; None for multiples of 64 and more.
+        multiple: number that widths have to be multiples of; None for multiples of 64 and more.
         tries: values of dimensions to compare, in every combination, instead of searching.
         sizes: sizes of the model that replace its own.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
@@ -227,7 +227,7 @@ def audit(
         raise UserError(needs_extra("torch", "models", "rooftile.audit")) from None
 
     step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
-    how = Runtime(
+    run_options = Runtime(
         runtime,
         names_in(fuse, "fuse"),
         tp,
@@ -243,8 +243,8 @@ def audit(
     search = LeverSearch(names_in(vary, "vary"), more, multiple, tries or {})
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))
-    (found,) = audit_on(source, step, how, [basis], search)
-    return found
+    (result,) = audit_on(source, step, run_options, [basis], search)
+    return result
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
@@ -300,7 +300,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """Import the types of arguments and results late, because most callers do not name them."""
+    """Import the types of arguments and results only when they are used, which is rare."""
     if name == "Audit":
         from analysis.audit.audit import Audit
 

@@ -50,7 +50,7 @@ def one_command() -> typer.Typer:
 
     @app.callback()
     def version(
-        version: Annotated[bool, typer.Option("--version", callback=_tell_version)] = False,
+        version: Annotated[bool, typer.Option("--version", callback=_print_version)] = False,
     ) -> None:
         """Take ``--version`` before any verb."""
 
@@ -61,8 +61,8 @@ def one_command() -> typer.Typer:
     return app
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(__version__)
         raise typer.Exit
 

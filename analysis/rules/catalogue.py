@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("rules.toml")
 
 @dataclass(frozen=True)
 class Rule:
-    """A piece of advice as an experiment; the fields are those of ``rules.toml``."""
+    """A piece of advice as an experiment; ``rules.toml`` explains the fields."""
 
     id: str
     statement: str
@@ -49,6 +49,6 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """Return the sweeps that rules need; commas join those that one rule needs together."""
+    """Return the sweeps that rules need; sweeps that one rule needs are joined by commas."""
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

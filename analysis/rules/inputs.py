@@ -1,4 +1,4 @@
-"""Collect what a machine's rules are judged by: its sweeps, and measurements for rules."""
+"""Collect the recordings and profiled models by which a machine's rules are judged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Return a machine's sweeps, and what was measured for its rules under ``rules/``.
+    """Return a machine's sweeps, and its measurements for rules, which lie under ``rules/``.
 
     Without a name, the machine that was measured last is used. Only recordings of the same PyTorch
     and driver as the newest one are used.
@@ -68,21 +68,21 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         recorded = set[str]().union(*map(recorded_machines, places))
         machine = slug_meant(machine, [*known_machines(), *sorted(recorded)])
     folders = [f for f in (_find(machine, place) for place in places) if f]
-    # A published recording has what was measured for its rules next to it, and is never mixed with
-    # a user's own measurements.
+    # A published recording has its measurements for rules next to it, and is never mixed with a
+    # user's own measurements.
     if folders and folders[-1].parent == results / PUBLISHED:
         measured_for_rules = _find(machine, results / PUBLISHED / "rules")
         folders = folders[:-1] or [f for f in (measured_for_rules, folders[-1]) if f]
     if not folders:
-        known = f" of machine {machine!r}" if machine else ""
+        scope = f" of machine {machine!r}" if machine else ""
         raise UserError(
-            f"there are no results{known} to judge rules by; run {target('rules', 'record')} first."
+            f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
     # 1. Read all usable runs of both folders; if there are none, an unusable one.
     recordings = []
     for folder in folders:
-        own = load(folder)
-        recordings += [own] if own.public else usable_runs(own) or [own]
+        recording = load(folder)
+        recordings += [recording] if recording.public else usable_runs(recording) or [recording]
     # 2. Keep those of the machine, PyTorch and driver of the newest one.
     newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
     same = [
@@ -111,7 +111,7 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
-    """Return a row for every rule.
+    """Return the result of every rule.
 
     Cases of two recordings are never paired, and an unusable recording has no pairs.
     """
@@ -123,13 +123,13 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return what every imported table says about the rules that it can answer.
+    """Return the verdicts of every imported table on the rules that it can answer.
 
     Each document has the machine's slug and name, the table's source and package, and the rows of
     rules.json that have a verdict.
 
     Raises:
-        UserError: if nothing is imported, or nothing that answers a rule.
+        UserError: if no imported table answers a rule.
     """
     documents: list[dict[str, Any]] = []
     for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):

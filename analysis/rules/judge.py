@@ -89,7 +89,7 @@ class Evidence:
 
     @classmethod
     def from_unusable(cls, recording: Recording) -> Evidence:
-        """Return evidence without any case, which says what an unusable run measured."""
+        """Return evidence without any case, only with the sweeps that an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
@@ -97,11 +97,11 @@ class Evidence:
     def from_recording(cls, recording: Recording) -> Evidence:
         """Return the burst cases of vendor libraries in a recording.
 
-        A case of two sweeps is two cases. GEMMs and convolutions are predicted by constants that
-        had not seen them.
+        A case that two sweeps contain counts as two cases. GEMMs and convolutions are predicted by
+        constants that were fitted without them.
         """
         if recording.public:
-            return cls._of_imported(recording)
+            return cls._from_imported(recording)
         # 1. All cases with times, corrected for the machine's speed in each round. If there are
         # very many GEMMs, only a sample of them is fitted.
         products = recording.products
@@ -136,10 +136,10 @@ class Evidence:
         return cls(recording.machine, kept, predicted[keep], planned=planned)
 
     @classmethod
-    def _of_imported(cls, recording: Recording) -> Evidence:
+    def _from_imported(cls, recording: Recording) -> Evidence:
         """Return the cases of an imported table, like :meth:`from_public`.
 
-        The predictions are those of fits that had not seen the cases. fp8 is left out, because its
+        The predictions come from fits without the predicted cases. fp8 is left out, because its
         times contain more than the GEMMs that rules are about.
 
         Raises:
@@ -168,22 +168,24 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may look at, the pairs among them, and predicted seconds."""
+        """Return the cases that a rule may use, the matches among them, and predicted seconds."""
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
-        named = {*rule.sweeps, *rule.also}
-        where = [i for i, c in enumerate(self.cases) if self.public or c.sweep in named]
-        cases = [self.cases[i] for i in where]
+        sweeps = {*rule.sweeps, *rule.also}
+        positions = [i for i, c in enumerate(self.cases) if self.public or c.sweep in sweeps]
+        cases = [self.cases[i] for i in positions]
         matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
-        return cases, matches, self.predicted[where]
+        return cases, matches, self.predicted[positions]
 
 
 def _cases_with_times(
     workloads: Sequence[Workload], implementations: Iterable[str], seconds: Array
 ) -> list[TimedCase]:
-    """Return cases of which only a time is known: no sweep, no configuration, no interval."""
+    """Return cases that have only a time: no sweep, no configuration and no interval."""
     rows = zip(workloads, implementations, seconds, strict=True)
-    return [TimedCase(what, name, "", "", "", float(time), np.nan) for what, name, time in rows]
+    return [
+        TimedCase(workload, name, "", "", "", float(time), np.nan) for workload, name, time in rows
+    ]
 
 
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
@@ -226,13 +228,13 @@ class _Candidate(NamedTuple):
 def judge_all(
     evidence: Sequence[Evidence], model_rows: Mapping[str, RuleResult] | None = None
 ) -> list[RuleResult]:
-    """Return a row for every rule, each from the run with the strongest evidence.
+    """Return the result of every rule, each from the run with the strongest evidence.
 
-    A rule without matches gets a row that says what it needs.
+    The result of a rule without matches says what the rule needs.
 
     Args:
         evidence: runs of one machine; cases of several runs are never paired.
-        model_rows: rows of the rules about profiled models, by rule.
+        model_rows: results of the rules about profiled models, by the rule's id.
     """
     rows = []
     for rule in all_rules().values():
@@ -242,7 +244,7 @@ def judge_all(
         candidates = [
             _Candidate(e, *e.matches(rule)) for e in evidence if rule.public or not e.public
         ]
-        best = max(candidates, key=lambda one: _strength(one.matches), default=None)
+        best = max(candidates, key=lambda candidate: _strength(candidate.matches), default=None)
         if best is None or not best.matches:
             on_gpu = any(e.machine.kind == "gpu" for e in evidence)
             sweeps = set(rule.sweeps)
@@ -250,7 +252,7 @@ def judge_all(
             unusable = any(e.unusable & sweeps for e in evidence)
             rows.append(not_measured(rule, on_gpu, planned, unusable))
         else:
-            rows.append(_judged(rule, *best))
+            rows.append(_judge_rule(rule, *best))
     return rows
 
 
@@ -265,13 +267,13 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
 def not_measured(
     rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
-    """Return the row of a rule without evidence: what it needs, here or on another machine.
+    """Return the result of a rule without evidence, with what it needs, here or elsewhere.
 
     If a run had ``planned`` its sweeps, the rule needs more time. If only ``unusable`` runs have
-    measured them, it needs a quieter machine.
+    measured them, the rule needs a quieter machine.
     """
-    how = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
-    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {how}"
+    remedy = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
+    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {remedy}"
     needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
     reason = f"needs {needs}"
     if unusable:
@@ -281,9 +283,10 @@ def not_measured(
     )
 
 
-def _judged(
+def _judge_rule(
     rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
 ) -> RuleResult:
+    """Judge a rule by its matches among the cases of one run."""
     if rule.claim is not None:
         matches = [replace(match, claim=rule.claim) for match in matches]
     pairs = pairs_of(cases, matches, rule.by, predicted)
@@ -315,11 +318,11 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
     promised = f", advertised {finding.claim:.2g}×" if finding.claim is not None else ""
     text = f"{where}{rule.effect}{promised}; {pairs} pairs"
     if len(finding.groups) > 1:
-        text += f": {_groups(finding.groups)}"
+        text += f": {_group_effects(finding.groups)}"
     return text
 
 
-def _groups(groups: Mapping[str, Effect]) -> str:
+def _group_effects(groups: Mapping[str, Effect]) -> str:
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
     return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

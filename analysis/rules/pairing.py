@@ -1,8 +1,8 @@
 """Find the cases of a run that make a pair: one against a rule's advice, one following it.
 
 Every pairing takes the cases and a machine, and yields matches. A match has the positions of two
-cases, the work of the second over that of the first if the ratio is per unit of work, the ratio
-that a source claims, and the words that its group is named by.
+cases, the ratio of their work (second over first) if the pair is compared per unit of work, the
+ratio that a source claims, and the words that name its group.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TimedCase:
 class Match:
     """One pair, given by the positions of its cases.
 
-    The time of ``beside`` is added to that of ``against``. ``control`` has two more cases, against
-    and following, whose ratio divides that of the pair.
+    The time of ``beside`` is added to the time of ``against``. ``control`` has two more cases, one
+    against and one following the advice; the ratio of the pair is divided by theirs.
     """
 
     against: int
@@ -70,7 +70,7 @@ def switch(
     """Pair cases that differ only in ``axis``: config, dtype or layout."""
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
-        value, key = _switched(case, axis)
+        value, key = _split_axis(case, axis)
         by_key[key][value] = i
     for options in by_key.values():
         for value in following:
@@ -79,9 +79,9 @@ def switch(
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a separable convolution with the dense one: speeds are compared.
+    """Pair a separable convolution with the dense one, and compare their speeds.
 
-    The separable one is a depthwise and a pointwise convolution, whose times are added.
+    The separable one consists of a depthwise and a pointwise convolution; their times are added.
     """
     by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
@@ -122,8 +122,8 @@ def rounded(
         unit: number that a size should be a multiple of.
         units: unit of each dtype for which it differs from ``unit``.
         among: only sizes that are multiples of this are compared.
-        whole: if True, times are compared, with the next larger multiple, which does all of the
-            work; otherwise speeds, with the nearest multiple on either side.
+        whole: if True, times are compared with the next larger multiple only, which does all of the
+            work; otherwise, speeds are compared with the nearest multiple on either side.
     """
     for dim, members in _along(cases, dims):
         for values in members.values():
@@ -145,7 +145,7 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair named sizes of a dimension with what they are padded ``to``, all else being equal."""
+    """Pair each size that ``to`` names with its padded size in ``to``, all else being equal."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             for small, large in to.items():
@@ -160,7 +160,7 @@ def doubled(
     per: str = "flops",
     claim: float = math.nan,
 ) -> Iterator[Match]:
-    """Pair each size with twice that size, by the cost of one unit of ``per`` (flops, bytes)."""
+    """Pair each size with twice that size; compare times per unit of ``per`` (flops, bytes)."""
     for dim, members in _along(cases, dims):
         for values in members.values():
             for v, i in values.items():
@@ -181,11 +181,11 @@ def threshold(
     dtypes: Sequence[str] = (),
     over: str = "",
 ) -> Iterator[Match]:
-    """Pair sizes of ``least`` to ``small`` with the first one of at least ``large``, by speed.
+    """Pair sizes of ``least`` to ``small`` with the first size of at least ``large``, by speed.
 
-    With ``over``, a dtype, speed-ups over that dtype are compared, for pairs that were also
-    measured in it, and the claim is about those. If there are none, speeds are compared without a
-    claim.
+    If ``over`` names a dtype, the pairs that were also measured in that dtype are compared by their
+    speed-ups over it, and the claim is about these. If there are no such pairs, speeds are compared
+    without a claim.
     """
     matches = []
     for dim, members in _along(cases, dims):
@@ -205,9 +205,9 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches whose cases were both measured in another dtype, too, as their control."""
+    """Return the matches with both cases measured in ``over``, too, and use those as controls."""
     # The key is equal for cases that differ only in dtype.
-    key = [_switched(case, "dtype")[1] for case in cases]
+    key = [_split_axis(case, "dtype")[1] for case in cases]
     baseline = {key[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
     return [
         Match(
@@ -241,7 +241,7 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
                     continue
                 assert isinstance(second, Gemm)
                 (tiles, waves), (more_tiles, more_waves) = (
-                    _counts(gemm, machine) for gemm in (first, second)
+                    _tiles_and_waves(gemm, machine) for gemm in (first, second)
                 )
                 before, after = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
                 same_wave = waves == more_waves or machine.kind == "cpu"
@@ -284,9 +284,10 @@ def _intensity_name(workload: Workload) -> str:
 
 
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair the layer that moves most per second with the GEMM that computes most, by dtype.
+    """Pair the layer with most bytes per second with the GEMM with most FLOPs per second.
 
-    The ratio is the reached FLOP/s over the reached bytes/s, divided by that of the datasheet.
+    There is one pair per dtype. The ratio is the reached FLOP/s over the reached bytes/s, divided
+    by the same ratio of the datasheet.
     """
     if machine.kind == "cpu":
         return
@@ -315,10 +316,10 @@ def pairs_of(
 ) -> Pairs:
     """Return matches as arrays.
 
-    ``by`` has the words that name a group, ``predicted`` the seconds of each case.
+    ``by`` has the words that name a group, and ``predicted`` the predicted seconds of each case.
     """
     cases, matches = list(cases), list(matches)
-    # 1. Two cases whose times add become one additional case.
+    # 1. Two cases with times to add become one additional case.
     for number, match in enumerate(matches):
         if match.beside is not None:
             parts = [cases[match.against], cases[match.beside]]
@@ -340,7 +341,7 @@ def pairs_of(
         log_work=work,
         log_claim=np.log([match.claim for match in matches]),
         log_predicted=np.full(len(matches), np.nan),
-        group=[" ".join(_word(w, cases[m.against], m.words) for w in by) for m in matches],
+        group=[" ".join(_group_word(w, cases[m.against], m.words) for w in by) for m in matches],
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
     # 3. Predicted ratios are the same contrasts, of predicted instead of measured times.
@@ -351,7 +352,7 @@ def pairs_of(
 _SIDES = ("against", "following")
 
 
-def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
+def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
     """Return one word of a group's name: from the pairing, or a property of the first case."""
     if name in words:
         return words[name]
@@ -364,7 +365,7 @@ def _word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
     return str(getattr(workload, name))
 
 
-def _switched(case: TimedCase, axis: str) -> tuple[str, Any]:
+def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
     """Return a case's value on an axis, and everything else that identifies the case."""
     workload = case.workload
     values = {f.name: getattr(workload, f.name) for f in fields(workload)}
@@ -394,8 +395,8 @@ def _along(
             values = {f.name: getattr(workload, f.name) for f in fields(workload)}
             size = {values.pop(name) for name in tied}
             if len(size) == 1:
-                rest = workload.op, tuple(values.items()), case.config, case.cache
-                members[(*rest, case.implementation, case.gpu)][size.pop()] = i
+                key = workload.op, tuple(values.items()), case.config, case.cache
+                members[(*key, case.implementation, case.gpu)][size.pop()] = i
         yield dim, members
 
 
@@ -404,7 +405,7 @@ def _work_ratio(a: TimedCase, b: TimedCase, per: str) -> float:
     return float(getattr(b.workload, per) / getattr(a.workload, per))
 
 
-def _counts(gemm: Gemm, machine: Machine) -> tuple[int, int]:
+def _tiles_and_waves(gemm: Gemm, machine: Machine) -> tuple[int, int]:
     """Return the numbers of tiles and of waves, with the tile that large GEMMs get."""
     bm, bn = large_tile(machine.generation, gemm.dtype)
     tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)

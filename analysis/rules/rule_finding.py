@@ -4,8 +4,8 @@ A pair is two cases of one run, one *against* a piece of advice and one *followi
 the time of the first over that of the second, multiplied by the work of the second over that of the
 first if the two compute different amounts. Above 1, following the advice is faster. An effect is
 the geometric mean of the ratios of some pairs. If a claim is about a gain, such as the speed-up of
-one dtype over another, a pair has a *control*: two more cases, whose ratio divides that of the
-pair.
+one dtype over another, a pair has a *control*: two more cases. The pair's ratio is divided by the
+ratio of its control.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIN_EFFECT = 1.02
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Probability that any group of a rule is found to differ from the others by accident."""
+"""Probability that any group of a rule seems to differ from the others only by chance."""
 
 _LEVEL = 0.05
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
@@ -120,7 +120,7 @@ class Effect:
 
 
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
-    """Return the effect of some pairs, with its interval of coverage 1 − ``level``.
+    """Return the effect of the pairs, with an interval of coverage 1 − ``level``.
 
     The mean is a weighted sum of log times, in which a case that several pairs share counts several
     times. The interval is the widest of these:
@@ -218,10 +218,10 @@ def find_verdict(
 ) -> RuleFinding:
     """Return the verdict on a rule; it depends only on intervals.
 
-    - ``holds``: following the advice is faster, by what was claimed if a number was.
-    - ``holds, weaker``: it is faster, by less than claimed.
-    - ``no longer``: it is slower.
-    - ``no effect``: it is neither, and the interval rules out a large effect.
+    - ``holds``: following the advice is faster, by as much as was claimed if a number was claimed.
+    - ``holds, weaker``: following the advice is faster, but by less than claimed.
+    - ``no longer``: following the advice is slower.
+    - ``no effect``: neither is certain, and the interval rules out a large effect.
     - ``depends: …``: groups have different verdicts, or the interval is too wide to tell.
 
     Args:
@@ -310,8 +310,8 @@ _MAX_LISTED = 4
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """Return the names with their effects, the largest first."""
+    """Format names with their effects, the largest first; at most four are listed."""
     order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MAX_LISTED]]
-    rest = len(order) - len(shown)
-    return "; ".join(shown) + (f" and {rest} more" if rest else "")
+    left_out = len(order) - len(shown)
+    return "; ".join(shown) + (f" and {left_out} more" if left_out else "")

@@ -34,7 +34,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """Return the table of rules in Markdown, those with a verdict first."""
+    """Return the table of rules in Markdown; rules with a verdict come first."""
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     lines = [
         f"# The field's rules on {plain(machine.name)}",
@@ -70,10 +70,10 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
     """Say how many rules were judged, and how many were measured only by an unusable run."""
     judged = sum(row.verdict != NOT_MEASURED for row in rows)
     unusable = sum(row.unusable for row in rows)
-    told = f"{judged} of {len(rows)} rules were judged here."
+    sentence = f"{judged} of {len(rows)} rules were judged here."
     if unusable:
-        told += f" {unusable} more were measured, but the run is unusable."
-    return told
+        sentence += f" {unusable} more were measured, but the run is unusable."
+    return sentence
 
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:

@@ -1,6 +1,6 @@
-"""Report which operations could use Tensor Cores, which do, and what faster ones could give.
+"""Report which operations could use Tensor Cores, which do, and what that could speed up.
 
-This is the table that PyProf and DLProf used to print, made from what was recorded: a model's
+This is the table that PyProf and DLProf used to print, made from recorded data: a model's
 profiled step (``models.json``) or the rows of a sweep. The name of a kernel says whether it uses
 Tensor Cores.
 """
@@ -105,7 +105,9 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
         raise UserError(unreadable) from None
     # The schema comes first: a file with another one may have another layout.
     if schema != SCHEMA:
-        raise UserError(f"{path} has schema {schema}; this version reads {SCHEMA}.")
+        raise UserError(
+            f"{path} has schema {schema}; this version reads {SCHEMA}. {again} writes it again."
+        )
     try:
         kind = str(document["machine"]["kind"])
         return [_model_step(entry, kind) for entry in document["models"] if entry["operations"]]
@@ -148,7 +150,7 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
     if rows.empty:
         raise UserError(f"the recording has no measured case of the sweep {name!r}.")
     total = float(rows["time_us"].sum())
-    facts = zip(
+    cases = zip(
         workloads_of(rows),
         kernels_of(rows),
         rows["kernel"].fillna(""),
@@ -156,7 +158,7 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
         strict=True,
     )
     operations = []
-    for workload, kernels, main, time_us in facts:
+    for workload, kernels, main, time_us in cases:
         matrix = bool(products_of(workload))
         operations.append(
             StepOperation(
@@ -176,12 +178,14 @@ def sweep_step(rows: pd.DataFrame, name: str, kind: str) -> TimedStep:
 
 
 def _why_not(matrix: bool, dtype: str) -> str:
+    """Return why an operation is not eligible for Tensor Cores; empty if it is."""
     if not matrix:
         return _NO_PRODUCT
     return _EXACT if dtype == "fp32" else ""
 
 
 def _used(kernels: Sequence[str]) -> bool | None:
+    """Return True if any kernel uses Tensor Cores; None if no kernel's name shows it."""
     uses = [read_name(name).tensor_cores for name in kernels]
     if any(uses):
         return True
@@ -202,10 +206,10 @@ def step_markdown(step: TimedStep) -> str:
         used = "none here" if step.kind == "cpu" else used
         cells = [o.operation, o.shape, o.dtype, str(o.calls), eligible, used]
         lines.append(table_row([*cells, f"{o.seconds * 1e6:.0f} µs", f"{o.share:.1%}"]))
-    rest = step.operations[_MAX_OPERATIONS:]
-    if rest:
-        share = sum(o.share for o in rest)
-        lines.append(f"| {len(rest)} others | | | | | | | {share:.1%} |")
+    left_out = step.operations[_MAX_OPERATIONS:]
+    if left_out:
+        share = sum(o.share for o in left_out)
+        lines.append(f"| {len(left_out)} others | | | | | | | {share:.1%} |")
     lines += ["", f"{step.matrix_share:.0%} of the time is in matrix operations."]
     if np.isfinite(step.bound):
         lines[-1] += (
@@ -230,15 +234,15 @@ def step_json(step: TimedStep) -> dict[str, Any]:
 
 
 def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
-    """Return the rows of the rules that are about models: ``amdahl`` and ``tc-used``."""
+    """Return the results of the rules about models: ``amdahl`` and ``tc-used``."""
     on_gpu = [step for step in steps if step.kind == "gpu"]
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
 
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``amdahl`` rule: TF32 makes nothing but matrix work faster.
+    """Judge the ``amdahl`` rule: TF32 speeds up only matrix operations.
 
-    Its speed-up over FP32 must therefore stay below the bound of the FP32 step.
+    The speed-up of TF32 over FP32 must therefore stay below the bound of the FP32 step.
     """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}

@@ -116,7 +116,7 @@ def test_what_does_not_fit_comes_first() -> None:
     first, second, *_ = told.stdout.splitlines()
     assert "nvidia-h100-sxm: DOES NOT FIT: " in first
     assert "; fits with --batch " in first
-    assert second == "Warning: the model has 8,192 positions, and the step 16,384 tokens."
+    assert second == "Warning: the model has 8,192 positions, but the step has 16,384 tokens."
 
 
 def test_attention_is_named(tmp_path: Path) -> None:
