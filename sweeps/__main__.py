@@ -109,16 +109,16 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     total = sum(p.expected for p in make_plan({sweep.name: cases}, machine, 1e9).planned)
     if json:
         rows: list[dict[str, Any]] = [
-            {**case.columns(), "bytes": case.problem.bytes, "expected_us": each * 1e6}
-            for case, each in zip(cases, seconds, strict=True)
+            {**case.columns(), "bytes": case.problem.bytes, "expected_us": launch * 1e6}
+            for case, launch in zip(cases, seconds, strict=True)
         ]
         print_json(
             {"name": sweep.name, "question": sweep.question, "expected_s": total, "cases": rows}
         )
         return
     print(sweep.question)
-    for case, each in zip(cases, seconds, strict=True):
-        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {each * 1e6:12.1f} µs")
+    for case, launch in zip(cases, seconds, strict=True):
+        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {launch * 1e6:12.1f} µs")
     print(f"{len(cases)} cases on {machine.name}, about {total:.0f} s to measure them all")
 
 
@@ -324,6 +324,7 @@ def run_command(
     from sweeps.sharing.node import share
     from sweeps.store import read_run
 
+    # 1. Check the options.
     seconds = parse_seconds(stop_after, "stop-after")
     stop_at = None if seconds is None else began + seconds
     for name in dtype or ():
@@ -351,6 +352,7 @@ def run_command(
         )
     if add and not names:
         raise UserError("--add needs the names of the sweeps to add.")
+    # 2. Choose the devices, plan or resume the run, and measure.
     note_broken()
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
     try:
@@ -367,6 +369,7 @@ def run_command(
     except KeyboardInterrupt:
         note("Stopped. Measurements are saved. Run the same command to resume.")
         raise
+    # 3. Report the outcome.
     record = read_run(folder)
     note(counts_sentence(record))
     note(health_sentence(record))
@@ -378,8 +381,8 @@ def run_command(
         )
     note(f"Results are in {folder}")
     if json:
-        told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
-        print_json({"machine": record["machine"]["slug"], "folder": str(folder), **told})
+        summary = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
+        print_json({"machine": record["machine"]["slug"], "folder": str(folder), **summary})
 
 
 @app.command("merge")
@@ -407,12 +410,14 @@ def merge_command(
         )
     note(counts_sentence(record))
     note(health_sentence(record))
-    ask = f"{command('analysis report')} --machine {folder.name} --results {folder.parent}"
-    note(f"The merged recording is in {folder}. For plots and advice, run: {ask}")
+    report_command = (
+        f"{command('analysis report')} --machine {folder.name} --results {folder.parent}"
+    )
+    note(f"The merged recording is in {folder}. For plots and advice, run: {report_command}")
     if json:
-        told = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
-        told |= {"machine": record["machine"]["slug"], "folder": str(folder)}
-        print_json({**told, "repeated": len(merged.repeated)})
+        summary = {name: record[name] for name in ("run", "counts", "spent_s", "health")}
+        summary |= {"machine": record["machine"]["slug"], "folder": str(folder)}
+        print_json({**summary, "repeated": len(merged.repeated)})
 
 
 @app.command("profile")

@@ -182,12 +182,12 @@ def requirements(groups: list[str]) -> list[str]:
     declared = list(project["dependencies"])
     for group in groups:
         declared += project["optional-dependencies"][group]
-    here = []
+    applicable = []
     for line in declared:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not marker or sys.platform == "linux":  # the only marker in use is for Linux
-            here.append(requirement)
-    return here
+            applicable.append(requirement)
+    return applicable
 
 
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
@@ -206,8 +206,8 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 
 def needs_gpu() -> bool:
     """Return True if an NVIDIA GPU is present and wanted, even if PyTorch cannot use it."""
-    there = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
-    return bool(there) and os.environ.get("DEVICE") != "cpu"
+    devices = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
+    return bool(devices) and os.environ.get("DEVICE") != "cpu"
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
@@ -244,7 +244,7 @@ def _ask(python: str | Path, code: str) -> str:
 def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
     """Install what is missing. If that fails, print one sentence and return False.
 
-    With ``hurried``, a missing index makes it fail within seconds rather than minutes.
+    With ``hurried``, a missing index is reported within seconds instead of minutes.
     """
     _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
     # pip compiles bytecode on one core, so this is left to compileall, which uses all cores.
@@ -278,7 +278,7 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
 def _pins(without_torch: bool | None = None) -> Path:
     """Return the constraints: as they are, or without PyTorch for an environment on top of another.
 
-    With None they are those with which the environment was made.
+    With None, return the constraints with which the environment was made.
     """
     kept_pins = VENV / "constraints.txt"
     if without_torch is None:

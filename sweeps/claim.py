@@ -22,7 +22,7 @@ except ImportError:  # before filelock 3.30
     from sweeps.plain_lease import Timeout  # type: ignore[assignment]
 
 SUFFIX = ".claim"
-_LEASE_SECONDS = 60.0  # a claim that was not renewed for so long may be taken over
+_LEASE_SECONDS = 60.0  # a claim that was not renewed for this long may be taken over
 _POLL_SECONDS = 0.2  # each poll looks at the file, which on a shared file system is a request
 _LONGEST_WAIT = 900.0  # planning measures a CPU's ceilings, and folding reads every sample
 
@@ -36,8 +36,9 @@ class Claim:
         Args:
             path: the file to claim. The claim lies next to it, with :data:`SUFFIX`.
             refusal: the message of the error.
-            wait: wait until another process releases the file. Otherwise, only a process on another
-                node is waited for, which may be gone without having released it.
+            wait: True to wait until another process releases the file. If False, a claim by a
+                process on this node is refused at once. A claim from another node is refused only
+                after 90 s, because that process may have ended without releasing the file.
 
         Raises:
             UserError: if another process has claimed the file, or nothing can be written there.
@@ -72,7 +73,7 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """True if another process has taken the claim over, as this one was stopped for so long."""
+        """True if another process took the claim over while this one was stopped for too long."""
         return self._lease.compromise is not None
 
     def release(self) -> None:
@@ -85,7 +86,7 @@ def claimed(path: Path) -> Iterator[None]:
     """Let one process at a time into the block; others wait until it has finished.
 
     Raises:
-        UserError: if another process does not finish.
+        UserError: if another process does not finish within 15 minutes.
     """
     claim = Claim(
         path,

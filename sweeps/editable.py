@@ -1,4 +1,4 @@
-"""Build backend: that of setuptools, with an editable installation that points to the checkout.
+"""Build backend of setuptools, with editable installations that point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
 builds a wheel of one module instead, which makes ``import rooftile`` mean the checkout's
@@ -31,14 +31,14 @@ def build_editable(
     """Build a wheel of the pointing module, with the project's metadata and its command."""
     with tempfile.TemporaryDirectory() as folder:
         name: str = build_wheel(folder, config_settings)
-        with zipfile.ZipFile(Path(folder) / name) as whole:
-            described = {
-                member: whole.read(member)
-                for member in whole.namelist()
+        with zipfile.ZipFile(Path(folder) / name) as wheel:
+            metadata = {
+                member: wheel.read(member)
+                for member in wheel.namelist()
                 if ".dist-info/" in member and not member.endswith("/RECORD")
             }
-    info = next(iter(described)).partition("/")[0]
-    members = {POINTING_MODULE: POINTER.encode(), **described}
+    info = next(iter(metadata)).partition("/")[0]
+    members = {POINTING_MODULE: POINTER.encode(), **metadata}
     record = "".join(f"{path},{_digest(content)}\n" for path, content in members.items())
     members[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing:
@@ -48,6 +48,6 @@ def build_editable(
 
 
 def _digest(content: bytes) -> str:
-    """Return the hash and the size that RECORD has of a file."""
+    """Return a file's hash and size as RECORD lists them."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     return f"sha256={digest},{len(content)}"

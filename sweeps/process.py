@@ -21,7 +21,7 @@ def die_with_parent() -> None:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Return True if a process is stopped (SIGSTOP, Ctrl-Z) and not only slow; on Linux only."""
+    """Return True if a process is stopped (SIGSTOP, Ctrl-Z); always False except on Linux."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -33,7 +33,7 @@ def is_stopped(pid: int | None) -> bool:
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that these have started.
 
-    On other systems than Linux there are none.
+    The list is empty on systems other than Linux.
     """
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -42,13 +42,13 @@ def descendants(pid: int) -> list[int]:
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(
                 int(path.parent.name)
             )
-    found: list[int] = []
+    pids: list[int] = []
     due = [pid]
     while due:
         started = children.get(due.pop(), [])
-        found += started
+        pids += started
         due += started
-    return found
+    return pids
 
 
 @contextmanager
@@ -68,14 +68,14 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Finish something short, such as writing a file, before a signal ends the process.
+    """Delay signals until a short block, such as one that writes a file, has finished.
 
     Raises:
         KeyboardInterrupt: after the block, if a signal came during it.
     """
-    came: list[int] = []
+    received: list[int] = []
     before = {
-        number: signal.signal(number, lambda which, frame: came.append(which))
+        number: signal.signal(number, lambda which, frame: received.append(which))
         for number in (*_TERMINATING, signal.SIGINT)
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
     }
@@ -84,5 +84,5 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if came:
+        if received:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Show the progress of a run: a bar on a terminal, a plain line now and then elsewhere."""
+"""Show the progress of a run: a bar on a terminal, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reporter(Protocol):
         Args:
             phase: what is done. The phase ``Measuring`` continues once all of its cases are done,
                 and then repeats them.
-            seconds: how long it should take at most; None if nobody knows.
+            seconds: longest time that the phase should take; None if it is not known.
             after: seconds that later phases should take.
         """
         ...

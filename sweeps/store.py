@@ -55,7 +55,7 @@ PLAN = "plan.jsonl"
 _PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
-"""Components of which a run never resumes with another version."""
+"""Components that must have the same version for a run to be resumed."""
 
 START_OVER = (
     f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
@@ -119,7 +119,7 @@ def _parse_json(text: str, where: Path | str) -> Any:
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
     """Write the cases of a run's plan to plan.jsonl, and then the rest to run.json.
 
-    The cases of a plan only ever grow in number.
+    In this order, an interruption does no harm, because a plan only ever gains cases.
 
     Raises:
         UserError: if the disk is full.
@@ -226,7 +226,8 @@ class SampleLog:
         """
         if self._claim.lost:
             raise UserError(
-                f"this process was suspended for so long that another one now writes {self.path}.",
+                f"this process was suspended for too long, and another one now writes {self.path}. "
+                "Run the same command when that process has ended.",
                 exit_code=1,
             )
         if not self._is_there():
@@ -276,8 +277,8 @@ def read_events(
     """Return the events of all shards of a run or of one, and a sentence per damaged line."""
     events: list[Event] = []
     damaged: list[str] = []
-    every = sorted((folder / "samples").glob("*.jsonl"))
-    for path in every if shard is None else [samples_path(folder, shard)]:
+    paths = sorted((folder / "samples").glob("*.jsonl"))
+    for path in paths if shard is None else [samples_path(folder, shard)]:
         if not path.exists():  # the shard has not begun
             continue
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -325,7 +326,7 @@ def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write steady.csv: the work without a pause, one row per batch."""
+    """Write steady.csv: the anchors that are timed without a pause, one row per batch."""
     write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
 
 

@@ -56,10 +56,12 @@ def rewritten(source: str) -> str:
                 if in_namespace(alias.name) != alias.name:
                     raise ValueError(f"line {node.lineno}: write `from … import` for {alias.name}.")
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            at, before = node.lineno - 1, f"from {node.module} import"
-            if before not in lines[at]:
-                raise ValueError(f"line {node.lineno}: write `{before}` in one line.")
-            lines[at] = lines[at].replace(before, f"from {in_namespace(node.module)} import", 1)
+            index, statement = node.lineno - 1, f"from {node.module} import"
+            if statement not in lines[index]:
+                raise ValueError(f"line {node.lineno}: write `{statement}` in one line.")
+            lines[index] = lines[index].replace(
+                statement, f"from {in_namespace(node.module)} import", 1
+            )
     return _ROLE.sub(rf"\1{NAMESPACE}.\2", "".join(lines))
 
 

@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Limits of anchors: compute without a pause, compute in bursts, memory, the launch."""
+"""Kinds of anchor by what limits them: sustained compute, compute in bursts, memory, launch."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
@@ -47,7 +47,7 @@ _LAUNCH = 5e-6  # seconds; work that needs less takes as long as its launch
 _LONGEST = 1e12  # microseconds; eleven days
 _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _HASH = r"[0-9a-f]{4,32}|"
-_ANEW = "Restore the file, or move it away and measure the anchors again."
+_RESTORE = "Restore the file, or move it away and measure the anchors again."
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def read_anchors(folder: Path) -> Anchors:
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
-    table = read_csv(path, _KINDS, _ANEW, optional=("energy_j",))
+    table = read_csv(path, _KINDS, _RESTORE, optional=("energy_j",))
     cases, places = _cases(table.rows)
     rows = _checked(table.rows.assign(case=places), table.faults)
     damaged = table.faults.leave_out()
@@ -134,9 +134,9 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return what the time of a case says about a GPU, one of :data:`KINDS`.
+    """Return the kind of anchor that a case is, one of :data:`KINDS`.
 
-    The ceilings of the machine decide.
+    The kind is the limit of the case according to the machine's ceilings.
     """
     work = case.problem
     compute = work.flops / machine.peaks.get(work.dtype, math.inf)
@@ -203,19 +203,21 @@ def _fleet(
     table: pd.DataFrame, cases: Sequence[Case], machine: Machine, run: Mapping[str, Any]
 ) -> Fleet:
     """Arrange the latest times in arrays."""
-    # A GPU without an id is identified by its place.
+    # 1. Identify each device by its id. A GPU without an id is identified by its place.
     place = table["worker"]
     for name in _ORDINALS:
         place = table[name].fillna(-1).astype(str) + " " + place
     table = table.assign(device=table["gpu_id"].where(table["gpu_id"] != "", place))
+    # 2. Keep the latest time of each anchor on each device, in each phase.
     table = table.sort_values("time_utc", kind="stable")
     latest = table.groupby(["device", "case"])["run"].transform("last")
     table = table[table["run"] == latest]
     table = table.drop_duplicates(["device", "case", "phase"], keep="last")
     last = table.drop_duplicates("device", keep="last").sort_values(["node", "gpu", "device"])
     numbers = {device: i for i, device in enumerate(last["device"])}
+    # 3. Arrange the columns in arrays of (phases, devices, anchors).
     used = sorted(set(table["case"]))
-    at = (
+    position = (
         table["phase"].map(PHASES.index).to_numpy(),
         table["device"].map(numbers).to_numpy(),
         table["case"].map({case: i for i, case in enumerate(used)}).to_numpy(),
@@ -224,12 +226,12 @@ def _fleet(
 
     def laid_out(values: Any, empty: Any = np.nan) -> Any:
         array = np.full(shape, empty)
-        array[at] = np.asarray(values)
+        array[position] = np.asarray(values)
         return array
 
     log = {name: np.log(table[name].to_numpy(float)) for name in _TIMES}
     reasons = table["throttled"].str.split(";")
-    every = sorted({reason for some in reasons for reason in some} - {""})
+    all_reasons = sorted({reason for reported in reasons for reason in reported} - {""})
     return Fleet(
         devices=_devices(last, run),
         kinds=np.array([kind_of(cases[case], machine) for case in used]),
@@ -237,7 +239,10 @@ def _fleet(
         error=laid_out(standard_error(log["time_lo_us"], log["time_hi_us"])),
         # A reading of 0 means that the sensor has no value.
         sensors={name: laid_out(table[name].where(table[name] != 0)) for name in SENSORS},
-        throttled={one: laid_out([one in some for some in reasons], False) for one in every},
+        throttled={
+            reason: laid_out([reason in reported for reported in reasons], False)
+            for reason in all_reasons
+        },
     )
 
 

@@ -41,7 +41,7 @@ class SlowCause:
 
 
 def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> SlowCause:
-    """Judge whether the clock of a device explains how slow it computes.
+    """Judge whether the clock of a device explains why it computes slowly.
 
     Args:
         fleet: the fleet.
@@ -54,17 +54,18 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
     if clock >= math.log1p(-_SAME_CLOCK):
-        but = f", though it reported {', '.join(reported)}" if reported else ""
+        remark = f", though it reported {', '.join(reported)}" if reported else ""
         return SlowCause(
-            "", f"Its clock is as high as that of the others{but}, so the clock is not the cause."
+            "",
+            f"Its clock is as high as that of the others{remark}, so the clock is not the cause.",
         )
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
-    found = list(_held_back_by(fleet, speeds, i))
-    why = "; ".join(words for _, words in found) or "no reason is reported for that"
+    causes = list(_clock_causes(fleet, speeds, i))
+    explanation = "; ".join(words for _, words in causes) or "no reason is reported for that"
     if log - clock < math.log1p(-margin) or clock > _MOST * log:
-        return SlowCause("", f"{lower}, which explains only part of it; {why}.")
-    codes = ", ".join(code for code, _ in found) or "no reason reported"
-    return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {why}.")
+        return SlowCause("", f"{lower}, which explains only part of it; {explanation}.")
+    codes = ", ".join(code for code, _ in causes) or "no reason reported"
+    return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {explanation}.")
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
@@ -72,7 +73,7 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 
-def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
+def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
     """Yield each cause that lowers the device's clock, as a code and in words."""
     device = fleet.devices[i]
     limit, usual = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
@@ -87,7 +88,7 @@ def _held_back_by(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
         yield "lower power limit", f"its power limit is {limit:.0f} W, the others' {usual:.0f} W"
     elif power >= _FULL_POWER * limit:
         yield "power limit", f"it draws its full power limit, {power:.0f} of {limit:.0f} W"
-    elif math.isnan(limit) and _alone_capped(speeds, i):
+    elif math.isnan(limit) and _capped_unlike_others(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
     temperature = speeds.sensors["temp_c"]
     above = temperature - median_of(temperature)
@@ -104,6 +105,7 @@ def _usual_limit(fleet: Fleet, name: str) -> float:
     return float(median_of(limits))
 
 
-def _alone_capped(speeds: AnchorSpeeds, i: int) -> bool:
+def _capped_unlike_others(speeds: AnchorSpeeds, i: int) -> bool:
+    """Return True if a device reported a power cap and most others did not."""
     capped = speeds.throttled.get(POWER_CAP)
     return capped is not None and bool(capped[i]) and float(capped.mean()) < _MOST

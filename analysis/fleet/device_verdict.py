@@ -82,7 +82,7 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
         margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
     """
     enough = len(fleet.devices) >= MIN_GPUS
-    slow = {kind: of.beyond(margin) for kind, of in speeds.kinds.items() if enough}
+    slow = {kind: of_kind.beyond(margin) for kind, of_kind in speeds.kinds.items() if enough}
     abnormal = {
         reason: np.asarray(seen.any(axis=(0, 2)))
         for reason, seen in fleet.throttled.items()
@@ -111,6 +111,7 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
+    """Return the verdict on device ``i``, given the kinds in which it is slow."""
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
         sentence = _not_slow(speeds, i, name, len(fleet.devices) >= MIN_GPUS, throttled)
@@ -164,30 +165,35 @@ def _cause(
 
 
 def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a device this slow is expected among so many devices with a normal spread.
+    """Return True if a fleet of this size with a normal spread may well have a device this slow.
 
     The result is None if the spread is not known.
     """
-    of = speeds.kinds[speeds.overall]
-    count = int(np.isfinite(of.log).sum())
+    overall = speeds.kinds[speeds.overall]
+    count = int(np.isfinite(overall.log).sum())
     if math.isnan(speeds.spread):
         return None
-    total = math.sqrt(speeds.spread**2 + float(of.variance[i]))
-    return bool(count * ndtr(float(of.log[i]) / total) >= _CHANCE) if total else False
+    total = math.sqrt(speeds.spread**2 + float(overall.variance[i]))
+    return bool(count * ndtr(float(overall.log[i]) / total) >= _CHANCE) if total else False
 
 
 def _not_slow(
     speeds: FleetSpeeds, i: int, name: str, enough: bool, throttled: tuple[str, ...]
 ) -> str:
-    held = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
+    """Return the sentence about a device that is not slow beyond doubt."""
+    throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
     if not enough or not speeds.overall:
-        return f"{held}." if held else f"{name} has too few other GPUs to be compared with."
-    of = speeds.kinds[speeds.overall]
-    if not math.isfinite(of.half[i]):
-        how = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."
-    else:
-        how = (
-            f"is not clearly slow: {of.speed[i]:.1%} of the fleet's median in "
-            f"{KIND_WORDS[speeds.overall]} ({of.lo[i]:.1%} to {of.hi[i]:.1%})."
+        return (
+            f"{throttling}."
+            if throttling
+            else f"{name} has too few other GPUs to be compared with."
         )
-    return f"{held}, but {how}" if held else f"{name} {how}"
+    overall = speeds.kinds[speeds.overall]
+    if not math.isfinite(overall.half[i]):
+        comparison = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."
+    else:
+        comparison = (
+            f"is not clearly slow: {overall.speed[i]:.1%} of the fleet's median in "
+            f"{KIND_WORDS[speeds.overall]} ({overall.lo[i]:.1%} to {overall.hi[i]:.1%})."
+        )
+    return f"{throttling}, but {comparison}" if throttling else f"{name} {comparison}"

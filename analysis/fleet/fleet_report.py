@@ -134,16 +134,16 @@ def _known(value: Any) -> float | None:
 def findings(report: FleetReport) -> list[str]:
     """Describe the fleet as a whole in sentences."""
     speeds, count = report.speeds, len(report.verdicts)
-    said = []
+    sentences = []
     if count == 1:
-        said.append("There is only one GPU, so nothing can be compared with it.")
+        sentences.append("There is only one GPU, so nothing can be compared with it.")
     elif count < MIN_GPUS:
-        said += _pair(report)
+        sentences += _pair(report)
     elif speeds.overall:
-        said.append(_summary(report))
-    said += _nodes(report)
+        sentences.append(_summary(report))
+    sentences += _nodes(report)
     turns = report.anchors.recording.run.get("turns", [])
-    return [*said, *_disturbed(speeds.interference, count), *_took_turns(turns)]
+    return [*sentences, *_disturbed(speeds.interference, count), *_took_turns(turns)]
 
 
 def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
@@ -169,18 +169,18 @@ def _summary(report: FleetReport) -> str:
             "without the noise of measuring)."
         )
     )
-    told = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
-    return f"{told}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
+    clause = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
+    return f"{clause}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
 
 
 def _pair(report: FleetReport) -> list[str]:
-    """Say which of two GPUs is slower, and that nothing shows which one is as it should be."""
+    """Say which of two GPUs is slower. Two GPUs do not show which one is normal."""
     if not report.speeds.overall:
         return []
-    of = report.speeds.kinds[report.speeds.overall]
+    overall = report.speeds.kinds[report.speeds.overall]
     slower, other = report.slowest_first
-    ratio = math.exp(of.log[slower] - of.log[other])
-    half = of.half[slower] + of.half[other]
+    ratio = math.exp(overall.log[slower] - overall.log[other])
+    half = overall.half[slower] + overall.half[other]
     names = [report.verdicts[i].name for i in (slower, other)]
     what = KIND_WORDS[report.speeds.overall]
     ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
@@ -199,9 +199,9 @@ def _nodes(report: FleetReport) -> Iterator[str]:
     slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
-    for node, each in slow.items():
-        if len(slow) > 1 and len(each) > 1 and all(each):
-            yield f"All {len(each)} GPUs of node {node} are slow, which points to the node."
+    for node, flags in slow.items():
+        if len(slow) > 1 and len(flags) > 1 and all(flags):
+            yield f"All {len(flags)} GPUs of node {node} are slow, which points to the node."
 
 
 def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
@@ -213,33 +213,35 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
             "No node's GPUs were timed both alone and together, so nothing shows whether they "
             "disturb each other."
         ]
-    said, quiet = [], []
-    for one in interference:
+    slowed_sentences, quiet = [], []
+    for node_change in interference:
         slowed = [
             f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
             f"{change.hi - 1:.1%})"
-            for kind, change in one.kinds.items()
+            for kind, change in node_change.kinds.items()
             if change.slowed
         ]
-        where = "the node" if len(interference) == 1 else f"node {one.node}"
+        where = "the node" if len(interference) == 1 else f"node {node_change.node}"
         if slowed:
-            said.append(f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}.")
+            slowed_sentences.append(
+                f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}."
+            )
         else:
-            quiet.append(one)
-    if len(said) > _LISTED_NODES:
-        said = [
-            *said[:_LISTED_NODES],
-            f"The same holds for {len(said) - _LISTED_NODES} more nodes.",
+            quiet.append(node_change)
+    if len(slowed_sentences) > _LISTED_NODES:
+        slowed_sentences = [
+            *slowed_sentences[:_LISTED_NODES],
+            f"The same holds for {len(slowed_sentences) - _LISTED_NODES} more nodes.",
         ]
     if quiet:
         several = f"{len(quiet)} of {len(interference)} nodes"
         where = several if len(interference) > 1 else "the node"
         ratio = float(np.median([interfered.all.ratio for interfered in quiet]))
-        said.append(
+        slowed_sentences.append(
             f"Working in parallel does not slow the GPUs of {where} by more than 1% beyond the "
             f"interval: anchors take {ratio:.3f} times as long as one at a time."
         )
-    return said
+    return slowed_sentences
 
 
 def report_text(report: FleetReport) -> str:
@@ -258,12 +260,12 @@ def report_text(report: FleetReport) -> str:
             "",
             *_table(report),
         ]
-    told = [report.verdicts[i] for i in report.slowest_first]
-    told = [verdict for verdict in told if verdict.verdict != ORDINARY]
-    told.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
-    lines += ["", *(f"• {verdict.sentence}" for verdict in told[:_LISTED])]
-    if len(told) > _LISTED:
-        lines.append(f"• {len(told) - _LISTED} more of the same kind; fleet.json has them all.")
+    notable = [report.verdicts[i] for i in report.slowest_first]
+    notable = [verdict for verdict in notable if verdict.verdict != ORDINARY]
+    notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
+    lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
+    if len(notable) > _LISTED:
+        lines.append(f"• {len(notable) - _LISTED} more of the same kind; fleet.json has them all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 
@@ -295,10 +297,10 @@ def _table(report: FleetReport) -> Iterator[str]:
             f"{verdict.name:{width}}{_percent(overall.speed[i]):>8}  {ends:15}{row}  "
             f"{verdict.verdict}"
         )
-    if rest := order[_LISTED:]:
-        known = overall.speed[rest][np.isfinite(overall.speed[rest])]
+    if unlisted := order[_LISTED:]:
+        known = overall.speed[unlisted][np.isfinite(overall.speed[unlisted])]
         ends = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
-        yield f"… and {_counted(len(rest), 'more GPU')}{ends}"
+        yield f"… and {_counted(len(unlisted), 'more GPU')}{ends}"
 
 
 def _percent(value: float) -> str:

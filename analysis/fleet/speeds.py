@@ -76,7 +76,7 @@ class AnchorSpeeds:
         return np.exp(self.log + self.half)
 
     def beyond(self, margin: float) -> NDArray[np.bool_]:
-        """Return True for each device whose whole interval is below the median by over a margin."""
+        """Return, per device, whether its whole interval is more than a margin below the median."""
         return self.hi < 1 - margin  # False for NaN
 
 
@@ -97,7 +97,8 @@ class SpeedChange:
 class Interference:
     """Ratio of times with all GPUs of a node at work to times of one GPU that works alone.
 
-    ``all`` is the ratio over all anchors, and ``kinds`` has that of each kind with times of both.
+    ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind that was timed both
+    ways.
     """
 
     node: int | None
@@ -126,15 +127,15 @@ class FleetSpeeds:
 
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices; if there are two, relative to the middle between them."""
-    again = _between_times(fleet)
+    time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
     kinds: dict[str, AnchorSpeeds] = {}
     scatter = math.nan
     # Bursts come first, because kinds with a single anchor use their scatter.
     for kind in sorted(KINDS, key=lambda kind: kind != "burst"):
-        found = _speeds(fleet, kind, phase, again, scatter)
-        if found is not None:
-            kinds[kind], own_scatter = found
+        result = _speeds(fleet, kind, phase, time_deviation, scatter)
+        if result is not None:
+            kinds[kind], own_scatter = result
             scatter = own_scatter if kind == "burst" else scatter
     kinds = {kind: kinds[kind] for kind in KINDS if kind in kinds}
     count = len(fleet.devices)
@@ -143,7 +144,7 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     between = math.nan
     if overall and np.isfinite(kinds[overall].log).sum() >= _MIN_SPREAD:
         between = _spread(kinds[overall].log, kinds[overall].variance)
-    return FleetSpeeds(kinds, overall, between, _interference(fleet, again))
+    return FleetSpeeds(kinds, overall, between, _interference(fleet, time_deviation))
 
 
 def median_of(values: Array, axis: int = 0) -> Array:
@@ -195,12 +196,12 @@ class _Medians:
     scatter: float
 
 
-def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
+def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Medians:
     """Return medians over the columns of (rows, columns); NaN stands for unknown values.
 
     Args:
         values: one row per device or node.
-        own: the standard error of each value.
+        errors: the standard error of each value.
         scatter: the standard deviation of a single value around its row's median, used if every row
             has only one value. Otherwise it is estimated from all rows, or from the row itself if
             that is more.
@@ -211,16 +212,16 @@ def _medians(values: Array, own: Array, scatter: float = math.nan) -> _Medians:
     several = count > 1
     with np.errstate(invalid="ignore", divide="ignore"):
         # The median of few values lies closer to them than the centre of their distribution.
-        apart = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
+        residuals = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
     # The scatter is estimated from all rows together. A row of many values may scatter more.
     if several.any():
-        scatter = _deviation_from_zero(apart[several])
-    each = np.full(len(values), scatter)
+        scatter = _deviation_from_zero(residuals[several])
+    deviations = np.full(len(values), scatter)
     for i in np.flatnonzero(count >= _MANY):
-        each[i] = max(scatter, _deviation_from_zero(apart[i]))
-    own_each = np.sqrt(median_of(own**2, axis=1))
+        deviations[i] = max(scatter, _deviation_from_zero(residuals[i]))
+    row_errors = np.sqrt(median_of(errors**2, axis=1))
     share = np.where(count > 2, _OF_MEDIANS, 1.0) / count
-    return _Medians(middle, np.fmax(each, own_each) ** 2 * share, scatter)
+    return _Medians(middle, np.fmax(deviations, row_errors) ** 2 * share, scatter)
 
 
 def _deviation_from_zero(values: Array) -> float:
@@ -242,39 +243,39 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     counts = has.sum(axis=1)
     most = np.where(counts[_TOGETHER] > counts[_ALONE], _TOGETHER, _ALONE)
     both = has.all(axis=0).any(axis=0)
-    own = np.where(has[_TOGETHER], _TOGETHER, _ALONE)
-    chosen: NDArray[np.intp] = np.where(both, most, own)[None].astype(np.intp)
+    single = np.where(has[_TOGETHER], _TOGETHER, _ALONE)
+    chosen: NDArray[np.intp] = np.where(both, most, single)[None].astype(np.intp)
     return chosen
 
 
 def _speeds(
-    fleet: Fleet, kind: str, phase: NDArray[np.intp], again: float, scatter: float
+    fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the speeds in a kind of anchor and the scatter of its anchors; None if it has none.
 
     A kind with a single anchor has no scatter of its own and takes ``scatter``.
     """
-    of = np.flatnonzero(fleet.kinds == kind)
+    anchors = np.flatnonzero(fleet.kinds == kind)
 
     def taken(array: Array) -> Array:
-        return np.take_along_axis(array, phase, axis=0)[0][:, of]
+        return np.take_along_axis(array, phase, axis=0)[0][:, anchors]
 
-    logs, own = taken(fleet.log_time), taken(fleet.error)
+    logs, errors = taken(fleet.log_time), taken(fleet.error)
     count = len(fleet.devices)
     # An anchor that few devices have says nothing about the others.
-    few = np.isfinite(logs).sum(axis=0) < max(2, min(MIN_GPUS, count))
-    logs[:, few] = np.nan
-    if few.all():
+    sparse = np.isfinite(logs).sum(axis=0) < max(2, min(MIN_GPUS, count))
+    logs[:, sparse] = np.nan
+    if sparse.all():
         return None
     if count == 2:
-        found = _medians(logs[1:] - logs[:1], np.hypot(*own)[None], scatter)
-        log = np.array([0.5, -0.5]) * found.median
-        variance = np.repeat(found.variance / 2 + again**2, 2)
-        halves = np.repeat(Z95 * np.sqrt(found.variance + 2 * again**2) / 2, 2)
+        medians = _medians(logs[1:] - logs[:1], np.hypot(*errors)[None], scatter)
+        log = np.array([0.5, -0.5]) * medians.median
+        variance = np.repeat(medians.variance / 2 + time_deviation**2, 2)
+        halves = np.repeat(Z95 * np.sqrt(medians.variance + 2 * time_deviation**2) / 2, 2)
     else:
-        found = _medians(median_of(logs) - logs, own, scatter)
-        log = found.median - float(median_of(found.median))
-        variance = found.variance + again**2
+        medians = _medians(median_of(logs) - logs, errors, scatter)
+        log = medians.median - float(median_of(medians.median))
+        variance = medians.variance + time_deviation**2
         halves = Z95 * np.sqrt(variance + _median_variance(log, variance))
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
     clocks = np.log(sensors["sm_mhz"])
@@ -285,29 +286,29 @@ def _speeds(
         clock=median_of(clocks - median_of(clocks), axis=1),
         sensors={name: median_of(values, axis=1) for name, values in sensors.items()},
         throttled={
-            reason: np.take_along_axis(seen, phase, axis=0)[0][:, of].any(axis=1)
+            reason: np.take_along_axis(seen, phase, axis=0)[0][:, anchors].any(axis=1)
             for reason, seen in fleet.throttled.items()
         },
-    ), found.scatter
+    ), medians.scatter
 
 
 def _median_variance(log: Array, variance: Array) -> float:
     """Return the variance of the median of the devices' speeds.
 
-    It is that of many normal values, but never more than that of one device.
+    The formula holds for many normal values. The result is never more than one device's variance.
     """
     one = float(median_of(variance))
     count = int(np.isfinite(log).sum())
     return float(np.fmin(one, _OF_MEDIANS * np.fmax(deviation_of(log) ** 2, one) / count))
 
 
-def _changes(fleet: Fleet, of: NDArray[np.bool_]) -> tuple[Array, Array]:
+def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the log ratio of times in parallel to times alone, and its standard error.
 
     Both have the shape (devices, anchors).
     """
-    logs, own = fleet.log_time[:, :, of], fleet.error[:, :, of]
-    return logs[_TOGETHER] - logs[_ALONE], np.hypot(own[_ALONE], own[_TOGETHER])
+    logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
+    return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
 
 
 def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
@@ -319,47 +320,47 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
     }
 
 
-def _between_times(fleet: Fleet) -> float:
+def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation by which a device's speed differs from one time to the next.
 
     It comes from the change of a device's bursts from one phase to the other, compared with the
     other devices of its node. That difference has the errors of both times. An assumed value counts
     as two devices.
     """
-    changes, own = _changes(fleet, fleet.kinds == "burst")
-    found = _medians(changes, own)
-    rest = np.full(len(changes), np.nan)
+    changes, errors = _changes(fleet, fleet.kinds == "burst")
+    medians = _medians(changes, errors)
+    residuals = np.full(len(changes), np.nan)
     nodes = 0
     for members in _groups(fleet).values():
-        if np.isfinite(found.median[members]).sum() > 1:
-            rest[members] = found.median[members] - median_of(found.median[members])
+        if np.isfinite(medians.median[members]).sum() > 1:
+            residuals[members] = medians.median[members] - median_of(medians.median[members])
             nodes += 1
-    count = int(np.isfinite(rest).sum())
+    count = int(np.isfinite(residuals).sum())
     known = count - nodes
     squares, total = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
     if known > 0:
         # One median was subtracted per node, and a difference has the errors of two times.
-        squares += count * _spread(rest, found.variance * known / count) ** 2 / 2
+        squares += count * _spread(residuals, medians.variance * known / count) ** 2 / 2
         total += known
     return math.sqrt(squares / total)
 
 
-def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
+def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
     """Return how much longer anchors take on each node while all of its devices work."""
     groups = _groups(fleet)
     counts = np.array([len(members) for members in groups.values()])
     tables = {}
     for kind in ("", *KINDS):
-        changes, own = _changes(fleet, (fleet.kinds == kind) | (kind == ""))
+        changes, device_errors = _changes(fleet, (fleet.kinds == kind) | (kind == ""))
         if not np.isfinite(changes).any():
             continue
         of_nodes = np.array([median_of(changes[members]) for members in groups.values()])
-        errors = np.array([_error_of_median(own[members]) for members in groups.values()])
-        found = _medians(of_nodes, errors)
-        half = Z95 * np.sqrt(found.variance + _OF_MEDIANS * 2 * again**2 / counts)
-        ratio = np.exp(found.median)
-        lo = np.exp(found.median - half)
-        hi = np.exp(found.median + half)
+        errors = np.array([_error_of_median(device_errors[members]) for members in groups.values()])
+        medians = _medians(of_nodes, errors)
+        half = Z95 * np.sqrt(medians.variance + _OF_MEDIANS * 2 * time_deviation**2 / counts)
+        ratio = np.exp(medians.median)
+        lo = np.exp(medians.median - half)
+        hi = np.exp(medians.median + half)
         slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
         columns = (array.tolist() for array in (ratio, lo, hi, slowed))
         tables[kind] = [SpeedChange(*row) for row in zip(*columns, strict=True)]
@@ -380,8 +381,8 @@ def _interference(fleet: Fleet, again: float) -> tuple[Interference, ...]:
     )
 
 
-def _error_of_median(own: Array) -> Array:
+def _error_of_median(errors: Array) -> Array:
     """Return the standard error of each anchor's median over a node's devices."""
-    count = np.isfinite(own).sum(axis=0)
-    squares = _OF_MEDIANS * np.nansum(own**2, axis=0)
+    count = np.isfinite(errors).sum(axis=0)
+    squares = _OF_MEDIANS * np.nansum(errors**2, axis=0)
     return np.sqrt(np.divide(squares, count**2, out=np.full(len(count), np.nan), where=count > 0))

@@ -39,7 +39,7 @@ _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 filling operands."""
 _IMPORT_SECONDS = 4.0  # part of these that passes before a command counts its own time
 _END_SECONDS = 15.0  # reserved for the archive, and for a stopped command to fold its samples
-_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # limit in expected times, and at least in seconds
+_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # limit: a multiple of the expected time, and at least this
 _MIN_SECONDS = 5.0  # a sweep is not begun with less
 _GRACE = 6.0  # seconds between asking a command to stop and killing it
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
@@ -99,10 +99,10 @@ class RecorderState:
 def run_command(
     interpreter: Sequence[str], command: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-    """Run ``-m command``; return its exit code, or None if its time was over, and its output.
+    """Run ``-m command``. Return its exit code (None if its time was over) and its output.
 
-    What the command prints on stderr is passed on. A command whose time is over is asked to stop,
-    as a batch system asks, and folds what it has measured.
+    What the command prints on stderr is passed on. When its time is over, the command gets SIGTERM,
+    as from a batch system, so that it can fold what it has measured.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -155,7 +155,7 @@ class Recorder:
             budget: seconds that this slice may take in all.
             device: the options that select the device.
             note: prints a line.
-            run: runs a command within some seconds; see :func:`run_command`.
+            run: runs a command within a limit in seconds; see :func:`run_command`.
             now: clock of the host, in seconds.
             began: start of the budget on the clock ``now``; None for the present.
         """
@@ -179,7 +179,7 @@ class Recorder:
             self._note(f"{why}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Do what is not done until the time is over; return the archive.
+        """Carry out unfinished steps until the time is over. Return the path of the archive.
 
         However this ends, even by an interrupt, the archive contains what was recorded.
         """
@@ -228,7 +228,7 @@ class Recorder:
             if self._steps(part)
         ] + [total_line(self._parts, kind)]
 
-    # --- What is there --------------------------------------------------------------------------
+    # --- State of the steps ---------------------------------------------------------------------
 
     def _steps(self, part: RecorderPart) -> list[RecorderStep]:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
@@ -298,7 +298,7 @@ class Recorder:
         remaining = sum(counts[name]["open"] for name in names if name in counts)
         return remaining, sum(left_out.get(name, 0) for name in names)
 
-    # --- Doing it -------------------------------------------------------------------------------
+    # --- Carrying out steps ---------------------------------------------------------------------
 
     @property
     def _left(self) -> float:
@@ -332,17 +332,17 @@ class Recorder:
         began = self._now()
         code, output = self._run(command, limit)
         took = self._now() - began
-        before = self._state.ended.get(step.name, {})
+        earlier = self._state.ended.get(step.name, {})
         self._state.ended[step.name] = {
             "finished": code is not None,
             "exit": code,
             "at": _utc(),
-            "seconds": round(before.get("seconds", 0.0) + took, 1),
+            "seconds": round(earlier.get("seconds", 0.0) + took, 1),
         }
         if step.output and output.strip():
             # Tracebacks contain paths, and a path may contain a user's name.
-            told = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
-            write_whole(place.folder / step.output, told)
+            anonymous = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
+            write_whole(place.folder / step.output, anonymous)
         self._state.write(place)
         if code:
             self._note(f"{step.name} ended with exit code {code}.")
@@ -358,7 +358,7 @@ class Recorder:
     def _anchors(self) -> dict[str, Any] | None:
         """Check if this is still the machine of the earlier slices, at the same speed.
 
-        None if the check did not end.
+        Return the report of ``sweeps doctor --again``; None if the check failed or did not end.
         """
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)

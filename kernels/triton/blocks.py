@@ -1,4 +1,4 @@
-"""Building blocks of the GEMM kernels: which tile, the sum over its K, and how it is stored.
+"""Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
 
 A matrix is a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a K step is
 BK deep. The start of a tile is 64-bit, because an operand may have more than 2³¹ elements. Inside a

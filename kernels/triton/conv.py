@@ -371,9 +371,9 @@ class TritonConv(TritonFamily):
         """Return tiles up to 128×256, also with the sum split.
 
         A split gives at most two waves of CTAs, with at least two K steps each. The largest tiles
-        need what Hopper and datacentre Blackwell have, which multiply from shared memory. They also
-        need a K step (for a filter's gradient, a tile) that never leaves its tap, because divisions
-        take too many registers. A convolution that is a GEMM also has the candidates of GEMMs.
+        need Hopper or datacentre Blackwell, which multiply from shared memory. They also need a K
+        step (for a filter's gradient, a tile) that never leaves its tap, because divisions take too
+        many registers. A convolution that is a GEMM also has the candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
         fma = problem.dtype == "fp32"
@@ -404,7 +404,7 @@ class TritonConv(TritonFamily):
     ) -> Array:
         """Estimate the seconds of the GEMM that is really computed.
 
-        For a strided gradient, it is that of its phases.
+        For a strided gradient of the data, that is the batched GEMM of its phases.
         """
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
@@ -468,7 +468,7 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
-    """Return the operands of that GEMM as views; None if images or filters have gaps."""
+    """Return the operands of :func:`as_gemm`'s GEMM as views; None if they have gaps."""
     try:
         a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
     except RuntimeError:  # raised by PyTorch if no view has this shape
@@ -504,7 +504,7 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if a K step has the channels of one tap; for a filter's gradient, if a tile has.
+    """Return True if a K step (for a filter's gradient, a tile) has channels of only one tap.
 
     An axis must not have more taps than the kernel has bits for.
     """
@@ -539,6 +539,7 @@ def _parts(conv: Conv, config: ConvConfig) -> int:
 def _data_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
+    """Return the launch of :func:`conv_data`, which writes ``target`` with the given strides."""
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -579,6 +580,7 @@ def _data_call(
 def _filter_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
+    """Return the launch of :func:`conv_filter`, which writes ``target`` with the given strides."""
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     columns = problem.r * problem.s * depth

@@ -84,7 +84,7 @@ class TritonFamily(ABC):
     ) -> list[LaunchSpec]:
         """Return the launches that compute ``operands.out``, in order.
 
-        ``scratch`` is memory for them to work in, of the shape that :meth:`scratch` returns.
+        ``scratch`` is memory that the launches work in, of the shape that :meth:`scratch` returns.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class TritonFamily(ABC):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets. A kernel that is not compiled yet is compiled at the first launch."""
+        """Bind the operand sets. A kernel not compiled yet is compiled at the first launch."""
         problem = as_problem(problem)
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
@@ -173,7 +173,7 @@ class TritonFamily(ABC):
         return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile all cases in parallel on the CPU cores; a failure is repeated at the launch."""
+        """Compile all cases in parallel on the CPU cores; errors are raised again at the launch."""
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             with triton.AsyncCompileMode(pool, ignore_errors=True):
                 kernels = [

@@ -56,7 +56,7 @@ class AlignmentUnits(NamedTuple):
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
-        """Return the largest units that divide them; strides of 1 do not count."""
+        """Return the largest units that divide the matrices' sizes and strides other than 1."""
         _, m, n, k = matrices.sizes
         a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
         every = ([m], [n], [k], [*a, *b], c)
@@ -146,7 +146,7 @@ def read_alignment(problem: Gemm) -> int:
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
     """Return the compile-time arguments and options of a GEMM kernel.
 
-    They are those of a kernel that walks K in :func:`kernels.triton.blocks.product`.
+    They suit kernels that sum over K with :func:`kernels.triton.blocks.product`.
     """
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = max(

@@ -145,7 +145,7 @@ def matmul_persistent_plain(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the same GEMM with plain loads, for any strides."""
+    """Compute the GEMM of :func:`matmul_persistent` with plain loads, for any strides."""
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
@@ -276,7 +276,7 @@ class TritonPersistent(GemmFamily):
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Return TMA's descriptor of a (batch, rows, columns) matrix in blocks, as it is stored.
 
-    A batch of one is left out.
+    The batch dimension is left out if its size is 1.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows

@@ -38,7 +38,7 @@ def read_counters(out_ptr):
 
 
 class TritonSmClock:
-    """Reader of the counters, in stream order."""
+    """Reader of all SMs' counters at two marks in a stream."""
 
     def __init__(self, sms: int, device: str) -> None:
         """Compile the kernel, and launch it once for each mark.

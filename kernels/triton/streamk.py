@@ -89,7 +89,8 @@ def add_shared(
 ):  # fmt: skip
     """Add the parts of a tile that several CTAs share.
 
-    It is the tile inside which CTA ``program + 1`` begins, if it is the first CTA to begin there.
+    Program p adds the tile inside which the run of CTA p + 1 begins, if no earlier run begins
+    inside that tile.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     c_stride = matrix_stride(c_stride, UNITS[4])

@@ -1,6 +1,6 @@
 """Trace only one of several identical layers, and count the calls of the others.
 
-Of 32 identical layers, one is traced.
+A model with 32 identical layers is traced through only one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 class TracedLayer:
     """A layer that was traced; ``calls`` counts its calls and those of identical layers.
 
-    ``input_bytes`` is the size of its floating-point inputs, from which it can be computed again.
+    ``input_bytes`` is the size of its floating-point inputs. The layer can be recomputed from them.
     """
 
     input_bytes: int = 0
@@ -57,10 +57,10 @@ class AlikeLayers:
         try:
             yield
         finally:
-            for layer, own in before.items():
+            for layer, forward in before.items():
                 del layer.forward
-                if own is not None:
-                    layer.forward = own
+                if forward is not None:
+                    layer.forward = forward
 
     def _counting(
         self, forward: Callable[..., Any], traced: dict[Any, _Traced]
@@ -105,16 +105,16 @@ class _Traced:
         """Describe the outputs of a call that was traced."""
         leaves, tree = tree_flatten(outputs)
         kinds = [_kind(tensor) for tensor in inputs]
-        made: list[Any] = []
+        templates: list[Any] = []
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                made.append(leaf)
+                templates.append(leaf)
             elif _kind(leaf) in kinds:
-                made.append(kinds.index(_kind(leaf)))
+                templates.append(kinds.index(_kind(leaf)))
             else:
-                made.append(leaf.detach())
+                templates.append(leaf.detach())
         return cls(
-            layer, tuple(zip((isinstance(x, Tensor) for x in leaves), made, strict=True)), tree
+            layer, tuple(zip((isinstance(x, Tensor) for x in leaves), templates, strict=True)), tree
         )
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
@@ -124,18 +124,18 @@ class _Traced:
         Other output tensors are empty.
         """
         leaves = []
-        for tensor, made in self.leaves:
-            if not tensor:
-                leaves.append(made)
-            elif isinstance(made, int):
-                leaves.append(inputs[made])
+        for is_tensor, template in self.leaves:
+            if not is_tensor:
+                leaves.append(template)
+            elif isinstance(template, int):
+                leaves.append(inputs[template])
             else:
-                leaves.append(torch.empty_like(made))
+                leaves.append(torch.empty_like(template))
         return tree_unflatten(leaves, self.tree)
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors must have in common so that one can stand for the other."""
+    """Return the properties that two tensors must share for one to stand for the other."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 

@@ -21,7 +21,7 @@ NAME = "rooftile"
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Attention of queries, keys and values (batch, heads, length, width), for tracing only.
 
-    It has an output shape and computes nothing.
+    The operation has an output shape and computes nothing.
     """
     raise RuntimeError(
         "the attention tensors have shapes but no values: they are traced, never computed."
@@ -51,7 +51,7 @@ def _(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3], output)  # fused kernels need the output, too
     ctx.mask = inputs[3:]
 
@@ -61,7 +61,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
 
-attention.register_autograd(_backward, setup_context=_keep)
+attention.register_autograd(_backward, setup_context=_save_operands)
 
 
 class OneAttention(TorchFunctionMode):
@@ -75,7 +75,7 @@ class OneAttention(TorchFunctionMode):
     def __enter__(self) -> OneAttention:
         self._before = functional.scaled_dot_product_attention
         self._fast = torch.backends.mha.get_fastpath_enabled()
-        functional.scaled_dot_product_attention = _of_pytorch  # type: ignore[assignment]
+        functional.scaled_dot_product_attention = _trace_pytorch  # type: ignore[assignment]
         torch.backends.mha.set_fastpath_enabled(False)
         super().__enter__()
         return self
@@ -93,11 +93,11 @@ class OneAttention(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is self._before:
-            return _of_pytorch(*args, **(kwargs or {}))
+            return _trace_pytorch(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _of_pytorch(
+def _trace_pytorch(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -110,9 +110,9 @@ def _of_pytorch(
 
     The operands may lack the dimension of heads, and may have several batch dimensions.
     """
-    q = _cast(query).reshape(-1, *_four(query)[-3:])
-    k = _cast(key).reshape(-1, *_four(key)[-3:])
-    v = _cast(value).reshape(-1, *_four(value)[-3:])
+    q = _cast(query).reshape(-1, *_shape_with_heads(query)[-3:])
+    k = _cast(key).reshape(-1, *_shape_with_heads(key)[-3:])
+    v = _cast(value).reshape(-1, *_shape_with_heads(value)[-3:])
     result = attention(q, k, v, is_causal, 0)
     return result.reshape(*query.shape[:-1], value.shape[-1])
 
@@ -124,7 +124,7 @@ def _cast(tensor: Tensor) -> Tensor:
     return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
-def _four(tensor: Tensor) -> tuple[int, ...]:
+def _shape_with_heads(tensor: Tensor) -> tuple[int, ...]:
     """Return a tensor's shape, with a dimension in front if it has only two."""
     return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
 
@@ -141,7 +141,7 @@ def for_transformers(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as transformers' ``AttentionInterface`` calls it.
+    """Trace attention with the arguments of transformers' ``AttentionInterface``.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -1,4 +1,4 @@
-"""Capture one step of a model: what it multiplies, what it moves, and how its sizes affect that."""
+"""Capture one step of a model: what it multiplies and moves, and how its sizes affect both."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def capture(
     parameters = list(started.model.parameters())
     products, unknown = products_of(operations)
     return Captured(
-        products=tuple(_of_context(product, step) for product in products),
+        products=tuple(_in_context(product, step) for product in products),
         moved=bytes_moved(operations, fused=False),
         moved_fused=bytes_moved(operations, fused=True),
         parameters=sum(p.numel() for p in parameters),
@@ -91,8 +91,8 @@ def dimensions(
         source: the model.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
-        named: names of the sizes to change. Without any, every size is changed whose name says that
-            it is one.
+        named: names of the sizes to change. If there are none, all entries are changed that are
+            sizes according to their names.
 
     Raises:
         UserError: if the model has no size of a given name.
@@ -102,7 +102,7 @@ def dimensions(
         if name not in sizes:
             known = ", ".join(sorted(sizes)) or "none"
             raise UserError(f"{source.name} has no size {name!r} to vary; available: {known}.")
-    wanted = named or [
+    chosen = named or [
         name
         for name, value in sizes.items()
         if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
@@ -112,46 +112,48 @@ def dimensions(
     plain = capture(source, forward) if step.mode == TRAIN else base
     # A size that grows by this unit remains divisible by every number of heads.
     unit = 2 * math.lcm(1, *(v for n, v in sizes.items() if _HEADS.search(n) and v > 0))
-    found = []
-    for name in wanted:
+    effects = []
+    for name in chosen:
         dimension = _dimension(source, forward, plain, name, sizes[name], unit)
         if dimension is not None:
-            found.append(dimension)
-    return found
+            effects.append(dimension)
+    return effects
 
 
 def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     """Return the bytes that are kept if repeated layers keep only their inputs.
 
-    One layer at a time is computed again, and then keeps everything.
+    Layers are recomputed one at a time, and the layer being recomputed keeps everything.
     """
     outside = sum(tensor.bytes for tensor in saved if not tensor.layers)
-    whole: dict[int, int] = {}
+    kept: dict[int, int] = {}
     inputs: dict[int, int] = {}
     for tensor in saved:
         if tensor.layers:
             layer = tensor.layers[0]
             inner = tensor.count // layer.calls
-            whole[id(layer)] = whole.get(id(layer), 0) + inner * tensor.bytes
+            kept[id(layer)] = kept.get(id(layer), 0) + inner * tensor.bytes
             inputs[id(layer)] = layer.calls * layer.input_bytes
-    return outside + sum(inputs.values()) + max(whole.values(), default=0)
+    return outside + sum(inputs.values()) + max(kept.values(), default=0)
 
 
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
     """Return the effect of one size, or None if changing it changes no product's size."""
-    for other in dict.fromkeys((value + unit, value + 64, 2 * value, value // 2, value + 8)):
-        if other < 1 or other == value:
+    for changed_value in dict.fromkeys(
+        (value + unit, value + 64, 2 * value, value // 2, value + 8)
+    ):
+        if changed_value < 1 or changed_value == value:
             continue
         try:
-            changed = capture(source, step, {name: other})
+            changed = capture(source, step, {name: changed_value})
         except UserError:
             continue
         if not _comparable(base.products, changed.products):
             continue
         slopes = {
-            (place, size): (changed.products[place].sizes[size] - before) / (other - value)
+            (place, size): (changed.products[place].sizes[size] - before) / (changed_value - value)
             for place, product in enumerate(base.products)
             for size, before in product.sizes.items()
             if changed.products[place].sizes[size] != before
@@ -160,15 +162,15 @@ def _dimension(
     return None
 
 
-def _comparable(one: Sequence[Product], other: Sequence[Product]) -> bool:
+def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
     """Return True if both captures have the same products in the same order, apart from sizes."""
-    return len(one) == len(other) and all(
+    return len(first) == len(second) and all(
         (a.path, a.pass_, a.work.op, a.count) == (b.path, b.pass_, b.work.op, b.count)
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
-def _of_context(product: Product, step: ModelStep) -> Product:
+def _in_context(product: Product, step: ModelStep) -> Product:
     """Return a product as it is in the context of the step.
 
     When decoding, the keys of attention are those of all tokens so far. With dtype tf32, a product

@@ -150,7 +150,7 @@ class Product:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by name, all of which a change of the model may change."""
+        """Sizes by name; changing the model may change any of them."""
         names = {
             "gemm": ("m", "n", "k", "batch"),
             "conv": ("n", "c", "h", "w", "kout", "r", "s", "groups"),
@@ -182,8 +182,8 @@ class Captured:
 
     ``saved`` is the number of bytes that the forward pass keeps for the backward pass.
     ``saved_recomputed`` is that number if repeated layers keep only their inputs and are computed
-    again one by one. ``largest_operation`` is the number of bytes of the tensors of one operation,
-    parameters apart, where it is largest.
+    again one by one. ``largest_operation`` is the largest number of bytes that the tensors of one
+    operation have, without parameters.
     """
 
     products: tuple[Product, ...]
@@ -259,19 +259,19 @@ def in_size(product: Product, forward: Product) -> str:
 
 def _formula(place: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
     """Write a size as dimensions multiplied together, or as a sum of their multiples."""
-    found = [(d, d.slopes[place, size]) for d in dimensions if (place, size) in d.slopes]
-    if not found:
+    effects = [(d, d.slopes[place, size]) for d in dimensions if (place, size) in d.slopes]
+    if not effects:
         return "fixed"
     # 1. The size is a multiple of all its dimensions multiplied together.
-    whole = math.prod(d.value for d, _ in found)
-    if value % whole == 0 and all(slope * d.value == value for d, slope in found):
-        factor = value // whole
-        return "·".join([*([str(factor)] if factor > 1 else []), *(d.name for d, _ in found)])
+    product = math.prod(d.value for d, _ in effects)
+    if value % product == 0 and all(slope * d.value == value for d, slope in effects):
+        factor = value // product
+        return "·".join([*([str(factor)] if factor > 1 else []), *(d.name for d, _ in effects)])
     # 2. One dimension explains the size. The others are derived from it, or it from them.
-    alone = [d.name for d, slope in found if slope * d.value == value]
-    if alone:
-        return alone[0]
+    sufficient = [d.name for d, slope in effects if slope * d.value == value]
+    if sufficient:
+        return sufficient[0]
     # 3. The size is a sum of multiples of its dimensions and a constant.
-    rest = value - sum(slope * d.value for d, slope in found)
-    terms = [f"{slope:g}·{d.name}" if slope != 1 else d.name for d, slope in found]
-    return " + ".join([*terms, *([f"{rest:g}"] if rest else [])]).replace("+ -", "− ")
+    constant = value - sum(slope * d.value for d, slope in effects)
+    terms = [f"{slope:g}·{d.name}" if slope != 1 else d.name for d, slope in effects]
+    return " + ".join([*terms, *([f"{constant:g}"] if constant else [])]).replace("+ -", "− ")

@@ -45,20 +45,20 @@ class HuggingFace:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Whole numbers of the configuration, including those that the file leaves out."""
-        found = self._configuration({}).to_dict()
-        return {name: value for name, value in found.items() if type(value) is int}
+        entries = self._configuration({}).to_dict()
+        return {name: value for name, value in entries.items() if type(value) is int}
 
     @property
     def positions(self) -> int | None:
-        """Entry of the configuration that says the length of a sequence, if there is one."""
+        """Longest sequence according to the configuration; None if it does not say."""
         sizes = self.sizes
         return sizes.get("max_position_embeddings") or sizes.get("n_positions")
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
         """Build the model, and its call on token ids or pixels.
 
-        A step that trains takes the language model's own loss, or else the mean of the model's
-        result.
+        A training step uses the loss that the model computes itself, or else the mean of the
+        model's result.
         """
         config = self._configuration(changes)
         build = _class_of(config, self.config)
@@ -78,8 +78,8 @@ class HuggingFace:
             loss = result.get("loss")
             return mean_of(result) if loss is None else loss
 
-        said = tokens_of(step) if build.main_input_name == "input_ids" else ()
-        return StartedStep(model, call, (*said, *([_TEXT] if self.of_text else [])))
+        assumptions = tokens_of(step) if build.main_input_name == "input_ids" else ()
+        return StartedStep(model, call, (*assumptions, *([_TEXT] if self.of_text else [])))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
         from transformers import AutoConfig
@@ -112,12 +112,12 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
     if not isinstance(kind, str):
         raise UserError(f"{path} has no model_type, so the model's family is unknown.")
     if kind not in CONFIG_MAPPING:
-        own = "auto_map" in config
+        has_own_code = "auto_map" in config
         raise UserError(
             f"{path} is of the family {kind!r}, which the installed transformers does not know"
             + (
                 ": it brings its own code, so give the model as module:factory."
-                if own
+                if has_own_code
                 else f"; {nearest(str(kind), CONFIG_MAPPING)}"
             )
         )
@@ -138,13 +138,13 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
     transformers.logging.set_verbosity_error()
     names = data.get("architectures")
     for name in names if isinstance(names, list) else ():
-        found = getattr(transformers, str(name), None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        candidate = getattr(transformers, str(name), None)
+        if isinstance(candidate, type) and issubclass(candidate, transformers.PreTrainedModel):
+            return candidate
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
-            found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            candidate = mapping[type(config)]
+            return candidate[0] if isinstance(candidate, tuple) else candidate
     raise UserError(f"transformers has no language model of the family {config.model_type!r}.")
 
 
@@ -159,8 +159,8 @@ def _build(build: Any, config: Any, step: ModelStep) -> Any:
     AttentionInterface.register(attention.NAME, attention.for_transformers)
     AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
     failure: Exception | None = None
-    for way, experts in product((attention.NAME, "sdpa", "eager"), ("grouped_mm", None)):
-        config._attn_implementation, config._experts_implementation = way, experts
+    for mechanism, experts in product((attention.NAME, "sdpa", "eager"), ("grouped_mm", None)):
+        config._attn_implementation, config._experts_implementation = mechanism, experts
         try:
             with warnings.catch_warnings(), no_init_weights():
                 warnings.simplefilter("ignore")
@@ -184,7 +184,7 @@ def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
         return {name: torch.empty(shape, dtype=step.parameter_dtype)}
     if name != "input_ids":
         raise UserError(
-            f"a model of the family {name!r} is not supported here: give it as module:factory."
+            f"a model with the main input {name!r} is not supported: give it as module:factory."
         )
     tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
     inputs: dict[str, Any] = {"input_ids": tokens}

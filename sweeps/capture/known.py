@@ -50,10 +50,10 @@ def resnet(
     layers: list[nn.Module] = [_convolution(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = stem
     for stage, count in enumerate(blocks):
-        here = width * 2**stage
+        stage_width = width * 2**stage
         for block in range(count):
-            layers.append(Bottleneck(channels, here, 2 if stage and not block else 1))
-            channels = 4 * here
+            layers.append(Bottleneck(channels, stage_width, 2 if stage and not block else 1))
+            channels = 4 * stage_width
     head = nn.Linear(channels, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
@@ -77,13 +77,13 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, 3, h, w) to (n, 2, h, w)."""
-        beside = []
+        skips = []
         for level, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2) if level else x)
-            beside.append(x)
-        beside.pop()
+            skips.append(x)
+        skips.pop()
         for rise, block in zip(self.rise, self.up, strict=True):
-            x = block(torch.cat([rise(x), beside.pop()], dim=1))
+            x = block(torch.cat([rise(x), skips.pop()], dim=1))
         return self.last(x)
 
 
@@ -150,8 +150,8 @@ class LlamaBlock(nn.Module):
 def _rotated(x: Tensor) -> Tensor:
     """Apply rotary positions (Su et al. 2021); the values of the angles do not matter here."""
     angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
-    one, other = x.chunk(2, dim=-1)
-    return x * angles + torch.cat([-other, one], dim=-1) * angles
+    first, second = x.chunk(2, dim=-1)
+    return x * angles + torch.cat([-second, first], dim=-1) * angles
 
 
 def _check_heads(hidden: int, heads: int) -> None:

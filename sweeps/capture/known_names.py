@@ -20,7 +20,7 @@ POSITIONS: dict[str, int | None] = {
 
 
 def check_model(model: str) -> None:
-    """Check that the name of a model can mean one.
+    """Check that ``MODEL`` on the command line can name a model.
 
     Raises:
         UserError: if it is neither a known name, nor a file or folder, nor ``module:factory``.

@@ -33,8 +33,8 @@ _LIKE_A_PRODUCT = re.compile(
 
 
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
-    """Return all products in the order of the step, and the names of those of unknown kinds."""
-    found: list[Product] = []
+    """Return the products of a step in order, and the names of operations of unknown kinds."""
+    products: list[Product] = []
     unknown: dict[str, None] = {}
     places: dict[int, int] = {}  # position of each forward product, by its autograd node's number
     for operation in operations:
@@ -43,29 +43,31 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
             unknown[operation.name] = None
             continue
         for pass_, work in works:
-            place = len(found)
-            of = place
+            place = len(products)
+            forward = place
             if operation.backward:
-                of = places.get(operation.node, place)
+                forward = places.get(operation.node, place)
             else:
                 places.setdefault(operation.node, place)
             if operation.backward and pass_ in (DGRAD, WGRAD):
-                pass_ = _gradient_of(work, found[of].work, pass_)
+                pass_ = _gradient_of(work, products[forward].work, pass_)
             # The first operand of addmm is the bias.
             inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
-            found.append(
+            products.append(
                 Product(
                     work=work,
-                    role=found[of].role if of < place else role_of(operation.module, work),
+                    role=products[forward].role
+                    if forward < place
+                    else role_of(operation.module, work),
                     path=re.sub(r"\b\d+\b", "*", operation.module),
                     pass_=pass_,
                     count=operation.count,
                     shares=-1 if operation.backward else inputs.storage,
-                    of=of,
+                    of=forward,
                     repeated=bool(operation.layers),
                 )
             )
-    return found, list(unknown)
+    return products, list(unknown)
 
 
 def is_product(operation: TracedOperation) -> bool:
@@ -101,7 +103,7 @@ def _pass(operation: TracedOperation, a: Tensor, b: Tensor) -> str:
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """Return which gradient a GEMM computes, judging by its sizes.
 
-    Where the sizes fit both gradients or neither, the guess from how A is stored is kept.
+    If the sizes fit both gradients or neither, keep the guess, which comes from how A is stored.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
@@ -195,8 +197,8 @@ def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
     _, x, weight = operation.args[:3]
-    wanted = operation.args[-1]
-    passes = [name for name, asked in zip(("dgrad", "wgrad"), wanted, strict=False) if asked]
+    output_mask = operation.args[-1]
+    passes = [name for name, asked in zip(("dgrad", "wgrad"), output_mask, strict=False) if asked]
     return _convolutions(x, weight, operation.args[4:], BACKWARD, tuple(passes))
 
 
@@ -209,25 +211,25 @@ def _convolutions(
     if spatial > 2:
         raise KeyError("a convolution with more than two dimensions")
     # A convolution over one dimension is a convolution over images of one row.
-    one = [1] * (2 - spatial)
+    ones = [1] * (2 - spatial)
     last = torch.channels_last
     # A filter of one tap and an image of one channel are contiguous in both formats at once. The
     # layout is therefore NHWC if either tensor is contiguous in that format only.
     nhwc = x.dim() == 4 and any(
         t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)
     )
-    image, taps = [*one, *x.shape[2:]], [*one, *weight.shape[2:]]
-    pads = [*([0] * len(one)), *padding]
-    steps, reach = [*one, *stride], [*one, *dilation]
+    image, taps = [*ones, *x.shape[2:]], [*ones, *weight.shape[2:]]
+    pads = [*([0] * len(ones)), *padding]
+    steps, dilations = [*ones, *stride], [*ones, *dilation]
     channels, out = x.shape[1], weight.shape[0]
     if transposed:
         # A transposed convolution computes the gradient of a convolution's input, and the gradient
         # of its own input is that convolution's forward pass.
         channels, out = weight.shape[1] * groups, x.shape[1]
-        more = [*([0] * len(one)), *output_padding]
+        more = [*([0] * len(ones)), *output_padding]
         image = [
             (size - 1) * s - 2 * p + d * (t - 1) + o + 1
-            for size, s, p, d, t, o in zip(image, steps, pads, reach, taps, more, strict=True)
+            for size, s, p, d, t, o in zip(image, steps, pads, dilations, taps, more, strict=True)
         ]
         passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
     conv = Conv(
@@ -240,7 +242,7 @@ def _convolutions(
         taps[1],
         (steps[0], steps[1]),
         (pads[0], pads[1]),
-        (reach[0], reach[1]),
+        (dilations[0], dilations[1]),
         groups,
         DTYPES[x.dtype],
         "nhwc" if nhwc else "nchw",

@@ -60,8 +60,8 @@ class KnownModel:
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
-            said = (f"a batch of {step.batch}", "images of 224 by 224")
-            return StartedStep(model, _with_loss(model, (images,), mean_of, step), said)
+            assumptions = (f"a batch of {step.batch}", "images of 224 by 224")
+            return StartedStep(model, _with_loss(model, (images,), mean_of, step), assumptions)
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
         def loss(logits: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Factory:
 
     @property
     def positions(self) -> int | None:
-        """None, because a factory does not say it."""
+        """None, because a factory does not state its longest sequence."""
         return None
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
@@ -125,7 +125,7 @@ def find_source(
         for name in given:
             arguments = inspect.signature(KNOWN[model].build).parameters
             if name not in arguments:
-                raise UserError(f"{model} has no {name!r}; {nearest(name, arguments)}")
+                raise UserError(f"{model} has no size {name!r}; {nearest(name, arguments)}")
         return KnownModel(model, given)
     path = Path(model)
     if path.suffix == ".json" or path.exists():
@@ -142,12 +142,12 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
     sys.path.insert(0, "")  # the module may lie in the current folder
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"{module!r} cannot be imported: {first_line(error)}.") from None
     finally:
         sys.path.remove("")
-    build = getattr(found, function, None)
+    build = getattr(imported, function, None)
     if build is None:
         raise UserError(f"{module} has no {function!r}.")
     if not callable(build):

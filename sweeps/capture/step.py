@@ -66,7 +66,7 @@ class StartedStep:
 
 
 class ModelSource(Protocol):
-    """Source of a model."""
+    """Source of a model, which knows the model's sizes and builds it for a step."""
 
     @property
     def name(self) -> str:

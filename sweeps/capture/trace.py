@@ -49,7 +49,7 @@ class TracedOperation:
 
     @property
     def count(self) -> int:
-        """Number of times that it runs in a step, including the calls of identical layers."""
+        """Number of times that the operation runs in a step, in all identical layers together."""
         return math.prod(layer.calls for layer in self.layers)
 
 
@@ -66,7 +66,7 @@ class Trace(TorchDispatchMode):
         self._layers = layers
         self._path: list[str] = []
         self._places: dict[int, tuple[str, tuple[TracedLayer, ...]]] = {}
-        # No other storage gets the address of one that is still referred to.
+        # Storages are kept alive, so that no other one gets their address.
         self._kept: dict[int, Any] = {}
 
     @contextmanager
@@ -98,9 +98,9 @@ class Trace(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = _tensors((args, kwargs or {}))
-        made = _tensors(result)
-        if not made:
+        inputs = _tensors((args, kwargs or {}))
+        outputs = _tensors(result)
+        if not outputs:
             return result  # a query of a tensor, such as the device that it is on
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
@@ -113,14 +113,14 @@ class Trace(TorchDispatchMode):
         else:
             number = node._sequence_nr()
             place = self._places.get(number, ("", ()))
-        reads = tuple(map(self._access, given))
-        owned = {access.storage for access in reads}
-        writes = tuple(map(self._access, made))
+        reads = tuple(map(self._access, inputs))
+        input_storages = {access.storage for access in reads}
+        writes = tuple(map(self._access, outputs))
         if not func._schema.is_mutable:
-            if writes and all(access.storage in owned for access in writes):
+            if writes and all(access.storage in input_storages for access in writes):
                 return result  # a view moves nothing
-            writes = tuple(access for access in writes if access.storage not in owned)
-        made_by = TracedOperation(
+            writes = tuple(access for access in writes if access.storage not in input_storages)
+        operation = TracedOperation(
             func._schema.name,
             args,
             result,
@@ -131,7 +131,7 @@ class Trace(TorchDispatchMode):
             reads,
             writes,
         )
-        self.operations.append(made_by)
+        self.operations.append(operation)
         return result
 
     def _access(self, tensor: Tensor) -> TensorAccess:
@@ -176,7 +176,7 @@ class SavedTensors:
         self.tensors: dict[int, SavedTensor] = {}
         self._layers = layers
         owned = (*model.parameters(), *model.buffers())
-        # No other storage gets the address of one that is still referred to.
+        # Storages are kept alive, so that no other one gets their address.
         self._kept = {tensor.untyped_storage()._cdata: tensor for tensor in owned}
 
     def pack(self, tensor: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
     Without ``fused``, each operation reads and writes its tensors through memory. With it, all
     operations between two products are one kernel, which reads each tensor once and writes only
-    what is used after it. That is the best that a compiler can do; it may not be able to hold all
-    of that on the chip.
+    what is used after it. This is a lower bound: a compiler may be unable to keep all intermediate
+    results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -56,7 +56,7 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
 
 def largest_operation(operations: Sequence[TracedOperation], parameters: Collection[int]) -> int:
-    """Return the bytes that the tensors of one operation have, where they are largest.
+    """Return the largest number of bytes that the tensors of one operation have.
 
     Args:
         operations: the operations of a step.
@@ -78,7 +78,7 @@ def largest_operation(operations: Sequence[TracedOperation], parameters: Collect
 def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the groups of operations that lie between two products of one layer.
 
-    Each has the storages of those of its results that are read later or are results of the step.
+    Each group comes with the storages of its results that are read later or that the step returns.
     """
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
@@ -91,13 +91,13 @@ def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOper
             last_read[access.storage] = 2 * len(groups) - product
         if not product:
             groups[-1].append(operation)
-    found = []
+    groups_and_kept = []
     for place, group in enumerate(groups, start=1):
         written = {access.storage for operation in group for access in operation.writes}
         # What is never read, such as the gradient of a parameter, is a result of the step.
         kept = {s for s in written if last_read.get(s, 3 * len(groups)) > 2 * place}
-        found.append((group, kept))
-    return found
+        groups_and_kept.append((group, kept))
+    return groups_and_kept
 
 
 def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
@@ -115,7 +115,9 @@ def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[s
             continue
         for access in _reads(operation):
             place = (access.storage, access.offset)
-            if access.storage not in inside and not any(place in of for of in read.values()):
+            if access.storage not in inside and not any(
+                place in places for places in read.values()
+            ):
                 read[kind][place] = operation.count * access.bytes
         for access in _distinct(operation.writes):
             inside.add(access.storage)
@@ -131,8 +133,8 @@ def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
     """Return the tensors that an operation reads; a lookup reads only as much as it writes."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
-    most = sum(access.bytes for access in operation.writes)
-    return [replace(access, bytes=min(access.bytes, most)) for access in operation.reads]
+    written_bytes = sum(access.bytes for access in operation.writes)
+    return [replace(access, bytes=min(access.bytes, written_bytes)) for access in operation.reads]
 
 
 def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:

@@ -1,7 +1,7 @@
 """Compare the sampler with the timers that people use, to see if its clock can be trusted.
 
-Every pass runs in a process of its own, because repeatability means two processes, and because a
-profiler slows the launches of the process that loads it.
+Every pass runs in its own process, because repeatability shows only between processes, and because
+a profiler slows the launches of the process that loads it.
 """
 
 from __future__ import annotations
@@ -94,22 +94,25 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
     for name in first:
-        one, two = first[name]["medians_us"], second[name]["medians_us"]
-        ours = first["sampler"]["medians_us"]
+        first_us, second_us = first[name]["medians_us"], second[name]["medians_us"]
+        sampler_us = first["sampler"]["medians_us"]
         # A case that failed, or whose samples all showed launch gaps, is missing in some passes.
-        both = sorted(one.keys() & two.keys() & ours.keys())
-        if not both:
+        common = sorted(first_us.keys() & second_us.keys() & sampler_us.keys())
+        if not common:
             continue
+        seconds = (first[name]["seconds"] + second[name]["seconds"]) / 2
         result[name] = {
-            "seconds_per_case": (first[name]["seconds"] + second[name]["seconds"]) / 2 / len(one),
-            "passes_differ": statistics.median(abs(two[key] / one[key] - 1) for key in both),
-            "over_sampler": statistics.median(one[key] / ours[key] for key in both),
+            "seconds_per_case": seconds / len(first_us),
+            "passes_differ": statistics.median(
+                abs(second_us[key] / first_us[key] - 1) for key in common
+            ),
+            "over_sampler": statistics.median(first_us[key] / sampler_us[key] for key in common),
         }
     return result
 
 
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
-    """Time by the sampler: estimate, then sample in shuffled rounds until all are finished."""
+    """Time with the sampler: estimate, then sample in shuffled rounds until all are finished."""
     begin = time.perf_counter()
     fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
     for subject in fresh:
@@ -129,7 +132,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
 def one_by_one(
     measure: Callable[[Callable[[], object]], float], subjects: Sequence[Subject]
 ) -> Pass:
-    """Time by another timer, case after case."""
+    """Time subjects with another timer, one after the other."""
     begin = time.perf_counter()
     medians = {}
     for subject in subjects:
@@ -145,16 +148,16 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
-    """Time the cases by the sampler and by the usual timer."""
+    """Time the cases with the sampler and with the usual timer."""
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
-    name, other = (
+    name, usual_timer = (
         ("do_bench", do_bench) if gpu is not None else ("blocked_autorange", blocked_autorange)
     )
     timers = {}
     for timer, (medians, seconds) in {
         "sampler": in_rounds(bench.sampler, subjects),
-        name: one_by_one(other, subjects),
+        name: one_by_one(usual_timer, subjects),
     }.items():
         timers[timer] = {
             "seconds": seconds,
@@ -166,7 +169,7 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Time the shortest cases by the sampler, before and after a profiler session."""
+    """Time the shortest cases with the sampler, before and after a profiler session."""
     cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
     bench, ready = open_bench(machine, gpu, cases)
     subjects = [result.subject for result in ready]
@@ -191,7 +194,7 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time evenly chosen shapes of the public grid by replayed graphs, without those that fail."""
+    """Time evenly spaced shapes of the public grid with CUDA graphs; leave out those that fail."""
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
     problems = list(

@@ -1,6 +1,6 @@
 """The ``sweeps doctor`` command: what this machine is, and what may spoil its timings.
 
-It changes nothing.
+The command changes no setting.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     else:
         findings += _examine_gpu(device)
     findings += _examine_triton(device)
-    place = next(path for path in (results, *results.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    existing = next(path for path in (results, *results.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     findings.append(DoctorFinding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
     return findings
 

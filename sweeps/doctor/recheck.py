@@ -25,9 +25,9 @@ TOLERANCE = 0.03
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Choose bursts of the vendor libraries, from the shortest to the longest, with their seconds.
+    """Choose ``count`` bursts of the vendor libraries, from the shortest to the longest.
 
-    If enough of them have converged, only those are chosen.
+    Each comes with its seconds. If enough bursts have converged, only those are chosen.
     """
     usable = [
         (float(row["time_us"]) * 1e-6, row)
@@ -58,9 +58,9 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         raise UserError(f"{path} does not exist: there are no recorded cases to time again.")
     with open(path, encoding="utf-8", newline="") as file:
         anchors = choose_anchors(list(csv.DictReader(file)), count)
-    then = {case.id: seconds for case, seconds in anchors}
+    recorded = {case.id: seconds for case, seconds in anchors}
     cases = [case for case, _ in anchors]
-    # A CPU has the ceilings that were measured then.
+    # A CPU keeps the ceilings that were recorded.
     machine = Machine.from_json(read_run(folder)["machine"])
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
@@ -68,7 +68,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     for _ in range(CHECKPOINTS[1]):
         for subject in subjects:
             bench.sampler.sample(subject)
-    ratios = [median(s.samples) / then[s.key] for s in subjects if s.samples]
+    ratios = [median(s.samples) / recorded[s.key] for s in subjects if s.samples]
     return {**judge_ratios(ratios), "sentence": _sentence(ratios)}
 
 

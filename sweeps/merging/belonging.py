@@ -28,9 +28,9 @@ def refuse_twice(folders: Sequence[Path]) -> None:
     """
     if len(folders) < 2:
         raise UserError("merging needs at least two recordings; give two or more folders.")
-    for one, other in combinations(folders, 2):
-        if os.path.realpath(one) == os.path.realpath(other):
-            raise UserError(f"{other} is given twice; give each recording once.")
+    for first, second in combinations(folders, 2):
+        if os.path.realpath(first) == os.path.realpath(second):
+            raise UserError(f"{second} is given twice; give each recording once.")
 
 
 def refuse_strangers(sources: Sequence[MergeSource]) -> None:
@@ -40,8 +40,8 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
         UserError: if recordings are of different machines, of one machine in different settings, or
             of different PyTorch or driver versions, or if they contain the same samples.
     """
-    for one, other in combinations(sources, 2):
-        if why := _why_apart(one, other):
+    for first, second in combinations(sources, 2):
+        if why := _why_apart(first, second):
             raise UserError(why)
     seen: dict[tuple[str, float, float], Path] = {}
     for source in sources:
@@ -54,39 +54,39 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
         seen |= dict.fromkeys(moments, source.folder)
 
 
-def _why_apart(one: MergeSource, other: MergeSource) -> str:
+def _why_apart(first: MergeSource, second: MergeSource) -> str:
     """Return why two recordings do not belong together, as a sentence; empty if they do."""
-    if one.machine.slug != other.machine.slug:
+    if first.machine.slug != second.machine.slug:
         return (
-            f"{one.folder} is of {one.machine.slug} and {other.folder} of {other.machine.slug}; "
-            "merge only recordings of one machine."
+            f"{first.folder} is of {first.machine.slug} and {second.folder} of "
+            f"{second.machine.slug}; merge only recordings of one machine."
         )
-    for name, its, others in _other_facts(one, other):
+    for name, value, other_value in _differing_facts(first, second):
         return (
-            f"{one.folder} and {other.folder} are of machines that differ in {name} "
-            f"({_shown(its)} and {_shown(others)}), so they cannot be merged."
+            f"{first.folder} and {second.folder} are of machines that differ in {name} "
+            f"({_shown(value)} and {_shown(other_value)}), so they cannot be merged."
         )
-    if why := other_software(one.record["software"], other.record["software"]):
+    if why := other_software(first.record["software"], second.record["software"]):
         return (
-            f"{other.folder} and {one.folder} were measured with different software: {why}. "
+            f"{second.folder} and {first.folder} were measured with different software: {why}. "
             "Measure one of them again with the other's versions."
         )
-    for gpu in other.gpus:
-        if apart := limits_apart(gpu, one.gpus):
+    for gpu in second.gpus:
+        if limits := limits_apart(gpu, first.gpus):
             return (
-                f"a GPU of {other.folder} has {apart[0]} and one of {one.folder} has {apart[1]}, "
-                "so they cannot be merged."
+                f"a GPU of {second.folder} has {limits[0]} and one of {first.folder} has "
+                f"{limits[1]}, so they cannot be merged."
             )
     return ""
 
 
-def _other_facts(one: MergeSource, other: MergeSource) -> Iterator[tuple[str, Any, Any]]:
+def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
     """Yield the facts of the machine in which two recordings differ, with both values."""
-    free = (*_OWN, *(_MEASURED if one.machine.kind == "cpu" else ()))
-    facts, others = asdict(one.machine), asdict(other.machine)
+    ignored = (*_OWN, *(_MEASURED if first.machine.kind == "cpu" else ()))
+    facts, other_facts = asdict(first.machine), asdict(second.machine)
     for name, value in facts.items():
-        if name not in free and others[name] != value:
-            yield name, value, others[name]
+        if name not in ignored and other_facts[name] != value:
+            yield name, value, other_facts[name]
 
 
 def _shown(fact: Any) -> str:

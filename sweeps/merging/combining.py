@@ -29,8 +29,8 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     """
     numbers = numbers_of_gpus(sources)
     make_folder(folder / "samples")
-    for i, (source, own) in enumerate(zip(sources, numbers, strict=True), 1):
-        lines = _lines(source, _worker_name(i, len(sources)), own)
+    for i, (source, source_numbers) in enumerate(zip(sources, numbers, strict=True), 1):
+        lines = _lines(source, _worker_name(i, len(sources)), source_numbers)
         path = folder / "samples" / f"{i}-of-{len(sources)}.jsonl"
         write_whole(path, b"".join(lines))
     write_run(folder, _merged_record(sources, numbers))
@@ -110,7 +110,7 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     elsewhere = {name for plan in plans for name in plan["recorded_elsewhere"]}
     return {
         "budget_s": sum(plan["budget_s"] for plan in plans),
-        "left_s": 0.0,  # for cases that advice asks for, none of which are measured here
+        "left_s": 0.0,  # time for advice: a merged recording measures nothing
         "shards": len(sources),
         "sweeps": sorted({name for plan in plans for name in plan["sweeps"]}),
         "left_out": _left_out(sources, planned),
@@ -124,10 +124,10 @@ def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dic
 
     The recording with the most cases of a sweep, planned or left out, is taken to have all of them.
     """
-    whole: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for source in sources:
-        own = Counter(entry.case.sweep for entry in source.planned)
+        source_planned = Counter(entry.case.sweep for entry in source.planned)
         for name, count in source.record["plan"]["left_out"].items():
-            whole[name] = max(whole[name], own[name] + count)
-    left = {name: count - planned.get(name, 0) for name, count in whole.items()}
+            totals[name] = max(totals[name], source_planned[name] + count)
+    left = {name: count - planned.get(name, 0) for name, count in totals.items()}
     return {name: count for name, count in left.items() if count > 0}

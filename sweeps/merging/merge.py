@@ -54,7 +54,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
         write_merged(folder, sources)
         return fold(folder)
 
-    return Merged(target, _made_whole(target, write), _repeated(sources))
+    return Merged(target, _make_atomically(target, write), _repeated(sources))
 
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
@@ -78,19 +78,19 @@ def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
             )
 
 
-def _made_whole(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Make a folder by writing it elsewhere and renaming it.
 
-    A failure therefore leaves nothing behind. It is written two folders deep, where no command that
-    looks for recordings finds it.
+    A failure therefore leaves nothing behind. The folder is written two levels deep, where no
+    command that looks for recordings finds it.
     """
-    there = next(parent for parent in target.absolute().parents if os.path.exists(parent))
+    existing = next(parent for parent in target.absolute().parents if os.path.exists(parent))
     try:
         with (
             terminated_as_interrupt(),
-            tempfile.TemporaryDirectory(prefix=".merge-", dir=there) as beside,
+            tempfile.TemporaryDirectory(prefix=".merge-", dir=existing) as temporary,
         ):
-            unfinished = Path(beside) / target.name
+            unfinished = Path(temporary) / target.name
             record = write(unfinished)
             make_folder(target.parent)
             unfinished.rename(target)

@@ -20,21 +20,21 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 
     A GPU keeps its number if that is free.
     """
-    taken: dict[Hashable, int] = {}
+    number_of_card: dict[Hashable, int] = {}
     numbers = []
     for i, source in enumerate(sources):
-        # The places stored with the samples have hashes even if run.json was to show none.
+        # The places stored with the samples have hashes even if run.json shows none.
         known = (*source.gpus, *source.places)
         ids = {place["gpu"]: place["id"] for place in known if "id" in place}
         used = {e["gpu"] for e in source.events if e.get("gpu") is not None}
-        own = {}
+        new_numbers = {}
         for gpu in sorted(used | {place["gpu"] for place in source.gpus}):
             card: Hashable = ids.get(gpu, (i, gpu))
-            if card not in taken:
-                others = set(taken.values())
-                taken[card] = gpu if gpu not in others else max(others) + 1
-            own[gpu] = taken[card]
-        numbers.append(own)
+            if card not in number_of_card:
+                in_use = set(number_of_card.values())
+                number_of_card[card] = gpu if gpu not in in_use else max(in_use) + 1
+            new_numbers[gpu] = number_of_card[card]
+        numbers.append(new_numbers)
     return numbers
 
 
@@ -56,7 +56,7 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return an event as the merged recording has it."""
+    """Return an event with the worker, GPU and place that the merged recording gives it."""
     event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         event["gpu"] = numbers[event["gpu"]]

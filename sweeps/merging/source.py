@@ -47,8 +47,8 @@ class MergeSource:
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
         """GPUs that its run.json shows; none for a CPU."""
-        of: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
-        return of
+        shown: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
+        return shown
 
 
 def read_source(folder: Path) -> MergeSource:

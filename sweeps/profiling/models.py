@@ -13,7 +13,7 @@ from sweeps.capture.known import Gpt2Block, resnet
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model, its input, and the images or sequences per step, by kind of machine."""
+    """A model, the shape of one input, and the inputs per step by kind of machine."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]

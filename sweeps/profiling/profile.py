@@ -26,7 +26,7 @@ from sweeps.timing.profiler_trace import profile_events
 from sweeps.timing.sampler import PROTOCOL
 
 STEPS = 8
-"""Timed steps of each model and dtype, after one whose time does not count."""
+"""Timed steps of each model and dtype, after a warm-up step that does not count."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
 _STORED = {"bf16": torch.bfloat16}
@@ -103,6 +103,7 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
         ``operation``, ``shapes``, ``dtype``, ``calls``, ``seconds`` (of its kernels on a GPU, its
         own on a CPU) and ``kernels``, the names with their seconds.
     """
+    # 1. Find the seconds of each operation, and the kernels that it launched.
     ops = sorted((e for e in events if e.get("cat") == "cpu_op"), key=lambda e: e["ts"])
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     exclusive = _exclusive_seconds(ops)
@@ -110,31 +111,32 @@ def operations(events: Sequence[Mapping[str, Any]], dtype: str, kind: str) -> li
     launched: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for kernel in kernels:
         launched[kernel.get("args", {}).get("External id")].append(kernel)
+    # 2. Add up operations of one name, shape and dtype.
     entries: dict[Any, dict[str, Any]] = {}
     for op, seconds in zip(ops, exclusive, strict=True):
         args = op.get("args", {})
-        mine = launched.get(args.get("External id"), [])
-        taken = sum(k["dur"] for k in mine) * 1e-6 if kind == "gpu" else seconds
-        if taken <= 0:
+        own_kernels = launched.get(args.get("External id"), [])
+        op_seconds = sum(k["dur"] for k in own_kernels) * 1e-6 if kind == "gpu" else seconds
+        if op_seconds <= 0:
             continue
         shapes = [list(s) for s in args.get("Input Dims", []) if s and isinstance(s[0], int)]
-        stored = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
-        used = dtype if stored == "fp32" else stored
-        key = op["name"], json.dumps(shapes), used
+        input_dtype = next((_NAMED[t] for t in args.get("Input type", []) if t in _NAMED), "")
+        dtype_used = dtype if input_dtype == "fp32" else input_dtype
+        key = op["name"], json.dumps(shapes), dtype_used
         entry = entries.setdefault(
             key,
             {
                 "operation": op["name"].removeprefix("aten::"),
                 "shapes": shapes,
-                "dtype": used,
+                "dtype": dtype_used,
                 "calls": 0,
                 "seconds": 0.0,
                 "kernels": {},
             },
         )
         entry["calls"] += 1
-        entry["seconds"] += taken
-        for k in mine:
+        entry["seconds"] += op_seconds
+        for k in own_kernels:
             names = entry["kernels"]
             names[k["name"]] = names.get(k["name"], 0.0) + k["dur"] * 1e-6
     return sorted(entries.values(), key=lambda entry: -entry["seconds"])

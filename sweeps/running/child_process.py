@@ -25,8 +25,8 @@ class Child:
     process: BaseProcess
     connection: Connection
     cases: tuple[str, ...] = ()  # cases in flight, which are to blame if it dies now
-    since: float = field(default_factory=time.monotonic)  # when that visit began
-    patience: float = _START_SECONDS
+    since: float = field(default_factory=time.monotonic)  # when it, or its latest visit, began
+    patience: float = _START_SECONDS  # seconds without a message after which it counts as hung
     samples: int = 0
     spoke: bool = False
 
@@ -34,15 +34,17 @@ class Child:
     def start(cls, order: Assignment) -> Child:
         """Start a new child process and send it its assignment."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs,), name="rooftile-worker", daemon=True)
+        parent_end, child_end = context.Pipe()
+        process = context.Process(
+            target=work, args=(child_end,), name="rooftile-worker", daemon=True
+        )
         process.start()
-        theirs.close()  # an open copy here would hide the child's death from recv()
+        child_end.close()  # an open copy here would hide the child's death from recv()
         # The assignment is not an argument of the process: passing a large one would never return
         # if the child died before reading it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            ours.send(order)
-        return cls(process, ours)
+            parent_end.send(order)
+        return cls(process, parent_end)
 
     def sends_in_time(self) -> bool:
         """Return True if the child sends a message before its patience is used up.

@@ -35,7 +35,9 @@ PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
 
 
 def machine_here(request: Request) -> Machine:
-    """Return the machine that would be measured: as recorded, else with its ceilings measured now.
+    """Return the machine that would be measured, as its recording describes it.
+
+    Without a recording, a CPU's ceilings are measured now.
 
     Raises:
         UserError: if the device cannot be used.
@@ -57,7 +59,10 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 
 
 def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, float]]:
-    """Return the seconds that each takes: as a candidate, and as half of a re-timed pair."""
+    """Return the seconds that each problem and implementation takes.
+
+    The first number is for a candidate, the second for half of a re-timed pair.
+    """
     cases = {way: _case(way, machine) for way in ways}
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}

@@ -56,33 +56,36 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     """
     places = read_places(folder)
     salt = _salt(results)
-    here = _hashed(salt, socket.gethostname())
-    card = here if device.gpu is None else _hashed(salt, _identity(device))
+    host = _hashed(salt, socket.gethostname())
+    device_id = host if device.gpu is None else _hashed(salt, _identity(device))
     settings = _settings(device)
-    if apart := limits_apart(settings, places):
+    if difference := limits_apart(settings, places):
         raise UserError(
-            f"this GPU has {apart[0]}, but the run began with {apart[1]}. Leave this GPU out, "
-            f"measure it with another --results folder, or use {USE_FRESH} to set the run aside "
-            "and start a new one.",
+            f"this GPU has {difference[0]}, but the run began with {difference[1]}. Leave this GPU "
+            f"out, measure it with another --results folder, or use {USE_FRESH} to set the run "
+            "aside and start a new one.",
             exit_code=1,
         )
-    known = [place for place in places if place["id"] == card]
-    if not known:
-        taken = {place["gpu"] for place in places}
-        wanted = device.gpu or 0
-        number = wanted if wanted not in taken else max(taken) + 1
-        nodes = list(dict.fromkeys([*(place["host"] for place in places), here]))
-        known = [{"gpu": number, "id": card, "host": here, "node": nodes.index(here), **settings}]
-        places += known
+    registered = [place for place in places if place["id"] == device_id]
+    if not registered:
+        numbers = {place["gpu"] for place in places}
+        preferred = device.gpu or 0
+        number = preferred if preferred not in numbers else max(numbers) + 1
+        nodes = list(dict.fromkeys([*(place["host"] for place in places), host]))
+        registered = [
+            {"gpu": number, "id": device_id, "host": host, "node": nodes.index(host), **settings}
+        ]
+        places += registered
         write_json(folder / _PLACES, {"places": places})
-    shown = [{name: value for name, value in p.items() if name != "host"} for p in places]
-    return known[0]["gpu"], sorted(shown, key=lambda place: place["gpu"])
+    public = [{name: value for name, value in p.items() if name != "host"} for p in places]
+    return registered[0]["gpu"], sorted(public, key=lambda place: place["gpu"])
 
 
 def take_part(folder: Path, request: Request, device: Device) -> int:
-    """Let a device take part in the run of a folder. Return its number there.
+    """Register a device with a folder's run, and list the run's GPUs in run.json.
 
-    Call this only while nobody else plans in that folder, because it writes the GPUs to run.json.
+    Return the device's number within the run. Call this only while nobody else plans in that
+    folder, because it writes the GPUs to run.json.
 
     Args:
         folder: the run's folder.
@@ -122,15 +125,15 @@ def limits_apart(
     agree.
     """
     for name, words in _LIMITS.items():
-        now = settings.get(name)
-        then = next((place[name] for place in places if place.get(name)), None)
-        if now and then and abs(now / then - 1) > _SAME:
-            return words.format(now), words.format(then)
+        limit = settings.get(name)
+        run_limit = next((place[name] for place in places if place.get(name)), None)
+        if limit and run_limit and abs(limit / run_limit - 1) > _SAME:
+            return words.format(limit), words.format(run_limit)
     return None
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder, which is drawn at first use."""
+    """Return the salt of a results folder; draw and store it at first use."""
     path = results / _SALT
     with claimed(path):
         try:
@@ -166,14 +169,14 @@ def _settings(device: Device) -> dict[str, float | None]:
     import torch
 
     handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
-    for name, question, arguments, unit in (
+    for name, query, arguments, unit in (
         ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
         ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
     ):
         # Newer bindings drop queries that newer drivers no longer answer.
         with suppress(nvml.NVMLError, AttributeError):
             extra = [getattr(nvml, word) for word in arguments]
-            settings[name] = float(getattr(nvml, question)(handle, *extra)) * unit
+            settings[name] = float(getattr(nvml, query)(handle, *extra)) * unit
     return settings
 
 
@@ -187,7 +190,7 @@ def last_place(events: Iterable[Event]) -> int | None:
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
-    """Return the ids of the cases that were begun, in series that are not finished.
+    """Return the ids of cases that have events and belong to a series that is not finished.
 
     Args:
         planned: the shard's cases.

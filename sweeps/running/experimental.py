@@ -1,4 +1,4 @@
-"""Experimental features of kernels. One that ends its process is not tried again in that run."""
+"""Experimental features of kernels. A feature that ends its process is not retried in that run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def crashed_features(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> dict[Feature, None]:
     """Return the features of the cases that ended their process, in the order of the plan."""
-    found = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
-    return dict.fromkeys(feature for feature in found if feature is not None)
+    features = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
+    return dict.fromkeys(feature for feature in features if feature is not None)
 
 
 def open_with(

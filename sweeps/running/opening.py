@@ -66,7 +66,7 @@ def begin(
     """Open a run: resume the one whose plan is in the folder, or begin a new one.
 
     Args:
-        request: what the user wants.
+        request: the options of the run.
         note: called with a sentence about what happens.
         asked: cases that advice asks for, instead of the request's sweeps. Only they are measured
             now, and the budget is for them.
@@ -246,6 +246,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         UserError: if the old run can neither be resumed nor set aside.
     """
     folder, request, sweeps = opening.folder, opening.request, opening.sweeps
+    # 1. Find out why the old run, if there is one, must be set aside.
     planned = (folder / "run.json").exists()
     if not planned and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
@@ -264,6 +265,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
         if not why and not opening.for_advice and not adds:
             why = _why_again(folder, record)
+        # 2. Resume it if nothing speaks against that.
         if not why:
             read_plan(record["plan"])  # raises if the plan is damaged, before anything uses it
             if not opening.for_advice:
@@ -275,12 +277,13 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
                 "software, or --fresh to set that run aside and start a new one.",
                 exit_code=1,
             )
+    # 3. Otherwise, it is set aside, which must not happen while somebody writes to it.
     refuse_if_running(folder)
     return None, why
 
 
 def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a finished run is measured again: because it is unusable. Empty if it is not.
+    """Return why a finished run must be measured again: it is unusable. Empty if it need not be.
 
     An unusable run that was interrupted is resumed, because more samples may improve it. A run with
     several shards is resumed as well, because other nodes may still be measuring it.
@@ -349,53 +352,59 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
     """Return True if the sweeps are measured in addition to a plan, with a budget from now on.
 
-    This is so if the request
+    This is the case if the request
 
     - asks to add them, or restricts the dtypes,
     - names some of the plan's sweeps but not all,
     - has sweeps that the plan lacks, whether it names them or they are the default ones, or
     - names a file.
     """
-    some = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
+    names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     # A user's file may declare other cases than before. Shards keep to their plan.
-    own = any(map(is_file, request.sweeps)) and plan["shards"] == 1
-    other = bool(request.dtypes)
-    return request.add or some or own or other or not set(sweeps) <= set(plan["sweeps"])
+    has_file = any(map(is_file, request.sweeps)) and plan["shards"] == 1
+    restricts_dtypes = bool(request.dtypes)
+    return (
+        request.add
+        or names_other_sweeps
+        or has_file
+        or restricts_dtypes
+        or not set(sweeps) <= set(plan["sweeps"])
+    )
 
 
 def _with_cases(
     record: dict[str, Any],
     opening: _Opening,
     sweeps: Mapping[str, CasesOf],
-    more: float,
+    seconds: float,
     budget: float,
 ) -> dict[str, Any]:
     """Return the record with further cases of the sweeps.
 
-    Added are the cases that the record lacks and that fit ``more`` seconds. The plan's budget
-    becomes ``budget`` if that is larger. New cases come after the old ones, so that every shard
-    keeps its own.
+    Cases are added that the record lacks, as far as they fit ``seconds`` of measuring. The plan's
+    budget becomes ``budget`` if that is larger. New cases come after the old ones, so that every
+    shard keeps its own.
     """
     plan, machine = record["plan"], Machine.from_json(record["machine"])
     request = opening.request
-    there = {row["id"] for row in plan["cases"]}
-    known = {row["sweep"] for row in plan["cases"]}
-    cases = {name: of(machine) for name, of in sweeps.items()}
+    planned_ids = {row["id"] for row in plan["cases"]}
+    begun = {row["sweep"] for row in plan["cases"]}
+    cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
     # A sweep that was begun here is resumed here, even if it was recorded elsewhere in the
     # meantime.
     elsewhere = {
         *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, opening.device),
-    } - known
+    } - begun
     lacking = {
-        name: [case for case in wanted if case.id not in there]
-        for name, wanted in cases.items()
+        name: [case for case in all_cases if case.id not in planned_ids]
+        for name, all_cases in cases.items()
         if name not in elsewhere
     }
     added = make_plan(
         lacking,
         machine,
-        more,
+        seconds,
         plan["shards"],
         in_order=request.add,
         together=request.together,
@@ -421,16 +430,20 @@ def _with_cases(
 def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
     """Plan a new run, after measuring the ceilings and costs of a CPU. Return its record."""
     request, device, sweeps = opening.request, opening.device, opening.sweeps
+    # 1. Measure the ceilings of a CPU; those of a GPU are known.
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = with_measured_ceilings(device)
         if sentence := emulated_sentence(device.machine):
             note(sentence)
+    # 2. Plan the cases that are not recorded elsewhere.
     machine = device.machine
     budget = request.measuring_on(machine.kind)
-    cases = {name: of(machine) for name, of in sweeps.items()}
+    cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
     elsewhere = _recorded_sweeps(cases, request, device)
-    cases = {name: wanted for name, wanted in cases.items() if name not in elsewhere}
+    cases = {
+        name: cases_of_sweep for name, cases_of_sweep in cases.items() if name not in elsewhere
+    }
     costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
     plan = make_plan(
         cases,
@@ -441,6 +454,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         together=request.together,
         costs=costs,
     )
+    # 3. Refuse a plan without cases.
     if elsewhere and not any(cases.values()):
         raise UserError("Every sweep that has cases here is already recorded.", exit_code=0)
     if not any(cases.values()):
@@ -501,7 +515,9 @@ def _recorded_sweeps(
     if unusable or _why_outdated(record, device):
         return []
     timed = read_timed(folder)
-    lacking = {s for s, wanted in cases.items() if not {c.id for c in wanted} <= timed}
+    lacking = {
+        s for s, cases_of_sweep in cases.items() if not {c.id for c in cases_of_sweep} <= timed
+    }
     groups = [{*map(sweep_name, group)} for group in request.groups]
     needed = {s for group in groups if lacking & group for s in group}
-    return [s for s, wanted in cases.items() if wanted and s not in needed]
+    return [s for s, cases_of_sweep in cases.items() if cases_of_sweep and s not in needed]

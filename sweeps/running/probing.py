@@ -36,36 +36,36 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         machine: the CPU, with its ceilings measured.
     """
     default = Costs.default(machine.kind)
-    chosen = _chosen([case for own in cases.values() for case in own])
+    chosen = _choose_cases([case for listed in cases.values() for case in listed])
     bench = TorchBench(machine, machine.kind, None, chosen)
     preparing, checks, factors = list[float](), list[tuple[float, float]](), defaultdict(list)
     begin = time.monotonic()
     for case in chosen:
         if time.monotonic() - begin > _SECONDS:
             break
-        since = time.monotonic()
-        (one,) = bench.prepare([case], {}, lambda ids, seconds: None)
-        prepared = time.monotonic() - since
-        if isinstance(one, Refusal):
+        started = time.monotonic()
+        (result,) = bench.prepare([case], {}, lambda ids, seconds: None)
+        prepared = time.monotonic() - started
+        if isinstance(result, Refusal):
             continue
-        launch = bench.sampler.estimate(one.subject.launch, warmed_up=True)
+        launch = bench.sampler.estimate(result.subject.launch, warmed_up=True)
         (estimate,) = expected_seconds([case.problem], machine)
         if launch and estimate:
             factor = min(max(launch / estimate, 1 / _MOST_FACTOR), _MOST_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))
-        preparing.append(max(0.0, prepared - one.subject.checking - launch))
-        checks.append((checked_bytes(case) / machine.bandwidth, one.subject.checking - launch))
+        preparing.append(max(0.0, prepared - result.subject.checking - launch))
+        checks.append((checked_bytes(case) / machine.bandwidth, result.subject.checking - launch))
     if not preparing:
         return default
     passes = np.array(checks).T
-    check, factor = _line(*passes)
+    check, factor = _fit_line(*passes)
     slower = {kind: sorted(points) for kind, points in factors.items()}
     return replace(
         default, prepare=float(np.median(preparing)), check=check, passes=factor, slower=slower
     )
 
 
-def _chosen(cases: Sequence[Case]) -> list[Case]:
+def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     """Return cases of each kind at quantiles of their FLOPs, the large ones of all kinds last."""
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
@@ -73,13 +73,13 @@ def _chosen(cases: Sequence[Case]) -> list[Case]:
             kinds[kind_of(case)].append(case)
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
-        for own in kinds.values():
-            own.sort(key=lambda case: case.problem.flops)
-            chosen[own[int(quantile * (len(own) - 1))]] = None
+        for kind_cases in kinds.values():
+            kind_cases.sort(key=lambda case: case.problem.flops)
+            chosen[kind_cases[int(quantile * (len(kind_cases) - 1))]] = None
     return list(chosen)
 
 
-def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Fit a line by least squares. Return its intercept and slope, both at least 0."""
     slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
     slope = max(0.0, slope)

@@ -65,7 +65,7 @@ class Request:
         return None if self.budget is None else self.budget * (1 - self.leave)
 
     def measuring_on(self, kind: str) -> float:
-        """Return :attr:`measuring`, from the default budget of a kind of machine if left open."""
+        """Return :attr:`measuring`, or that of the kind's default budget if none was given."""
         return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
 
     def left(self, measuring: float) -> float:

@@ -24,7 +24,7 @@ class NodePeers:
     """Id of the process that started all of them, and that folds when they have ended."""
     wait: Callable[[str], None]
     """Function that is called before each of the anchors' phases and before :data:`MEASURE`. It
-    returns when that may begin."""
+    blocks until that phase may begin."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Run:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
     whole: bool = True
-    """True if these are all cases of the shard, so that the shard ends when they do."""
+    """True if ``planned`` has all cases of the shard, so that the shard ends when they do."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None: not known."""
     anchors: Sequence[PlanEntry] = ()
@@ -47,6 +47,7 @@ class Run:
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
     min_patience: float = 30.0
+    """Shortest silence, in seconds, after which a child that handles cases counts as hung."""
     compile_beside: bool = True
     """True if other processes may use the GPU to compile for it."""
     repeats: bool = True

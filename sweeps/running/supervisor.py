@@ -37,7 +37,7 @@ from sweeps.store import Event, SampleLog, read_events
 from sweeps.timing.statistics import CHECKPOINTS
 
 _PATIENCE = 10.0  # multiple of the expected seconds after which a child counts as hung
-_MAX_CRASHES = 2  # of a case, which is therefore retried once
+_MAX_CRASHES = 2  # crashes of a case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
 _BESIDE = {  # kinds of work other than measuring, for messages
     "anchor": "times the anchors",
@@ -116,6 +116,7 @@ class _Supervisor:
         self._tally = Tally(run.planned, events)
         self._idle_crashes = 0
         self._starting = 0.0  # seconds that the last child took until its first message
+        # Cases that are handled one by one, because a child died while several were in flight.
         self._careful: set[str] = set()
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
         self._measured = any(event["event"] == "sample" for event in events)
@@ -124,7 +125,7 @@ class _Supervisor:
             event["event"] == "anchor" for event in events
         )
         self._blamed: set[str] = set()  # cases in flight when a confirming process died
-        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, taken by this process
+        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, from the present process
 
     def supervise(self) -> str:
         """Do all work of the shard. Return why measuring ended."""
@@ -173,8 +174,8 @@ class _Supervisor:
         """Time the anchors, unless an earlier call did so on this GPU and there are no peers."""
         run, shared = self._run, self._run.peers is not None
         if run.anchors and (shared or not self._anchored):
-            order = self._order(run.anchors, _WITHOUT_LIMIT, work="anchor")
-            self._run_child(replace(order, options=run.anchor_options, waits=shared))
+            assignment = self._assignment(run.anchors, _WITHOUT_LIMIT, work="anchor")
+            self._run_child(replace(assignment, options=run.anchor_options, waits=shared))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs, each in several processes.
@@ -200,21 +201,22 @@ class _Supervisor:
         The next process leaves out the pair that was in flight when the one before it died, and the
         pairs that are complete.
         """
-        left = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
-        while left:
+        remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
+        while remaining:
             self._blamed.clear()
             self._blocks.clear()
-            careful = len(self._careful)
-            planned = [entry for pair in left.values() for entry in pair]
-            if self._run_child(self._order(planned, _WITHOUT_LIMIT, work="confirm")) is not None:
+            careful_before = len(self._careful)
+            planned = [entry for pair in remaining.values() for entry in pair]
+            assignment = self._assignment(planned, _WITHOUT_LIMIT, work="confirm")
+            if self._run_child(assignment) is not None:
                 return
-            whole = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
-            if not self._blamed and not whole and len(self._careful) == careful:
-                return  # it ended before its first pair, and would again
-            left = {
+            complete = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
+            if not self._blamed and not complete and len(self._careful) == careful_before:
+                return  # the process ended before its first pair, and the next one would, too
+            remaining = {
                 ids: pair
-                for ids, pair in left.items()
-                if ids not in whole and self._blamed.isdisjoint(ids)
+                for ids, pair in remaining.items()
+                if ids not in complete and self._blamed.isdisjoint(ids)
             }
 
     def _waiting(self) -> list[Case]:
@@ -223,7 +225,10 @@ class _Supervisor:
         return [e.case for e in self._run.planned if not histories[e.case.id].closed]
 
     def _measure(self) -> str:
-        """Start children until the cases are finished or the time is up; return which it was."""
+        """Run children until the cases are finished, or the budget or the time is used up.
+
+        Return ``done``, ``budget`` or ``time``.
+        """
         run, tally, announced = self._run, self._tally, False
         left = run.budget - tally.spent
         until = math.inf
@@ -243,7 +248,7 @@ class _Supervisor:
                 self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
                 after = repeating_seconds(run.budget) if run.repeats else 0.0
                 self._reporter.begin("Measuring", limit, after)
-            end = self._run_child(self._order(run.planned, budget, until))
+            end = self._run_child(self._assignment(run.planned, budget, until))
             if end == "budget" and time.monotonic() >= until:
                 return STOPPED
             if end is not None:
@@ -276,7 +281,7 @@ class _Supervisor:
         self._note(f"Re-timing {len(chosen)} cases in a new process …")
         naming = self._naming_reserve(self._run.budget)
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
-        self._run_child(self._order(chosen, self._run.budget, work="repeat"))
+        self._run_child(self._assignment(chosen, self._run.budget, work="repeat"))
 
     def _name(self) -> None:
         """Name the kernels of what was timed, in processes that time nothing.
@@ -295,7 +300,7 @@ class _Supervisor:
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
             reserve = naming_reserve([entry.case for entry in entries], self._run.budget)
             self._reporter.begin("Naming kernels", reserve)
-            self._run_child(self._order(entries, self._run.budget, work="name"))
+            self._run_child(self._assignment(entries, self._run.budget, work="name"))
             left = set(self._tally.unnamed())
             futile, unnamed = (futile + 1 if left == unnamed else 0), left
         if unnamed:
@@ -306,7 +311,7 @@ class _Supervisor:
     def _give_up_naming(self, case: str) -> None:
         self._tell("facts", case, facts={"kernel": ""})
 
-    def _order(
+    def _assignment(
         self,
         planned: Sequence[PlanEntry],
         budget: float,
@@ -329,13 +334,13 @@ class _Supervisor:
             run.longest,
         )
 
-    def _run_child(self, order: Assignment) -> str | None:
+    def _run_child(self, assignment: Assignment) -> str | None:
         """Run one child to its end. Return None if it died, so that another may continue."""
-        child = Child.start(order)
-        if order.work == "measure":
+        child = Child.start(assignment)
+        if assignment.work == "measure":
             self._watch.begin(child.process.pid)
         try:
-            return self._listen(child, order.work)
+            return self._listen(child, assignment.work)
         finally:
             child.connection.close()
             child.process.kill()
@@ -384,15 +389,15 @@ class _Supervisor:
                     self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
                     return None
                 case _:
-                    what = (
+                    problem = (
                         "The measuring process stopped"
                         if self._measured
                         else "Nothing could be measured"
                     )
-                    raise UserError(f"{what}: {content[0]}", exit_code=1)
+                    raise UserError(f"{problem}: {content[0]}", exit_code=1)
 
     def _when_it_dies(self, work: str) -> Callable[[Child, str], None]:
-        """Return what to do when a child dies that does this kind of work."""
+        """Return the function to call when a child that does this kind of work dies."""
         match work:
             case "measure":
                 return self._crashed

@@ -31,8 +31,8 @@ class Watch:
             record: called with an event for every look.
             worker: the shard's name.
             gpu: the GPU's ordinal; None on a CPU.
-            parent: the process that started this one and others that measure. None of these counts
-                as another process.
+            parent: the process that started this one and others that measure. Neither it nor its
+                descendants count as other processes.
         """
         self._record = record
         self._worker = worker
@@ -50,10 +50,12 @@ class Watch:
             self._tell(seconds=0.0, gpu_processes=others)
 
     def begin(self, child: int | None) -> None:
-        """Begin to watch what processes other than this one and its child use of the host."""
-        own = [os.getpid(), *([] if child is None else [child])]
+        """Begin to watch how much other processes than this one and its child use the host."""
+        measuring = [os.getpid(), *([] if child is None else [child])]
         parent = self._parent
-        self._host = HostWatch(lambda: own if parent is None else [parent, *descendants(parent)])
+        self._host = HostWatch(
+            lambda: measuring if parent is None else [parent, *descendants(parent)]
+        )
 
     def look_now_and_then(self) -> None:
         """Record the use of the host if the last look was long enough ago."""

@@ -43,17 +43,17 @@ class Follower:
             with open(path, "rb") as file:
                 file.seek(self._read[shard])
                 new = file.read()
-        except OSError:  # not begun yet
+        except OSError:  # the shard has not begun
             return
-        whole = new.rpartition(b"\n")[0]
-        self._read[shard] += len(whole) + 1 if whole else 0
-        for line in whole.split(b"\n"):
+        complete = new.rpartition(b"\n")[0]
+        self._read[shard] += len(complete) + 1 if complete else 0
+        for line in complete.split(b"\n"):
             event, _ = parse_event(line)
             if event is not None:  # damaged lines are counted when the run is folded
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:
-        """Return the shards that have not come to their end with a budget of so many seconds."""
+        """Return the shards that have not ended yet, given their budget in seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
     @property
@@ -63,9 +63,9 @@ class Follower:
 
 
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
-    """Report how far all shards are.
+    """Report the progress of all shards together.
 
-    The time left is that of the shard that needs the most.
+    The time left is that of the shard that needs longest.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     spent = min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget)

@@ -30,9 +30,10 @@ class SharedSlowdown:
 
 
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
-    """Return how much working together slows GPUs down; None if fewer than six anchors tell.
+    """Return how much working together slows GPUs down.
 
-    For each anchor the median over the GPUs counts, and then the median over the anchors.
+    The median is taken over the GPUs for each anchor, and then over the anchors. The result is None
+    if fewer than six anchors were timed in both phases.
 
     Args:
         events: events of the shards that were measured together.
@@ -45,6 +46,6 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     for (case, _), times in seconds.items():
         if {ALONE, TOGETHER} <= times.keys():
             ratios[case].append(median(times[TOGETHER]) / median(times[ALONE]))
-    of_anchors = [median(each) for each in ratios.values()]
-    interval = median_interval(of_anchors)
-    return None if interval is None else SharedSlowdown(median(of_anchors), *interval)
+    anchor_ratios = [median(gpu_ratios) for gpu_ratios in ratios.values()]
+    interval = median_interval(anchor_ratios)
+    return None if interval is None else SharedSlowdown(median(anchor_ratios), *interval)

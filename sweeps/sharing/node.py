@@ -47,7 +47,7 @@ from sweeps.store import (
 )
 
 _LOOK_SECONDS = 1.0
-_MOST_DEATHS = 2  # of workers in one shard, so that another GPU tries it once
+_MOST_DEATHS = 2  # deaths of workers in one shard, so that another GPU tries it once
 _END_SECONDS = 20.0  # for workers to write their last lines after they were told to end
 _START_SECONDS = 1200.0  # until a worker's first message, because many may wait for one plan
 _ANCHOR_SECONDS = 60.0  # if less is left, anchors are not timed
@@ -96,7 +96,8 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     """Return the number of shards: one for each GPU, or as many as the run in the folder has.
 
     Raises:
-        UserError: if so many nodes and GPUs cannot share that run, or if it has other sweeps.
+        UserError: if this number of nodes and GPUs cannot share that run, or if it has other
+            sweeps.
     """
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus
@@ -130,7 +131,7 @@ class _Worker:
 
 
 class _Parent:
-    """Parent of a node's workers, until no shard is left."""
+    """Parent of a node's workers, which starts and follows them until no shard is left."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class _Parent:
             with terminated_as_interrupt():
                 self._start_all()
                 while self._workers:
-                    self._hear()
+                    self._receive()
                     self._kill_silent()
                     self._follower.look()
                     report([self._follower], self._reporter, self._budget)
@@ -193,27 +194,27 @@ class _Parent:
     def _start_all(self) -> None:
         """Assign the unfinished shards to the GPUs and start their first workers."""
         self._follower.look()
-        open_ = self._follower.unfinished(self._budget)
-        if not open_:
+        unfinished = self._follower.unfinished(self._budget)
+        if not unfinished:
             return
         self._take_part()
-        events = {shard: self._events(shard) for shard in open_}
-        last = {shard: last_place(events[shard]) for shard in open_}
-        chosen = _assigned(self._places, last)
-        self._due.extend(shard for shard in open_ if shard not in chosen.values())
+        events = {shard: self._events(shard) for shard in unfinished}
+        last_places = {shard: last_place(events[shard]) for shard in unfinished}
+        assigned = _assigned(self._places, last_places)
+        self._due.extend(shard for shard in unfinished if shard not in assigned.values())
         # Either all GPUs time the anchors, or none, because all did so in an earlier call.
         anchors = (
-            len(chosen) > 1
+            len(assigned) > 1
             and self._seconds_left() > _ANCHOR_SECONDS
             and not all(
-                last[shard] == self._places[gpu]
+                last_places[shard] == self._places[gpu]
                 and any(event.get("phase") == TOGETHER for event in events[shard])
-                for gpu, shard in chosen.items()
+                for gpu, shard in assigned.items()
             )
         )
-        self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in chosen))
-        self._gates = Gates(chosen, lambda: self._must_take_turns([*chosen.values()]))
-        for gpu, shard in chosen.items():
+        self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
+        self._gates = Gates(assigned, lambda: self._must_take_turns([*assigned.values()]))
+        for gpu, shard in assigned.items():
             self._start(gpu, shard, anchors)
 
     def _seconds_left(self) -> float:
@@ -232,32 +233,33 @@ class _Parent:
                 try:
                     self._places[gpu] = take_part(self._folder, self._request, device)
                 except UserError as error:
-                    self._note(f"{self._called(gpu)} is left out: {error}")
+                    self._note(f"{self._label(gpu)} is left out: {error}")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
-                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs have other "
-                f"limits than the run's; name only those that agree, with {USE_FRESH}.",
+                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs have limits that "
+                "differ from the run's. Set the run's limits on them, or name only GPUs with equal "
+                f"limits in --gpus and use {USE_FRESH} to start a new run.",
                 exit_code=1,
             )
 
     def _events(self, shard: int) -> list[Event]:
         return read_events(self._folder, (shard, self._total))[0]
 
-    def _called(self, gpu: int) -> str:
+    def _label(self, gpu: int) -> str:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
         """Start a worker for a shard on a GPU."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
-        ours, theirs = context.Pipe()
+        parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
         job = WorkerJob(request, len(self._gpus), os.getpid(), anchors)
-        process = context.Process(target=work, args=(theirs, job), name="rooftile-gpu")
+        process = context.Process(target=work, args=(worker_end, job), name="rooftile-gpu")
         process.start()
-        theirs.close()  # an open copy here would hide the worker's death from recv()
-        self._workers[gpu] = _Worker(process, ours, gpu, shard)
+        worker_end.close()  # an open copy here would hide the worker's death from recv()
+        self._workers[gpu] = _Worker(process, parent_end, gpu, shard)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Handle the messages of workers, waiting for them for at most a second."""
         speaking = wait([w.connection for w in self._workers.values()], _LOOK_SECONDS)
         for worker in [w for w in self._workers.values() if w.connection in speaking]:
@@ -276,7 +278,7 @@ class _Parent:
                     worker.failure = text
                 case _ if text not in self._said:  # several workers report what concerns all
                     self._said.add(text)
-                    self._note(f"{self._called(worker.gpu)}: {text}")
+                    self._note(f"{self._label(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
         for gpu in gpus:
@@ -307,7 +309,7 @@ class _Parent:
             self._due.append(worker.shard)
             self._failure = worker.failure or how_it_died(worker.process.exitcode)
             self._note(
-                f"The process of {self._called(worker.gpu)} ended before its share was finished "
+                f"The process of {self._label(worker.gpu)} ended before its share was finished "
                 f"({self._failure})."
             )
         self._hand_out()
@@ -325,7 +327,7 @@ class _Parent:
             self._due.remove(shard)
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
-                self._note(f"Its cases continue on {self._called(gpu)}.")
+                self._note(f"Its cases continue on {self._label(gpu)}.")
             self._start(gpu, shard, anchors=False)
 
     def _must_take_turns(self, shards: list[int]) -> bool:
@@ -336,13 +338,13 @@ class _Parent:
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
             f"Working in parallel slows the {who}: anchors take {change.ratio:.2f} times as long "
-            f"({change.lo:.2f} to {change.hi:.2f}). The GPUs take turns, which takes "
+            f"({change.lo:.2f} to {change.hi:.2f}). The {who} take turns, which takes "
             f"{len(shards)} times the budget."
         )
         with planning(self._folder):
             record = read_run(self._folder)
-            mine = {*self._places.values()}
-            nodes = {place["node"] for place in record.get("gpus", ()) if place["gpu"] in mine}
+            numbers = {*self._places.values()}
+            nodes = {place["node"] for place in record.get("gpus", ()) if place["gpu"] in numbers}
             record["turns"] = sorted({*record.get("turns", ()), *(nodes or {0})})
             write_run(self._folder, record)
         return True
@@ -361,7 +363,7 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
 
 
 def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict[int, int]:
-    """Assign a shard to each GPU, as long as there are any.
+    """Assign a shard to each GPU, as long as shards are left.
 
     Args:
         places: the number of each GPU within the run.

@@ -59,14 +59,14 @@ class Gates:
     def _first_alone(self) -> list[int]:
         """Return the next worker that may time its anchors with the others idle.
 
-        That is one at a time, once all have prepared what they will time.
+        They do so one at a time, once all have prepared their anchors.
         """
         if -1 in self._at.values() or self._busy_with(ALONE):
             return []
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """Return all workers that wait at a gate, once nobody is before it."""
+        """Return all workers that wait at a gate, once no worker has yet to reach it."""
         at = _ORDER.index(gate)
         before = any(
             where < at or (where == at and w not in self._waiting) for w, where in self._at.items()

@@ -26,7 +26,7 @@ class WorkerJob:
     parent: int
     """Id of the process that started the worker."""
     anchors: bool
-    """True if the worker times the anchors, as all others then do."""
+    """True if all workers, this one included, time the anchors."""
 
 
 class _Silent:

@@ -62,7 +62,9 @@ class Cluster:
             UserError: if there is no such cluster here, or submitit is not installed.
         """
         if kind not in CLUSTERS:
-            raise UserError(f"--cluster takes {', '.join(CLUSTERS)}, not {kind!r}.")
+            raise UserError(
+                f"--cluster must be {', '.join(CLUSTERS[:-1])} or {CLUSTERS[-1]}, not {kind!r}."
+            )
         if kind == "slurm" and not shutil.which("sbatch"):
             raise UserError(
                 "sbatch is not installed on this machine: submit from a node that has it, or "
@@ -109,12 +111,12 @@ class Cluster:
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
-        mine = {number: self._jobs[number] for number in ids if number in self._jobs}
+        own_jobs = {number: self._jobs[number] for number in ids if number in self._jobs}
         if self.kind == "debug":
-            for job in mine.values():
+            for job in own_jobs.values():
                 job.exception()  # carries it out; unlike result(), it does not start a debugger
             return {}
-        return {number: "" for number, job in mine.items() if not job.done()}
+        return {number: "" for number, job in own_jobs.items() if not job.done()}
 
     def cancel(self) -> None:
         """Cancel the jobs that depend on this process: those on this machine."""
@@ -124,7 +126,7 @@ class Cluster:
 
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters for submitit, which leaves out those that are None."""
-    of_slurm = {
+    slurm_only = {
         "slurm_partition": resources.partition,
         "slurm_account": resources.account,
         "slurm_exclusive": resources.exclusive or None,
@@ -143,7 +145,7 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
         "timeout_min": resources.minutes,
         "gpus_per_node": resources.gpus_per_node or None,
         "cpus_per_task": resources.cpus_per_gpu * resources.gpus_per_node or None,
-        **(of_slurm if kind == "slurm" else {}),
+        **(slurm_only if kind == "slurm" else {}),
     }
 
 
@@ -179,5 +181,5 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     # squeue fails if asked about a single job that ended long ago, because it no longer knows it.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
-    found = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)
-    return {number: why if state == "PD" else "" for number, state, why in found if number in ids}
+    fields = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)
+    return {number: why if state == "PD" else "" for number, state, why in fields if number in ids}

@@ -27,22 +27,32 @@ def submit_command(
             help="Where jobs run: slurm, local (this machine) or debug (this process).",
         ),
     ] = "slurm",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 1,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=1000)] = 8,
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", min=1, max=100_000, help="Number of nodes that share the run."),
+    ] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, max=1000, help="Number of GPUs of each node.")
+    ] = 8,
     cpus_per_gpu: Annotated[
         int,
         typer.Option(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="CPU cores per job; all but two compile kernels.",
+            help="CPU cores per GPU; all but two of a job's cores compile kernels.",
         ),
     ] = 4,
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="Reserve whole nodes for the jobs.")
     ] = False,
-    partition: Annotated[str | None, typer.Option("--partition")] = None,
-    account: Annotated[str | None, typer.Option("--account")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option("--partition", help="Slurm partition [default: the cluster's]."),
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="Slurm account [default: the user's].")
+    ] = None,
     minutes: Annotated[
         int | None,
         typer.Option(

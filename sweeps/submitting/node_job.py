@@ -41,7 +41,7 @@ class NodeNote:
 
     @classmethod
     def read(cls, results: Path, node: tuple[int, int]) -> NodeNote:
-        """Read the note of a node; an empty one if none can be read."""
+        """Read the note of a node; return an empty one if it cannot be read."""
         try:
             note = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
             name, failure = note["folder"], str(note["failure"])
@@ -68,7 +68,7 @@ class NodeJob:
     request: Request
     nodes: int
     gpus: int
-    """Number of visible GPUs that it uses at most."""
+    """Largest number of visible GPUs that the job uses."""
     visible: str | None = None
     """Value of CUDA_VISIBLE_DEVICES to restore where submitit would replace it."""
 

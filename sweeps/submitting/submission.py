@@ -157,20 +157,20 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit all nodes, or one if all would share one machine. Return the nodes left."""
-        shared = self._cluster.kind == "slurm"  # where each job has a node of its own
-        count = len(due) if shared else int(not living)
+        """Submit all due nodes, or one if all would share this machine. Return the nodes left."""
+        is_slurm = self._cluster.kind == "slurm"  # then each job has its own node
+        count = len(due) if is_slurm else int(not living)
         now, later = due[:count], due[count:]
         if now:
             submitted = self._cluster.submit(self._work, now)
             self._ids.update(submitted)
-            if shared:
+            if is_slurm:
                 jobs = {str(node): job for node, job in sorted(self._ids.items())}
                 write_json(
                     jobs_folder(self._results) / _LIST, {"nodes": len(self._nodes), "jobs": jobs}
                 )
-            whose = f"node{'s' if len(now) > 1 else ''} {', '.join(map(str, now))}"
-            self._note(f"Submitted {whose} of {len(self._nodes)}: {', '.join(submitted.values())}.")
+            names = f"node{'s' if len(now) > 1 else ''} {', '.join(map(str, now))}"
+            self._note(f"Submitted {names} of {len(self._nodes)}: {', '.join(submitted.values())}.")
         return later
 
     def _follow(self, living: set[int]) -> set[int]:
@@ -208,20 +208,20 @@ class _Submission:
     @property
     def _folders(self) -> list[Path]:
         """Folders of the runs, the folder of most nodes first."""
-        found = Counter(run.folder for run in self._runs.values() if run.folder is not None)
-        return [folder for folder, _ in found.most_common()]
+        counts = Counter(run.folder for run in self._runs.values() if run.folder is not None)
+        return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
         """Yield a sentence for each node that is not done or has another GPU than most."""
         first = next(iter(self._folders), None)
         early = f"its job ended too early; its output is in {jobs_folder(self._results)}/output."
         for number, run in self._runs.items():
-            of = f"Node {number} of {len(self._nodes)}"
+            label = f"Node {number} of {len(self._nodes)}"
             if run.is_open(budget):
-                yield f"{of} is not finished: {run.failure or early}"
+                yield f"{label} is not finished: {run.failure or early}"
             elif run.folder != first:
                 yield (
-                    f"{of} has a different GPU model than most nodes: its measurements are in "
+                    f"{label} has a different GPU model than most nodes: its measurements are in "
                     f"{run.folder}, and its shares of {first} are missing."
                 )
 
@@ -241,18 +241,20 @@ class _NodeRun:
 
     def look(self) -> None:
         """Read what is new: the node's note, the plan and the samples."""
-        said = NodeNote.read(self._results, self._node)
-        self.folder, self.failure = said.folder, said.failure
+        note = NodeNote.read(self._results, self._node)
+        self.folder, self.failure = note.folder, note.failure
         try:
-            at = None if said.folder is None else (said.folder / "run.json").stat().st_mtime_ns
+            modified = (
+                None if note.folder is None else (note.folder / "run.json").stat().st_mtime_ns
+            )
         except OSError:  # the job is still planning
-            at = None
-        if said.folder is None or at is None:
+            modified = None
+        if note.folder is None or modified is None:
             self.follower = self._read = None
             return
-        if self._read != (said.folder, at):
-            self._read = (said.folder, at)
-            self._begin(said.folder)
+        if self._read != (note.folder, modified):
+            self._read = (note.folder, modified)
+            self._begin(note.folder)
         if self.follower is not None:
             self.follower.look()
 
@@ -260,9 +262,9 @@ class _NodeRun:
         """Follow the plan in a folder if this number of nodes can share it."""
         plan = read_run(folder)["plan"]
         (number, nodes), shards = self._node, plan.get("shards", 1)
-        each = shards // nodes
+        per_node = shards // nodes
         self.budget = plan["budget_s"]
-        of_node = range((number - 1) * each + 1, number * each + 1)
+        of_node = range((number - 1) * per_node + 1, number * per_node + 1)
         planned = read_plan(plan)
         self.follower = None if shards % nodes else Follower(folder, planned, of_node, shards)
 

@@ -76,7 +76,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--cluster", "pbs"], "--cluster takes slurm, local, debug, not 'pbs'."),
+        (["--cluster", "pbs"], "--cluster must be slurm, local or debug, not 'pbs'."),
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget takes a time"),
         (["--device", "tpu"], "--device takes gpu or cpu when jobs are submitted, not 'tpu'."),
