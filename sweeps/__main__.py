@@ -100,6 +100,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
+    """Print the cases of a sweep, with the expected time of each launch and of the whole sweep."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
@@ -125,6 +126,7 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
 def _show_plan(
     names: Sequence[str], machine: Machine, budget: str | None, cores: int | None, json: bool
 ) -> None:
+    """Print how many cases of each sweep fit the budget, and their expected time."""
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
 
@@ -202,6 +204,7 @@ def doctor_command(
 
 
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
+    """Print the machine's name and its folder within the results."""
     from kernels.device import software
 
     facts = selected.machine
@@ -243,6 +246,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
 
 
 def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
+    """Time some recorded cases again and print whether the speed has changed."""
     from sweeps.doctor.recheck import time_again
 
     report = time_again(selected, results / selected.machine.slug, cases)

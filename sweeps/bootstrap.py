@@ -100,9 +100,11 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
     A node without a package index is asked once a day, not in every call.
     """
     failed = read_failed()
-    wanted = requirements([*needed, group])
+    with_optional = requirements([*needed, group])
     try:
-        python = set_up(wanted, optional=True, offline=time.time() - failed.get(group, 0.0) < _DAY)
+        python = set_up(
+            with_optional, optional=True, offline=time.time() - failed.get(group, 0.0) < _DAY
+        )
     except (OSError, subprocess.CalledProcessError):
         python = None
     if python is None:
@@ -163,16 +165,16 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
     """Make ``.venv`` and install into it. If that fails, put back the one that was there."""
-    before = VENV.with_name(VENV.name + "-before")
+    old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        VENV.rename(before)
+        shutil.rmtree(old_venv, ignore_errors=True)
+        VENV.rename(old_venv)
     if make_venv(on_top_of) and install(lacks, _pins(without_torch=on_top_of is not None), hurried):
-        shutil.rmtree(before, ignore_errors=True)
+        shutil.rmtree(old_venv, ignore_errors=True)
         return True
     shutil.rmtree(VENV, ignore_errors=True)
-    if before.exists():
-        before.rename(VENV)
+    if old_venv.exists():
+        old_venv.rename(VENV)
     return False
 
 

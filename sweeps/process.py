@@ -58,11 +58,11 @@ def terminated_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in _TERMINATING}
+    old_handlers = {number: signal.signal(number, interrupt) for number in _TERMINATING}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -74,7 +74,7 @@ def undisturbed() -> Iterator[None]:
         KeyboardInterrupt: after the block, if a signal came during it.
     """
     received: list[int] = []
-    before = {
+    old_handlers = {
         number: signal.signal(number, lambda which, frame: received.append(which))
         for number in (*_TERMINATING, signal.SIGINT)
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
@@ -82,7 +82,7 @@ def undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
         if received:
             raise KeyboardInterrupt

@@ -406,8 +406,8 @@ def set_aside(folder: Path) -> Path:
     make_folder(target)
     # The samples go first, run.json and the plan last: if this is interrupted, no samples are left
     # behind that a new plan would count as its own.
-    last = {"samples": -1, "run.json": 1, PLAN: 2}
-    for entry in sorted(folder.iterdir(), key=lambda entry: (last.get(entry.name, 0), entry.name)):
+    ranks = {"samples": -1, "run.json": 1, PLAN: 2}
+    for entry in sorted(folder.iterdir(), key=lambda entry: (ranks.get(entry.name, 0), entry.name)):
         # The process that sets a run aside has claimed its planning.
         if entry.name not in ("runs", _PLANNING + SUFFIX):
             entry.rename(target / entry.name)

@@ -154,17 +154,17 @@ def _written_by() -> str:
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
     """Return the cases of a table, and for each row the position of its case; -1 if invalid."""
-    known: dict[tuple[str, ...], int] = {}
+    position_of: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
-    places = []
+    positions = []
     for row in rows[list(IDENTITY)].to_dict("records"):
         key = tuple(row.values())
-        if key not in known:
+        if key not in position_of:
             case = _case(row)
-            known[key] = -1 if case is None else len(cases)
+            position_of[key] = -1 if case is None else len(cases)
             cases += [] if case is None else [case]
-        places.append(known[key])
-    return cases, places
+        positions.append(position_of[key])
+    return cases, positions
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
@@ -213,8 +213,10 @@ def _fleet(
     latest = table.groupby(["device", "case"])["run"].transform("last")
     table = table[table["run"] == latest]
     table = table.drop_duplicates(["device", "case", "phase"], keep="last")
-    last = table.drop_duplicates("device", keep="last").sort_values(["node", "gpu", "device"])
-    numbers = {device: i for i, device in enumerate(last["device"])}
+    latest_rows = table.drop_duplicates("device", keep="last").sort_values(
+        ["node", "gpu", "device"]
+    )
+    numbers = {device: i for i, device in enumerate(latest_rows["device"])}
     # 3. Arrange the columns in arrays of (phases, devices, anchors).
     used = sorted(set(table["case"]))
     position = (
@@ -233,7 +235,7 @@ def _fleet(
     reasons = table["throttled"].str.split(";")
     all_reasons = sorted({reason for reported in reasons for reason in reported} - {""})
     return Fleet(
-        devices=_devices(last, run),
+        devices=_devices(latest_rows, run),
         kinds=np.array([kind_of(cases[case], machine) for case in used]),
         log_time=laid_out(log["time_us"]),
         error=laid_out(standard_error(log["time_lo_us"], log["time_hi_us"])),

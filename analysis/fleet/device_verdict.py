@@ -149,8 +149,8 @@ def _cause(
     compute = [kind for kind in slow if kind in COMPUTE]
     if compute:
         return clock_cause(fleet, speeds.kinds[compute[0]], i, margin)
-    known = [kind for kind, of in speeds.kinds.items() if math.isfinite(of.half[i])]
-    if not set(known) & set(COMPUTE):
+    timed_kinds = [kind for kind, of_kind in speeds.kinds.items() if math.isfinite(of_kind.half[i])]
+    if not set(timed_kinds) & set(COMPUTE):
         return SlowCause("", "")
     if slow == ("small",):
         return SlowCause(

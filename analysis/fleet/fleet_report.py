@@ -74,11 +74,11 @@ def report_json(report: FleetReport) -> dict[str, Any]:
         "margin": report.margin,
         "interference": [
             {
-                "node": one.node,
-                **_change_json(one.all),
-                "kinds": {kind: _change_json(change) for kind, change in one.kinds.items()},
+                "node": of_node.node,
+                **_change_json(of_node.all),
+                "kinds": {kind: _change_json(change) for kind, change in of_node.kinds.items()},
             }
-            for one in speeds.interference
+            for of_node in speeds.interference
         ],
         "turns": report.anchors.recording.run.get("turns", []),
         "findings": findings(report),
@@ -87,11 +87,16 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
+    """Return one GPU for JSON: its speeds, its sensors in the overall kind, and its verdict."""
     device, verdict = report.anchors.fleet.devices[i], report.verdicts[i]
     speeds = report.speeds
     kinds = {
-        kind: {"speed": _known(of.speed[i]), "lo": _known(of.lo[i]), "hi": _known(of.hi[i])}
-        for kind, of in speeds.kinds.items()
+        kind: {
+            "speed": _known(of_kind.speed[i]),
+            "lo": _known(of_kind.lo[i]),
+            "hi": _known(of_kind.hi[i]),
+        }
+        for kind, of_kind in speeds.kinds.items()
     }
     nothing = {"speed": None, "lo": None, "hi": None}
     overall = speeds.kinds.get(speeds.overall)
@@ -158,6 +163,7 @@ def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
 
 
 def _summary(report: FleetReport) -> str:
+    """Say how many GPUs are slow, and how much the GPUs differ from one another."""
     speeds, count = report.speeds, len(report.verdicts)
     counts = Counter(verdict.verdict for verdict in report.verdicts)
     what = KIND_WORDS[speeds.overall]
@@ -178,10 +184,10 @@ def _pair(report: FleetReport) -> list[str]:
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
-    slower, other = report.slowest_first
-    ratio = math.exp(overall.log[slower] - overall.log[other])
-    half = overall.half[slower] + overall.half[other]
-    names = [report.verdicts[i].name for i in (slower, other)]
+    slower, faster = report.slowest_first
+    ratio = math.exp(overall.log[slower] - overall.log[faster])
+    half = overall.half[slower] + overall.half[faster]
+    names = [report.verdicts[i].name for i in (slower, faster)]
     what = KIND_WORDS[report.speeds.overall]
     ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
     if not ends[0] > 0:  # also true for unknown ends, which are NaN
@@ -278,6 +284,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _table(report: FleetReport) -> Iterator[str]:
+    """Yield the lines of the table: its head, the slowest GPUs, and a line about the others."""
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
     others = [kind for kind in speeds.kinds if kind != speeds.overall]

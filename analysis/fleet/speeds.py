@@ -176,11 +176,11 @@ def _spread(values: Array, noise: Array) -> float:
     known = np.isfinite(values) & np.isfinite(noise)
     if not known.any():
         return math.nan
-    far = _FAR * max(deviation_of(values[known]), float(np.sqrt(np.median(noise[known]))))
-    near = known & (np.abs(values - median_of(values)) <= far)
-    if near.sum() < 2:
+    limit = _FAR * max(deviation_of(values[known]), float(np.sqrt(np.median(noise[known]))))
+    counted = known & (np.abs(values - median_of(values)) <= limit)
+    if counted.sum() < 2:
         return math.nan
-    variance = float(np.var(values[near], ddof=1)) - float(np.mean(noise[near]))
+    variance = float(np.var(values[counted], ddof=1)) - float(np.mean(noise[counted]))
     return math.sqrt(max(0.0, variance))
 
 
@@ -241,10 +241,10 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """
     has = np.isfinite(fleet.log_time)
     counts = has.sum(axis=1)
-    most = np.where(counts[_TOGETHER] > counts[_ALONE], _TOGETHER, _ALONE)
-    both = has.all(axis=0).any(axis=0)
+    common = np.where(counts[_TOGETHER] > counts[_ALONE], _TOGETHER, _ALONE)
+    timed_twice = has.all(axis=0).any(axis=0)
     single = np.where(has[_TOGETHER], _TOGETHER, _ALONE)
-    chosen: NDArray[np.intp] = np.where(both, most, single)[None].astype(np.intp)
+    chosen: NDArray[np.intp] = np.where(timed_twice, common, single)[None].astype(np.intp)
     return chosen
 
 
@@ -255,6 +255,7 @@ def _speeds(
 
     A kind with a single anchor has no scatter of its own and takes ``scatter``.
     """
+    # 1. Take each device's times in its phase, without anchors that few devices have.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
     def taken(array: Array) -> Array:
@@ -267,6 +268,7 @@ def _speeds(
     logs[:, sparse] = np.nan
     if sparse.all():
         return None
+    # 2. Compare two devices with each other, and more devices with the fleet's median.
     if count == 2:
         medians = _medians(logs[1:] - logs[:1], np.hypot(*errors)[None], scatter)
         log = np.array([0.5, -0.5]) * medians.median
@@ -277,6 +279,7 @@ def _speeds(
         log = medians.median - float(median_of(medians.median))
         variance = medians.variance + time_deviation**2
         halves = Z95 * np.sqrt(variance + _median_variance(log, variance))
+    # 3. Summarise the sensors, relative to the fleet for the clock.
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
     clocks = np.log(sensors["sm_mhz"])
     return AnchorSpeeds(
@@ -297,9 +300,9 @@ def _median_variance(log: Array, variance: Array) -> float:
 
     The formula holds for many normal values. The result is never more than one device's variance.
     """
-    one = float(median_of(variance))
+    of_one = float(median_of(variance))
     count = int(np.isfinite(log).sum())
-    return float(np.fmin(one, _OF_MEDIANS * np.fmax(deviation_of(log) ** 2, one) / count))
+    return float(np.fmin(of_one, _OF_MEDIANS * np.fmax(deviation_of(log) ** 2, of_one) / count))
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:

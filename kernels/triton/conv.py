@@ -605,6 +605,7 @@ def _filter_call(
 def _options(
     problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
 ) -> dict[str, Any]:
+    """Return the compile-time arguments and options that both kernels share."""
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
         for t in operands

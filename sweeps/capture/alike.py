@@ -46,18 +46,18 @@ class AlikeLayers:
         ``ModuleList`` or ``Sequential`` and differ only in their number. A call is skipped if its
         tensors also have the shapes, strides and dtypes of a traced call.
         """
-        before: dict[nn.Module, Any] = {}
+        old_forwards: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-                for kind in _kinds([layer for layer in module if layer not in before]):
+                for kind in _kinds([layer for layer in module if layer not in old_forwards]):
                     traced: dict[Any, _Traced] = {}
                     for layer in dict.fromkeys(kind):
-                        before[layer] = vars(layer).get("forward")
+                        old_forwards[layer] = vars(layer).get("forward")
                         layer.forward = self._counting(layer.forward, traced)
         try:
             yield
         finally:
-            for layer, forward in before.items():
+            for layer, forward in old_forwards.items():
                 del layer.forward
                 if forward is not None:
                     layer.forward = forward
@@ -144,8 +144,8 @@ def _kinds(layers: list[nn.Module]) -> list[list[nn.Module]]:
     kinds: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
-        for first, other, kind in kinds:
-            if _same(facts, number, other, first):
+        for first_number, first_facts, kind in kinds:
+            if _same(facts, number, first_facts, first_number):
                 kind.append(layer)
                 break
         else:
@@ -168,13 +168,15 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
     return facts
 
 
-def _same(one: dict[str, Any], number: int, other: dict[str, Any], first: int) -> bool:
-    """Return True if two layers have the same facts, apart from their own numbers."""
-    if one.keys() != other.keys():
+def _same(
+    facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
+) -> bool:
+    """Return True if two layers have the same facts, apart from their numbers in the list."""
+    if facts.keys() != first_facts.keys():
         return False
     return all(
-        value == other[name]
+        value == first_facts[name]
         # Many layers store their own number, because it is the position of their keys in a cache.
-        or (type(value) is int and (value, other[name]) == (number, first))
-        for name, value in one.items()
+        or (type(value) is int and (value, first_facts[name]) == (number, first_number))
+        for name, value in facts.items()
     )

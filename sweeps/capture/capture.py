@@ -177,8 +177,8 @@ def _in_context(product: Product, step: ModelStep) -> Product:
     in fp32 is multiplied as TF32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
-        known = replace(product.work, keys=step.seq + step.tokens, causal=False)
-        product = replace(product, work=known)
+        decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
+        product = replace(product, work=decoded)
     if step.dtype == "tf32" and product.work.dtype == "fp32":
         product = replace(product, work=replace(product.work, dtype="tf32"))
     return product

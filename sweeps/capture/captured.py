@@ -105,8 +105,8 @@ class Attention:
         limits the keys that each query sees.
         """
         seen = min(self.keys, self.window or self.keys)
-        every = self.queries * seen
-        return every // 2 if self.causal and self.queries > 1 and seen == self.keys else every
+        unmasked = self.queries * seen
+        return unmasked // 2 if self.causal and self.queries > 1 and seen == self.keys else unmasked
 
     def spec(self) -> str:
         """Return ``batch×heads,queries×keys,width,dtype`` and the mask."""

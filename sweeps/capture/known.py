@@ -70,9 +70,9 @@ class UNet(nn.Module):
         into = [3, *widths]
         self.down = nn.ModuleList(_pair(a, b) for a, b in zip(into, widths, strict=False))
         self.rise = nn.ModuleList(
-            nn.ConvTranspose2d(2 * each, each, 2, 2) for each in reversed(widths[:-1])
+            nn.ConvTranspose2d(2 * channels, channels, 2, 2) for channels in reversed(widths[:-1])
         )
-        self.up = nn.ModuleList(_pair(2 * each, each) for each in reversed(widths[:-1]))
+        self.up = nn.ModuleList(_pair(2 * channels, channels) for channels in reversed(widths[:-1]))
         self.last = nn.Conv2d(width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

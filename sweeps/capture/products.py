@@ -206,18 +206,21 @@ def _convolutions(
     x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
 ) -> list[tuple[str, Work]]:
     """Return the given passes of one convolution."""
+    # 1. Give a convolution over one dimension a second one of size 1.
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]
     spatial = x.dim() - 2
     if spatial > 2:
         raise KeyError("a convolution with more than two dimensions")
     # A convolution over one dimension is a convolution over images of one row.
     ones = [1] * (2 - spatial)
-    last = torch.channels_last
-    # A filter of one tap and an image of one channel are contiguous in both formats at once. The
-    # layout is therefore NHWC if either tensor is contiguous in that format only.
+    channels_last = torch.channels_last
+    # 2. Find the layout. A filter of one tap and an image of one channel are contiguous in both
+    # formats at once. The layout is therefore NHWC if either tensor is contiguous in that format
+    # only.
     nhwc = x.dim() == 4 and any(
-        t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (x, weight)
+        t.is_contiguous(memory_format=channels_last) and not t.is_contiguous() for t in (x, weight)
     )
+    # 3. Collect the sizes of the convolution whose pass this is.
     image, taps = [*ones, *x.shape[2:]], [*ones, *weight.shape[2:]]
     pads = [*([0] * len(ones)), *padding]
     steps, dilations = [*ones, *stride], [*ones, *dilation]
@@ -226,10 +229,12 @@ def _convolutions(
         # A transposed convolution computes the gradient of a convolution's input, and the gradient
         # of its own input is that convolution's forward pass.
         channels, out = weight.shape[1] * groups, x.shape[1]
-        more = [*([0] * len(ones)), *output_padding]
+        output_pads = [*([0] * len(ones)), *output_padding]
         image = [
             (size - 1) * s - 2 * p + d * (t - 1) + o + 1
-            for size, s, p, d, t, o in zip(image, steps, pads, dilations, taps, more, strict=True)
+            for size, s, p, d, t, o in zip(
+                image, steps, pads, dilations, taps, output_pads, strict=True
+            )
         ]
         passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
     conv = Conv(

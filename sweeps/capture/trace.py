@@ -97,11 +97,13 @@ class Trace(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # 1. Run the operation on fake tensors.
         result = func(*args, **(kwargs or {}))
         inputs = _tensors((args, kwargs or {}))
         outputs = _tensors(result)
         if not outputs:
             return result  # a query of a tensor, such as the device that it is on
+        # 2. Find its place in the model; a gradient has that of its forward operation.
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
         if node is None or not backward:
@@ -113,6 +115,7 @@ class Trace(TorchDispatchMode):
         else:
             number = node._sequence_nr()
             place = self._places.get(number, ("", ()))
+        # 3. Record what it reads and writes.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
         writes = tuple(map(self._access, outputs))

@@ -129,5 +129,5 @@ def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dic
         source_planned = Counter(entry.case.sweep for entry in source.planned)
         for name, count in source.record["plan"]["left_out"].items():
             totals[name] = max(totals[name], source_planned[name] + count)
-    left = {name: count - planned.get(name, 0) for name, count in totals.items()}
-    return {name: count for name, count in left.items() if count > 0}
+    unplanned = {name: count - planned.get(name, 0) for name, count in totals.items()}
+    return {name: count for name, count in unplanned.items() if count > 0}

@@ -24,8 +24,8 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     numbers = []
     for i, source in enumerate(sources):
         # The places stored with the samples have hashes even if run.json shows none.
-        known = (*source.gpus, *source.places)
-        ids = {place["gpu"]: place["id"] for place in known if "id" in place}
+        described = (*source.gpus, *source.places)
+        ids = {place["gpu"]: place["id"] for place in described if "id" in place}
         used = {e["gpu"] for e in source.events if e.get("gpu") is not None}
         new_numbers = {}
         for gpu in sorted(used | {place["gpu"] for place in source.gpus}):

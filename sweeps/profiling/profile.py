@@ -51,9 +51,9 @@ def profile_models(device: Device, note: Callable[[str], None]) -> dict[str, Any
         seconds: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
         for round_ in range(STEPS + 1):
             for dtype, step in steps.items():
-                taken = _step_seconds(step, dtype, kind)
+                step_seconds = _step_seconds(step, dtype, kind)
                 if round_:
-                    seconds[dtype].append(taken)
+                    seconds[dtype].append(step_seconds)
         for dtype, step in steps.items():
             events = _step_events(step, dtype, kind)
             models.append(

@@ -95,11 +95,11 @@ def explore(
         note,
         {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
     )
-    known = read_run(run.folder).get("repeats") is not None
+    repeats_known = read_run(run.folder).get("repeats") is not None
     run = replace(
         run,
         longest=_LARGEST_SHARE * (request.budget or 0.0),
-        repeats=not known,
+        repeats=not repeats_known,
         names=run.names and not quickly,
     )
     with LiveReporter() as live:
@@ -121,7 +121,7 @@ def confirm_choices(
     def entry(way: Way) -> PlanEntry:
         return entries[_case(way, run.arguments["machine"]).id]
 
-    pairs = [(entry(before), entry(after)) for before, after in chosen]
+    pairs = [(entry(original), entry(candidate)) for original, candidate in chosen]
     with LiveReporter() as live:
         confirm(run, pairs, live, note)
 

@@ -122,31 +122,34 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record with the sweeps' cases in its plan, and a budget that counts from now."""
     request, sweeps = opening.request, opening.sweeps
-    more = request.measuring_on(opening.device.machine.kind)
+    added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:  # its budget is not part of the plan's
-        return _with_cases(record, opening, sweeps, more, 0.0)
+        return _with_cases(record, opening, sweeps, added_seconds, 0.0)
     events = read_events(opening.folder)[0]
     confirming = _confirming_seconds(record["plan"], events)
-    budget = spent_seconds(events) - confirming + more
-    record = _with_cases(record, opening, sweeps, more, budget)
-    return {**record, "plan": {**record["plan"], "left_s": confirming + request.left(more)}}
+    budget = spent_seconds(events) - confirming + added_seconds
+    record = _with_cases(record, opening, sweeps, added_seconds, budget)
+    return {
+        **record,
+        "plan": {**record["plan"], "left_s": confirming + request.left(added_seconds)},
+    }
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
     """Return the record with the cases of its own sweeps that a larger budget has room for."""
-    before = record["plan"]
+    plan = record["plan"]
     # A sweep from a file of the user is known only if the file is named again.
-    known = {**cases_of(all_sweeps()), **opening.sweeps}
-    same = {name: known[name] for name in before["sweeps"] if name in known}
-    more = budget - before["budget_s"]
-    record = _with_cases(record, opening, same, more, budget)
+    cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
+    same = {name: cases_by_name[name] for name in plan["sweeps"] if name in cases_by_name}
+    added_seconds = budget - plan["budget_s"]
+    record = _with_cases(record, opening, same, added_seconds, budget)
     return {**record, "plan": {**record["plan"], "left_s": opening.request.left(budget)}}
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
     """Return the run of a shard's cases, or of the named sweeps' cases among them."""
     plan, request = record["plan"], opening.request
-    planned = every = read_plan(plan)
+    planned = all_planned = read_plan(plan)
     if request.names:
         planned = [entry for entry in planned if entry.case.sweep in opening.sweeps]
     run = _run(record, opening, place, planned, request.shard)
@@ -155,7 +158,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
         run,
         # Measuring for advice comes on top of the plan's budget.
         budget=plan["budget_s"] + _confirming_seconds(plan, events),
-        whole=len(_without_advice(planned)) == len(_without_advice(every)),
+        whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
         anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
     )
 
@@ -168,14 +171,14 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
     ids = {case.id for cases in opening.sweeps.values() for case in cases(machine)}
-    every = read_plan(record["plan"])
-    planned = [entry for entry in every if entry.case.id in ids]
+    all_planned = read_plan(record["plan"])
+    planned = [entry for entry in all_planned if entry.case.id in ids]
     spent = spent_seconds(read_events(opening.folder, shard)[0])
     run = _run(record, opening, place, planned, shard)
     return replace(
         run,
         budget=spent + opening.request.measuring_on(machine.kind),
-        whole=len(_without_advice(planned)) == len(_without_advice(every)),
+        whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
     )
 
 
@@ -385,6 +388,7 @@ def _with_cases(
     budget becomes ``budget`` if that is larger. New cases come after the old ones, so that every
     shard keeps its own.
     """
+    # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
     request = opening.request
     planned_ids = {row["id"] for row in plan["cases"]}
@@ -401,6 +405,7 @@ def _with_cases(
         for name, all_cases in cases.items()
         if name not in elsewhere
     }
+    # 2. Plan those that fit, and add them to the record.
     added = make_plan(
         lacking,
         machine,

@@ -134,9 +134,9 @@ class _Supervisor:
         if self._run.peers:
             self._run.peers.wait(MEASURE)
         self._refuse_crashed_features()
-        beside = self._waiting() if self._run.compile_beside else []
+        compiled_meanwhile = self._waiting() if self._run.compile_beside else []
         self._watch.look_at_gpu()
-        with compiling(self._run.arguments, beside, self._run.workers):
+        with compiling(self._run.arguments, compiled_meanwhile, self._run.workers):
             end = self._measure()
         self._watch.look_at_gpu()
         self._repeat()
@@ -230,13 +230,13 @@ class _Supervisor:
         Return ``done``, ``budget`` or ``time``.
         """
         run, tally, announced = self._run, self._tally, False
-        left = run.budget - tally.spent
+        seconds_left = run.budget - tally.spent
         until = math.inf
         # Naming comes last, and measuring must leave time for it.
         if run.stop_at is not None:
-            left = min(left, run.stop_at - time.monotonic())
-            until = run.stop_at - self._naming_reserve(left)
-        budget = run.budget - self._naming_reserve(left)
+            seconds_left = min(seconds_left, run.stop_at - time.monotonic())
+            until = run.stop_at - self._naming_reserve(seconds_left)
+        budget = run.budget - self._naming_reserve(seconds_left)
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"
@@ -265,18 +265,18 @@ class _Supervisor:
 
         This is done once in a run, because the result describes the machine and not a case.
         """
-        known, machine = self._tally.histories, self._run.arguments.get("machine")
+        histories, machine = self._tally.histories, self._run.arguments.get("machine")
         exceeding: dict[str, PlanEntry] = {}
         if machine is not None and machine.kind == "cpu":
             # A ceiling that a case exceeds is raised only if another process exceeds it as well.
-            exceeding = beyond(self._run.planned, known, machine.peaks)
-        chosen = choose_repeats(self._run.planned, known, self._run.budget, exceeding.values())
+            exceeding = beyond(self._run.planned, histories, machine.peaks)
+        chosen = choose_repeats(self._run.planned, histories, self._run.budget, exceeding.values())
         if not chosen or not self._run.repeats:
             return
         if self._run.stop_at is not None:
-            left = self._run.stop_at - time.monotonic()
-            left -= self._naming_reserve(left)
-            if left < self._starting + 2 * sum(entry.expected for entry in chosen):
+            seconds_left = self._run.stop_at - time.monotonic()
+            seconds_left -= self._naming_reserve(seconds_left)
+            if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Re-timing {len(chosen)} cases in a new process …")
         naming = self._naming_reserve(self._run.budget)
@@ -301,8 +301,8 @@ class _Supervisor:
             reserve = naming_reserve([entry.case for entry in entries], self._run.budget)
             self._reporter.begin("Naming kernels", reserve)
             self._run_child(self._assignment(entries, self._run.budget, work="name"))
-            left = set(self._tally.unnamed())
-            futile, unnamed = (futile + 1 if left == unnamed else 0), left
+            still_unnamed = set(self._tally.unnamed())
+            futile, unnamed = (futile + 1 if still_unnamed == unnamed else 0), still_unnamed
         if unnamed:
             self._note(f"The kernels of {len(unnamed)} cases could not be named.")
         for case in unnamed:

@@ -39,6 +39,7 @@ class Follower:
                 self._tallies[shard].add(event)
 
     def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
+        """Yield the events of complete lines that were appended since the last look."""
         try:
             with open(path, "rb") as file:
                 file.seek(self._read[shard])

@@ -370,7 +370,7 @@ def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict
         last: the place that measured each shard last; None if no place did.
     """
     chosen: dict[int, int] = {}
-    left = dict(last)
+    unassigned = dict(last)
     # First the shard that the GPU was measuring before, then one that nobody has begun, then any.
     for is_right in (
         lambda place, before: place == before,
@@ -378,8 +378,8 @@ def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict
         lambda *_: True,
     ):
         for gpu, place in places.items():
-            shard = next((s for s, before in left.items() if is_right(place, before)), None)
+            shard = next((s for s, before in unassigned.items() if is_right(place, before)), None)
             if gpu not in chosen and shard is not None:
                 chosen[gpu] = shard
-                del left[shard]
+                del unassigned[shard]
     return chosen

@@ -53,8 +53,8 @@ class Gates:
 
     def _busy_with(self, phase: str) -> bool:
         """Return True if a worker has passed a gate and has not come to the next one."""
-        at = _ORDER.index(phase)
-        return any(w not in self._waiting and where == at for w, where in self._at.items())
+        number = _ORDER.index(phase)
+        return any(w not in self._waiting and where == number for w, where in self._at.items())
 
     def _first_alone(self) -> list[int]:
         """Return the next worker that may time its anchors with the others idle.
@@ -67,11 +67,12 @@ class Gates:
 
     def _all_at(self, gate: str) -> list[int]:
         """Return all workers that wait at a gate, once no worker has yet to reach it."""
-        at = _ORDER.index(gate)
-        before = any(
-            where < at or (where == at and w not in self._waiting) for w, where in self._at.items()
+        number = _ORDER.index(gate)
+        is_missing = any(
+            where < number or (where == number and w not in self._waiting)
+            for w, where in self._at.items()
         )
-        return [] if before else self._waiting_at(gate)
+        return [] if is_missing else self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
         """Return the workers that may begin to measure: all, or one if they take turns."""

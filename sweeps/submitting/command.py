@@ -88,6 +88,7 @@ def submit_command(
     from sweeps.submitting.script import sbatch_script
     from sweeps.submitting.submission import submit
 
+    # 1. Check the options.
     if device not in ("gpu", "cpu"):
         raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
     # Jobs start in another folder than this one, so files are named by their full paths.
@@ -102,6 +103,7 @@ def submit_command(
     resources = Resources(
         gpus, cpus_per_gpu, minutes or round(expected), partition, account, exclusive
     )
+    # 2. Print a script, if that is what the user wants.
     if print_:
         if fresh:
             raise UserError(
@@ -118,6 +120,7 @@ def submit_command(
         ]
         print(sbatch_script(options, resources, nodes), end="")
         return
+    # 3. Submit the jobs and follow them.
     request = Request(
         chosen,
         seconds,
@@ -133,6 +136,7 @@ def submit_command(
     except KeyboardInterrupt:
         note("Stopped waiting. Measurements are saved. Run the same command to resume.")
         raise
+    # 4. Report the outcome.
     for folder in outcome.folders:
         note(counts_sentence(read_run(folder)))
         note(f"Results are in {folder}")

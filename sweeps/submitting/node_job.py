@@ -96,8 +96,8 @@ class NodeJob:
             sys.exit(130)
         except UserError as error:
             note(str(error))
-            before = NodeNote.read(results, node)
-            NodeNote(before.folder, str(error)).write(results, node)
+            earlier = NodeNote.read(results, node)
+            NodeNote(earlier.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
         """Return what to call after a requeue.

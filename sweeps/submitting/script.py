@@ -33,7 +33,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         "account": resources.account,
         "output": "rooftile-%A_%a.log",
     }
-    last = max(1, resources.minutes - _CLOSING_MINUTES)
+    stop_minutes = max(1, resources.minutes - _CLOSING_MINUTES)
     run = [sys.executable, *command_words(["sweeps", "run"])]
     lines = [
         "#!/bin/bash",
@@ -47,6 +47,6 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         # it has.
         f"exec {shlex.join(run)} \\",
         f"    {shlex.join(options)} \\",
-        f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {last}m',
+        f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {stop_minutes}m',
     ]
     return "\n".join(lines) + "\n"
